@@ -1,0 +1,75 @@
+# Everything a developer runs. `make` alone lists the targets; `make check` is what CI does, in its order.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# The oldest supported Python; the lock is made with it, since newer ones may take a newer JAX than it can.
+OLDEST     := 3.11
+LOCK_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all check format-check lint types architecture format bench lock clean
+.NOTPARALLEL:
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## create or update .venv/ from requirements.lock (PYTHON=python3.12 chooses the Python)
+
+$(STAMP): pyproject.toml requirements.lock
+	@test -x $(BIN)/python || { $(call require_python,$(PYTHON)) && $(PYTHON) -m venv $(VENV); }
+	@$(call require_python,$(BIN)/python)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	PYTHONWARNINGS=ignore::UserWarning \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP) ## run one model under several layouts and compare the answers
+	$(BIN)/python examples/02_same_answer.py
+
+test: $(STAMP) ## run the tests, without the slow ones
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: $(STAMP) ## run all tests, the whole tables included
+	$(BIN)/pytest -n 2
+
+check: format-check lint types architecture test ## everything CI checks, in its order
+
+format-check: $(STAMP) ## fail where `make format` would change a file
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP) ## ruff's rules
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## mypy on weft/
+	$(BIN)/mypy
+
+architecture: $(STAMP) ## the import direction and the size of the rooms
+	$(BIN)/pytest tests/test_architecture.py
+
+format: $(STAMP) ## sort the imports and format every Python file
+	$(BIN)/ruff check --fix-only --quiet --select I .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure what weft adds to plain JAX
+	$(BIN)/python benchmarks/overhead.py
+
+lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
+	@$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(OLDEST)")' \
+	  || { echo "the lock is made with Python $(OLDEST), the oldest supported; fix: rm -r $(VENV) && make lock PYTHON=python$(OLDEST)" >&2; exit 1; }
+	PIP_CONFIG_FILE=/dev/null PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= CUSTOM_COMPILE_COMMAND="make lock" \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --extra dev --strip-extras \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_FLAGS) \
+	  --output-file requirements.lock pyproject.toml
+
+clean: ## remove caches and build products; .venv/ stays
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# $(call require_python,COMMAND): a shell test that COMMAND is a Python weft runs on, with a message where it is not.
+define require_python
+$(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  || { echo "weft needs Python >= $(OLDEST); \`$(1)\` is `$(1) --version 2>&1 || true`. fix: rm -rf $(VENV) && make venv PYTHON=python3.12" >&2; exit 1; }
+endef

@@ -1,0 +1,447 @@
+"""The shape of the house: who may import whom, and how large a room may grow.
+
+Every rule is a function from parsed source to a list of complaints, so that the first half of the tests
+can hold the package to it and the second half can show, on a few lines of made-up source, that it can fail.
+Nothing of weft is imported here.
+"""
+
+import ast
+import contextlib
+import graphlib
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Each room and the rooms directly to its left. It may import those, and all that stand left of them.
+LEFT_OF = {
+    "compat": [],
+    "errors": ["compat"],
+    "dims": ["errors"],
+    "mesh": ["dims"],
+    "layout": ["mesh"],
+    "tensor": ["layout"],
+    "ops": ["tensor"],
+    "spmd": ["ops"],
+    "program": ["spmd"],
+    "plan": ["program"],
+    "nn": ["spmd"],
+    "models": ["nn"],
+    "decode": ["models"],
+    "interop": ["models"],
+    "data": ["spmd"],
+    "train": ["data", "plan", "decode", "interop"],
+    "cli": ["train"],
+    "__main__": ["cli"],
+    "__init__": ["cli"],  # the public names: may import every room, and no room imports it
+}
+
+COLLECTIVES = frozenset(
+    "psum pmean pmax pmin all_gather psum_scatter all_to_all ragged_all_to_all "
+    "ppermute pshuffle pswapaxes pcast pvary axis_index".split()
+)
+PRIVATE_JAX = "jax._src"
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 70
+
+# Written in pieces, so that this file passes its own test. `<`: a closing tag is not a path.
+MACHINE_PATH = re.compile(r"(?<![\w./<-])/(?:(?:work|root|home|Users)\b|tmp/\w)")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, written out in full: `from weft import ops` imports `weft.ops`."""
+
+    name: str
+    line: int
+    only_for_types: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file of the package: its dotted name and its source."""
+
+    name: str
+    source: str
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """All imports, wherever in the file they stand."""
+        for_types = {
+            id(inner)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.If)
+            and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
+        return [
+            Import(self._full_name(node, alias), alias.lineno, id(node) in for_types)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        ]
+
+    def _full_name(self, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+        if isinstance(node, ast.Import):
+            return alias.name
+        parts = self.name.split(".")
+        here = parts[: len(parts) + self.is_package - node.level] if node.level else []
+        return ".".join([*here, *filter(None, [node.module]), *([] if alias.name == "*" else [alias.name])])
+
+    @cached_property
+    def mentions(self) -> list[tuple[int, str]]:
+        """Lines and full dotted names of all imported names and of every attribute reached through one."""
+        bound = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    full = self._full_name(node, alias)
+                    if isinstance(node, ast.Import) and alias.asname is None:
+                        full = alias.name.split(".")[0]
+                    bound[alias.asname or full.split(".")[-1]] = full
+        found = [(imported.line, imported.name) for imported in self.imports]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute):
+                root, _, rest = ast.unparse(node).partition(".")
+                if root in bound:
+                    found.append((node.end_lineno or node.lineno, f"{bound[root]}.{rest}"))
+        return found
+
+
+def room_of(name: str) -> str:
+    """The room a dotted name stands in: `ops` for `weft.ops.einsum`, `__init__` for `weft` itself."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def rooms_left_of(room: str) -> set[str]:
+    """The room itself and every room it may import."""
+    return {room}.union(*(rooms_left_of(left) for left in LEFT_OF[room]))
+
+
+def wrong_directions(module: Module) -> list[str]:
+    """Rooms nobody knows, and imports of a room that does not stand to the left."""
+    if module.room not in LEFT_OF:
+        return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(LEFT_OF)}"]
+    complaints = []
+    for imported in module.imports:
+        if imported.name.split(".")[0] != "weft":
+            continue
+        target = room_of(imported.name)
+        if target not in LEFT_OF:  # `from weft import Tensor` is a name of weft/__init__.py
+            target = "__init__"
+        if target not in rooms_left_of(module.room):
+            fact = f"`{target}` does not stand left of `{module.room}`"
+            complaints.append(f"{module.name}:{imported.line} imports {imported.name}, but {fact}")
+    return complaints
+
+
+def import_cycle(modules: list[Module]) -> list[str]:
+    """The modules of one import cycle, first and last the same; empty where there is none."""
+    names = {module.name for module in modules}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for module in modules:
+        for imported in module.imports:
+            # `weft.ops.sum` is a name in `weft.ops` unless there is such a file.
+            target = imported.name if imported.name in names else imported.name.rpartition(".")[0]
+            if target in names and not imported.only_for_types:
+                graph[module.name].add(target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def private_jax(module: Module) -> list[str]:
+    """Uses of `jax._src` outside weft/compat.py, or inside it on a line without its reason."""
+    reasons = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type:)", token.string):
+            reasons.add(token.start[0])
+    complaints = []
+    for line, name in module.mentions:
+        if not f"{name}.".startswith(f"{PRIVATE_JAX}."):
+            continue
+        if module.name != "weft.compat":
+            complaints.append(
+                f"{module.name}:{line} uses {name}; only weft/compat.py may touch {PRIVATE_JAX}"
+            )
+        elif line not in reasons:
+            complaints.append(f"{module.name}:{line} uses {name} without a comment on that line saying why")
+    return complaints
+
+
+def stray_collectives(module: Module) -> list[str]:
+    """Uses of a jax.lax collective outside weft/ops/collectives.py."""
+    if module.name == "weft.ops.collectives":
+        return []
+    return [
+        f"{module.name}:{line} uses {name}; only weft/ops/collectives.py may touch the collectives of jax.lax"
+        for line, name in module.mentions
+        if name.removeprefix("jax.lax.") in COLLECTIVES and name.startswith("jax.lax.")
+    ]
+
+
+def too_long(module: Module) -> list[str]:
+    """Files and functions that have outgrown their room."""
+    complaints, lines = [], len(module.source.splitlines())
+    if lines > MAX_FILE_LINES:
+        complaints.append(f"{module.name} has {lines} lines, more than {MAX_FILE_LINES}")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                where = f"{module.name}:{node.lineno} `{node.name}`"
+                complaints.append(f"{where} has {lines} lines, more than {MAX_FUNCTION_LINES}")
+    return complaints
+
+
+def undocumented(module: Module) -> list[str]:
+    """A public module that does not open by saying what it holds."""
+    is_private = any(re.match(r"_(?!_)", part) for part in module.name.split("."))
+    if is_private or ast.get_docstring(module.tree):
+        return []
+    return [f"{module.name} has no docstring"]
+
+
+def machine_paths(file: str, text: str) -> list[str]:
+    """Lines that name a folder of the machine they were written on."""
+    return [
+        f"{file}:{number} names a machine path: {line.strip()}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        if MACHINE_PATH.search(line)
+    ]
+
+
+def package_modules() -> list[Module]:
+    modules = []
+    for path in sorted((ROOT / "weft").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        modules.append(Module(name, path.read_text(encoding="utf-8"), is_package))
+    return modules
+
+
+def repository_files() -> list[Path]:
+    """The files git tracks or would track; without git, all not in a hidden folder."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        return [path for path in paths if not any(part.startswith(".") for part in path.parts[:-1])]
+    return [Path(file) for file in listing.split("\0") if file]
+
+
+def repository_texts() -> Iterator[tuple[str, str]]:
+    """Every text file of the repository, with its content."""
+    for file in repository_files():
+        path = ROOT / file
+        if path.is_file():  # a deleted file is tracked until the deletion is committed
+            with contextlib.suppress(UnicodeDecodeError):  # not text
+                yield str(file), path.read_text(encoding="utf-8")
+
+
+# The package keeps the rules.
+
+
+@pytest.mark.parametrize("rule", [wrong_directions, private_jax, stray_collectives, too_long, undocumented])
+def test_every_module_keeps(rule):
+    assert [complaint for module in package_modules() for complaint in rule(module)] == []
+
+
+def test_no_import_cycle():
+    assert import_cycle(package_modules()) == []
+
+
+def test_no_machine_path_in_the_repository():
+    assert [complaint for file, text in repository_texts() for complaint in machine_paths(file, text)] == []
+
+
+# The rules can fail.
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("weft.dims", "from weft.errors import DimError"),
+        ("weft.spmd", "from weft import ops"),
+        ("weft.ops.einsum", "from .collectives import all_reduce"),
+        ("weft.plan.cost", "from weft.program.ledger import Ledger"),
+        ("weft.data.text", "from weft.tensor import Tensor"),
+        ("weft.train.loop", "from weft import data, decode, interop, models, plan"),
+        ("weft.cli", "from weft.train import loop"),
+        ("weft.layout", "import numpy, jax.sharding"),
+    ],
+)
+def test_an_import_to_the_left_is_fine(name, source):
+    assert wrong_directions(Module(name, source)) == []
+
+
+def test_the_front_door_may_import_every_room():
+    source = "\n".join(f"from weft import {room}" for room in LEFT_OF if not room.startswith("__"))
+    assert wrong_directions(Module("weft", source, is_package=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("weft.compat", "from weft.errors import WeftError"),
+        ("weft.errors", "from weft.dims import Dim"),
+        ("weft.tensor", "from weft import ops"),
+        ("weft.tensor", "def add(x, y):\n    from weft.ops.elementwise import add"),
+        ("weft.layout", "if TYPE_CHECKING:\n    from weft.tensor import Tensor"),
+        ("weft.mesh", "from .layout import Layout"),
+        ("weft.ops.einsum", "from ..spmd import spmd"),
+        ("weft.ops.einsum", "import weft.spmd as border"),
+        ("weft.nn.linear", "from weft.program import trace"),
+        ("weft.models.mlp", "import weft.plan.cost"),
+        ("weft.decode.cache", "from weft.program.trace import trace"),
+        ("weft.interop.t5", "from weft import plan"),
+        ("weft.decode.cache", "from weft.interop import t5"),
+        ("weft.program.trace", "from weft.nn import linear"),
+        ("weft.data.text", "from weft.nn import loss"),
+        ("weft.train.loop", "from weft.cli import app"),
+        ("weft.nn.linear", "import weft as wf"),
+        ("weft.ops.einsum", "from weft import Tensor"),
+        ("weft.ops.einsum", "from weft import *"),
+        ("weft.ops.einsum", "from weft.utils import helper"),
+    ],
+)
+def test_an_import_to_the_right_is_caught(name, source):
+    assert len(wrong_directions(Module(name, source))) == 1
+
+
+def test_an_unknown_room_is_caught():
+    assert "unknown room `utils`" in wrong_directions(Module("weft.utils", ""))[0]
+
+
+@pytest.mark.parametrize(
+    ("reduce_imports", "cycle"),
+    [
+        ("import jax", False),
+        ("from weft.ops.einsum import einsum", True),
+        ("from weft.ops import einsum", True),
+        ("from . import einsum", True),
+        ("from weft.ops import softmax", True),  # a name of weft/ops/__init__.py, which imports this file
+        ("def late():\n    from .einsum import einsum", True),
+        ("if TYPE_CHECKING:\n    from .einsum import einsum", False),
+        ("if typing.TYPE_CHECKING:\n    pass\nelse:\n    from .einsum import einsum", True),
+    ],
+)
+def test_an_import_cycle_is_caught(reduce_imports, cycle):
+    modules = [
+        Module("weft.ops", "from weft.ops import einsum, reduce", is_package=True),
+        Module("weft.ops.einsum", "from weft.ops.reduce import sum"),
+        Module("weft.ops.reduce", reduce_imports),
+    ]
+    assert bool(import_cycle(modules)) == cycle
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("weft.compat", "from jax._src.core import Trace  # no public name for it", False),
+        (
+            "weft.compat",
+            "from jax._src.core import (\n    Trace,  # no public name for it\n    Tracer,\n)",
+            True,
+        ),
+        ("weft.compat", "from jax._src.core import Trace", True),
+        ("weft.compat", "from jax._src.core import Trace  # noqa: F401", True),
+        ("weft.compat", "import jax\ntrace = jax._src.core.Trace", True),
+        ("weft.tensor", "from jax._src.core import Trace  # no public name for it", True),
+        ("weft.tensor", "from jax import _src", True),
+        ("weft.tensor", "import jax._src.core as core", True),
+        ("weft.tensor", "import jax.extend.core\nfrom jax import numpy as jnp", False),
+    ],
+)
+def test_private_jax_is_caught(name, source, caught):
+    assert bool(private_jax(Module(name, source))) == caught
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES))
+def test_every_collective_is_caught(name):
+    source = f"import jax\ny = jax.lax.{name}(x, 'rows')"
+    assert stray_collectives(Module("weft.ops.collectives", source)) == []
+    assert len(stray_collectives(Module("weft.ops.reduce", source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("from jax import lax\nlax.psum(x, 'rows').sum()", True),
+        ("from jax import lax as l\nsummed = l.psum", True),
+        ("import jax.lax as l\nl.psum(x, 'rows')", True),
+        ("from jax.lax import psum as add_up", True),
+        ("from jax import lax\nlax.stop_gradient(x)", False),
+        ("from weft.ops import collectives\ncollectives.psum(x)", False),
+        ("names = {'psum': 'all_reduce'}", False),
+    ],
+)
+def test_a_collective_is_caught_under_any_name(source, caught):
+    assert bool(stray_collectives(Module("weft.spmd", source))) == caught
+
+
+def test_a_long_file_is_caught():
+    assert too_long(Module("weft.dims", "x = 1\n" * MAX_FILE_LINES)) == []
+    assert len(too_long(Module("weft.dims", "x = 1\n" * (MAX_FILE_LINES + 1)))) == 1
+
+
+@pytest.mark.parametrize("head", ["def f():\n", "async def f():\n", "class A:\n  def f(self):\n"])
+def test_a_long_function_is_caught(head):
+    body = "    x = 1\n"
+    assert too_long(Module("weft.dims", head + body * (MAX_FUNCTION_LINES - 1))) == []
+    assert len(too_long(Module("weft.dims", head + body * MAX_FUNCTION_LINES))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("weft.dims", '"""Named dimensions."""', False),
+        ("weft.dims", "x = 1", True),
+        ("weft", "", True),
+        ("weft.program", "from weft.program.trace import trace", True),
+        ("weft.program._walk", "x = 1", False),
+    ],
+)
+def test_a_module_without_docstring_is_caught(name, source, caught):
+    assert bool(undocumented(Module(name, source))) == caught
+
+
+@pytest.mark.parametrize(
+    ("line", "caught"),
+    [
+        ("see {}work/notes.md", True),
+        ("cd {}root", True),
+        ("path = '{}home/someone/weft'", True),
+        ("open('{}Users/someone/weft')", True),
+        ("log = {}tmp/run1", True),
+        ("https://example.org{}home/page", False),
+        ("docs{}work.md", False),
+        ("<{}root>", False),
+        ("{}homework, {}workers", False),
+    ],
+)
+def test_a_machine_path_is_caught(line, caught):
+    assert bool(machine_paths("notes.md", line.replace("{}", "/"))) == caught

@@ -1,0 +1,207 @@
+"""Dims and shapes: the names and sizes of a tensor's dimensions.
+
+Imports errors alone. A `Shape` never names a dim twice; whoever holds one may trust that.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DimError, closest
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dimension. With `follows`, it takes that dim's rule where no rule names it.
+
+    >>> Dim("batch", 8)
+    batch=8
+    """
+
+    name: str
+    size: int
+    follows: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.match(self.name):
+            raise DimError(
+                f"a dim cannot be named {self.name!r}",
+                fix="use letters, digits and `_`, starting with a letter, e.g. `Dim('batch', 8)`",
+            )
+        if not _is_int(self.size) or self.size < 1:
+            raise DimError(
+                f"dim `{self.name}` has size {self.size!r}",
+                fix=f"give it a whole number of at least 1, e.g. `Dim('{self.name}', 8)`",
+            )
+        if self.follows is not None and (not isinstance(self.follows, str) or not NAME.match(self.follows)):
+            raise DimError(
+                f"dim `{self.name}` follows {self.follows!r}, which is no dim's name",
+                fix=f"name the dim it follows, e.g. `Dim('{self.name}', {self.size}, follows='length')`",
+            )
+        if self.follows == self.name:
+            raise DimError(f"dim `{self.name}` follows itself", fix="leave `follows` out")
+        object.__setattr__(self, "size", int(self.size))
+
+    def renamed(self, name: str) -> "Dim":
+        """A dim of this size under another name; it follows nothing."""
+        return Dim(name, self.size)
+
+    def resized(self, size: int) -> "Dim":
+        """This dim with another size."""
+        return Dim(self.name, size, self.follows)
+
+    def __repr__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+def dims(**sizes: int) -> tuple[Dim, ...]:
+    """Several dims at once, in the order written.
+
+    >>> dims(batch=8, d_model=16)
+    (batch=8, d_model=16)
+    """
+    return tuple(Dim(name, size) for name, size in sizes.items())
+
+
+class Shape(tuple[Dim, ...]):
+    """An ordered tuple of dims whose names are unique."""
+
+    __slots__ = ()
+
+    def __new__(cls, dims: Iterable[Dim] = ()) -> "Shape":
+        shape = super().__new__(cls, dims)
+        names = [dim.name for dim in shape]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise DimError(
+                f"shape [{shape}] names `{repeated}` twice",
+                fix=f"rename one of them, e.g. `{repeated}_2`",
+            )
+        return shape
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self)
+
+    def position(self, dim: "Dim | str") -> int:
+        """Where `dim` stands."""
+        return self.names.index(self.find(dim).name)
+
+    def find(self, dim: "Dim | str") -> Dim:
+        """The dim of this shape that `dim` names."""
+        name = dim.name if isinstance(dim, Dim) else dim
+        for mine in self:
+            if mine.name == name:
+                if isinstance(dim, Dim):
+                    same_size(mine, dim)
+                return mine
+        raise DimError(
+            f"there is no dim `{name}` in [{self}]",
+            fix=closest(str(name), self.names),
+        )
+
+    def has(self, dim: "Dim | str") -> bool:
+        return (dim.name if isinstance(dim, Dim) else dim) in self.names
+
+    def without(self, gone: Iterable["Dim | str"]) -> "Shape":
+        """This shape less the dims `gone`."""
+        names = {self.find(dim).name for dim in gone}
+        return Shape(dim for dim in self if dim.name not in names)
+
+    def __str__(self) -> str:
+        return " ".join(f"{dim.name}={dim.size}" for dim in self)
+
+    def __repr__(self) -> str:
+        return f"[{self}]"
+
+
+def union(*shapes: Iterable[Dim]) -> Shape:
+    """The dims of all shapes in first-seen order; one name must have one size."""
+    seen: dict[str, Dim] = {}
+    for shape in shapes:
+        for dim in shape:
+            known = seen.setdefault(dim.name, dim)
+            same_size(known, dim)
+            if known.follows is None:
+                seen[dim.name] = dim
+    return Shape(seen.values())
+
+
+def same_size(a: Dim, b: Dim) -> None:
+    """Raises where two dims of one name have two sizes, or follow two dims."""
+    if a.size != b.size:
+        raise DimError(
+            f"dim `{a.name}` has size {a.size} in one tensor and {b.size} in another",
+            fix=f"give both the same size, or rename one: `x.rename({a.name}='{a.name}_2')`",
+        )
+    if a.follows != b.follows and a.follows is not None and b.follows is not None:
+        raise DimError(
+            f"dim `{a.name}` follows `{a.follows}` in one tensor and `{b.follows}` in another",
+            fix=f"make the dim once and use it in both, or rename one: `x.rename({a.name}='{a.name}_2')`",
+        )
+
+
+Names = Dim | str | Iterable["Dim | str"]
+
+
+def words(text: str) -> list[str]:
+    """The names in a string, separated by blanks or commas."""
+    return re.split(r"[\s,]+", text.strip()) if text.strip() else []
+
+
+def listed(given: Any, what: str) -> list["Dim | str"]:
+    """A list of dims and names out of whatever way a caller may write several dims."""
+    if isinstance(given, Dim):
+        return [given]
+    if isinstance(given, str):
+        return list(words(given))
+    if isinstance(given, Iterable):
+        found: list[Dim | str] = []
+        for item in given:
+            if not isinstance(item, Dim | str):
+                raise _not_dims(given, what)
+            found.extend([item] if isinstance(item, Dim) else words(item))
+        return found
+    raise _not_dims(given, what)
+
+
+def _not_dims(given: Any, what: str) -> DimError:
+    return DimError(
+        f"`{what}` is {given!r}, which names no dims",
+        fix=f"give dims or their names, e.g. `{what}='batch length'` or `{what}=[batch, length]`",
+    )
+
+
+def resolve(given: Any, known: Sequence[Dim], *, what: str) -> Shape:
+    """The dims `given` names, each of them one of `known`."""
+    known = Shape(known)
+    for dim in (asked := listed(given, what)):
+        if not known.has(dim):
+            name = dim.name if isinstance(dim, Dim) else dim
+            raise DimError(
+                f"`{what}` names `{name}`, which is not among the dims at hand: [{known}]",
+                fix=closest(name, known.names),
+            )
+    return Shape(known.find(dim) for dim in asked)
+
+
+def new_dims(given: Any, *, what: str, known: Sequence[Dim] = ()) -> Shape:
+    """The dims `given` holds; a bare name must be one of `known`, for only a dim has a size."""
+    known = Shape(known)
+    for item in (asked := listed(given, what)):
+        if isinstance(item, str) and not known.has(item):
+            raise DimError(
+                f"`{what}` gives the name `{item}` alone, and there is no size to go with it",
+                fix=f"give a dim, e.g. `wf.Dim('{item}', 8)`",
+            )
+    return Shape(item if isinstance(item, Dim) else known.find(item) for item in asked)
+
+
+def _is_int(size: Any) -> bool:
+    return not isinstance(size, bool) and hasattr(size, "__index__")

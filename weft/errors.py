@@ -1,0 +1,87 @@
+"""Every error a user can cause, in one form: the fact, the state around it, the fix.
+
+Imports nothing of the house. A message's last line always starts with `fix:` and names a concrete rule,
+size or call; the state ends with the user's own file and line.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from types import FrameType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "_pytest", "pluggy")
+
+
+class WeftError(Exception):
+    """The root of all errors; `str(error)` is the fact, the state and the fix, a line each."""
+
+    def __init__(self, fact: str, *, fix: str, state: str = ""):
+        self.fact = fact
+        self.state = "   ".join(part for part in (state, f"at {user_line()}") if part)
+        self.fix = fix
+        super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
+
+
+class DimError(WeftError):
+    """Names and sizes of tensor dimensions that do not fit together."""
+
+
+class MeshError(WeftError):
+    """A mesh that cannot be read, or that the devices at hand cannot make."""
+
+
+class LayoutError(WeftError):
+    """A layout rule that cannot be read, or does not fit the mesh or the dims."""
+
+
+class TensorError(WeftError):
+    """A tensor used where it cannot stand."""
+
+
+class RegionError(WeftError):
+    """Something that cannot cross the border between global and local."""
+
+
+class CheckError(WeftError):
+    """A `wf.check` that failed."""
+
+
+class WeftWarning(UserWarning):
+    """Something legal that is probably not meant."""
+
+
+def user_line() -> str:
+    """The file, line and function of the innermost frame that is the user's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "<unknown line>"
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_HERE) or filename.startswith("<frozen"):
+        return False
+    if filename.startswith(os.path.dirname(os.__file__)) and "site-packages" not in filename:
+        return False
+    return not any(f"site-packages{os.sep}{name}{os.sep}" in filename for name in _LIBRARIES)
+
+
+def _short(filename: str) -> str:
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    return filename if relative.startswith("..") else relative
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the known word nearest to `name`, or all of them if none is near.
+
+    >>> closest("bacth", ["batch", "length"])
+    'did you mean `batch`?'
+    """
+    known = sorted(set(known))
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"did you mean `{near[0]}`?"
+    return f"use one of: {', '.join(f'`{word}`' for word in known)}" if known else "there is none to choose from"

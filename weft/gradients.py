@@ -1,0 +1,109 @@
+"""Gradients with respect to trees of tensors, inside or outside a region.
+
+JAX differentiates; here tensors are taken apart and put together. A gradient has the dims, the layout and the
+storage of what it is the gradient of.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .errors import TensorError
+from .layout import open_region
+from .ops.collectives import as_varying
+from .ops.meet import common_region, with_layout
+from .tensor import Tensor, checked, is_tensor, make, result
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
+) -> Callable[..., Any]:
+    """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
+
+    Gradients are of float tensors; other leaves get None. `sum_dtype` says in which dtype gradient sums travel.
+    """
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        positions = [argnums] if isinstance(argnums, int) else list(argnums)
+        if bad := [i for i in positions if not -len(args) <= i < len(args)]:
+            raise TensorError(
+                f"value_and_grad is to differentiate argument {bad[0]}, and {len(args)} were given",
+                fix="count positional arguments from 0 in `argnums`",
+            )
+        trees = [args[i] for i in positions]
+        leaves, structure = jax.tree.flatten(trees, is_leaf=is_tensor)
+        picked = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
+        if not picked:
+            raise TensorError("there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor")
+        starts = [_start(leaves[i], sum_dtype) for i in picked]
+
+        def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
+            filled = list(leaves)
+            for i, start, array in zip(picked, starts, arrays, strict=True):
+                filled[i] = make(array, start.dims, start._region, start._kind)
+            whole = list(args)
+            for i, tree in zip(positions, jax.tree.unflatten(structure, filled), strict=True):
+                whole[i] = tree
+            found = fn(*whole, **kwargs)
+            value, aux = _with_aux(found) if has_aux else (found, None)
+            value = _one_number(value)
+            return value._array, (value, aux)
+
+        (_, (value, aux)), gradients = jax.value_and_grad(scalar, has_aux=True)([x._array for x in starts])
+        found: list[Any] = [None] * len(leaves)
+        for i, start, gradient in zip(picked, starts, gradients, strict=True):
+            found[i] = make(gradient, start.dims, start._region, replace(start._kind, sums=None, cast_to=None))
+        results = jax.tree.unflatten(structure, found)
+        given = results[0] if isinstance(argnums, int) else tuple(results)
+        return ((value, aux) if has_aux else value), given
+
+    return both
+
+
+def grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
+) -> Callable[..., Any]:
+    """As `value_and_grad`, without the value; with `has_aux`, the gradients and the rest."""
+    both = value_and_grad(fn, argnums, has_aux, sum_dtype)
+
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradients
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return is_tensor(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _start(x: Tensor, sum_dtype: Any) -> Tensor:
+    """The tensor to differentiate by: one that varies over a mapped dim's axes has a gradient for each example."""
+    x = checked(x)
+    region = open_region()
+    if region is not None and region.taken:
+        x = with_layout(x, region)
+        return result(as_varying(x._array, region.taken), x.dims, region)
+    if sum_dtype is None:
+        return x
+    return make(x._array, x.dims, x._region, replace(x._kind, sums=jnp.dtype(sum_dtype)))
+
+
+def _with_aux(found: Any) -> tuple[Any, Any]:
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TensorError(f"has_aux=True, and the function gave {type(found).__name__}", fix="return `(loss, aux)`")
+    return found
+
+
+def _one_number(value: Any) -> Tensor:
+    if not is_tensor(value):
+        value = make(jnp.asarray(value), (), None) if getattr(value, "shape", ()) == () else value
+    if not is_tensor(value) or value.dims:
+        shown = repr(value) if is_tensor(value) else f"an array of shape {value.shape}"
+        raise TensorError(f"the function to differentiate gave {shown}", fix="give one number: `wf.mean(loss, over=[...])`")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TensorError(f"the function to differentiate gave {value.dtype}", fix="cast it: `wf.cast(x, 'float32')`")
+    return value if common_region([value]) is None else with_layout(value, value._region)

@@ -1,0 +1,303 @@
+"""Layouts, and what a layout on a mesh makes of a tensor: its placement.
+
+Imports errors, dims and mesh. A `Layout` is rules alone; a `Region` is a layout on a mesh, and the only place
+that says over which axes a tensor's dims are split and how large its local slice is.
+"""
+
+import contextlib
+import contextvars
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from .dims import NAME, Dim, Shape, words
+from .errors import LayoutError, closest
+from .mesh import Mesh
+
+Axes = tuple[str, ...]
+Placement = tuple[Axes, ...]
+Rules = dict[str, Axes]
+
+_STORES = ("params", "optimizer")
+
+
+class Layout:
+    """Rules that say which dims are split over which mesh axes.
+
+    >>> Layout("batch:rows, d_ff:cols").rules
+    {'batch': ('rows',), 'd_ff': ('cols',)}
+    """
+
+    def __init__(
+        self, rules: "str | Mapping[str, Any] | Layout" = "", *, dims: "Iterable[Dim | str] | str | None" = None
+    ):
+        parsed = _parsed(rules)
+        self.rules: Rules = {dim: axes for (store, dim), axes in parsed.items() if store is None}
+        self.params: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "params"}
+        self.optimizer: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "optimizer"}
+        if dims is not None:
+            self.check_dims(dims)
+
+    def __str__(self) -> str:
+        stores = (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer))
+        return ",".join(f"{store}{dim}:{'+'.join(axes)}" for store, rules in stores for dim, axes in rules.items())
+
+    def __repr__(self) -> str:
+        return f"Layout({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[frozenset[Any], ...]:
+        return tuple(frozenset(rules.items()) for rules in (self.rules, self.params, self.optimizer))
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Every axis some rule names."""
+        stores = (self.rules, self.params, self.optimizer)
+        return frozenset(axis for rules in stores for axes in rules.values() for axis in axes)
+
+    def drop(self, *names: str) -> "Layout":
+        """This layout without the rules of these dims (`batch`, `params.d_model`)."""
+        kept = _parsed(self)
+        for name in [word for given in names for word in words(given)]:
+            key = _rule_key(name)
+            if key not in kept:
+                raise LayoutError(
+                    f"layout {str(self)!r} has no rule for `{name}`",
+                    fix=closest(name, [_written(key) for key in kept]),
+                )
+            del kept[key]
+        return Layout({_written(key): axes for key, axes in kept.items()})
+
+    def check_dims(self, dims: "Iterable[Dim | str] | str") -> None:
+        """Raises if a rule names none of these dims."""
+        dims = words(dims) if isinstance(dims, str) else dims
+        names = [dim.name if isinstance(dim, Dim) else dim for dim in dims]
+        for store, rules in (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer)):
+            for dim in rules:
+                if dim not in names:
+                    raise unmatched(store + dim, rules[dim], names, self, "no dim of the model has that name")
+
+
+def unmatched(rule: str, axes: Axes, names: Iterable[str], layout: Layout, why: str) -> LayoutError:
+    """The error of a rule that splits nothing."""
+    written = f"{rule}:{'+'.join(axes)}"
+    return LayoutError(
+        f"rule `{written}` matches nothing: {why}",
+        state=f"layout: {layout}",
+        fix=f"{closest(rule.split('.')[-1], names)} or drop the rule: `layout.drop('{rule}')`",
+    )
+
+
+def as_layout(layout: "Layout | str | Mapping[str, Any] | None") -> Layout:
+    """A layout out of whatever way a caller may write one."""
+    return layout if isinstance(layout, Layout) else Layout("" if layout is None else layout)
+
+
+def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
+    if isinstance(rules, Layout):
+        stores: tuple[tuple[str | None, Rules], ...]
+        stores = ((None, rules.rules), ("params", rules.params), ("optimizer", rules.optimizer))
+        return {(store, dim): axes for store, kept in stores for dim, axes in kept.items()}
+    if isinstance(rules, Mapping):
+        pairs = [(name, list(axes) if isinstance(axes, list | tuple) else axes) for name, axes in rules.items()]
+    elif isinstance(rules, str):
+        text = re.sub(r"\s*([:+.])\s*", r"\1", rules.strip())
+        pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]  # type: ignore[misc]
+    else:
+        raise LayoutError(f"a layout cannot be made of {rules!r}", fix="write it like `Layout('batch:rows,d_ff:cols')`")
+    found: dict[tuple[str | None, str], Axes] = {}
+    for pair in pairs:
+        key, axes = _rule(pair, rules)
+        if key in found:
+            both = f"{_written(key)}:{'+'.join(dict.fromkeys(found[key] + axes))}"
+            raise LayoutError(f"layout {rules!r} has two rules for `{_written(key)}`", fix=f"write one, e.g. `{both}`")
+        found[key] = axes
+    return found
+
+
+def _rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str], Axes]:
+    axes = pair[1].split("+") if len(pair) == 2 and isinstance(pair[1], str) else pair[1] if len(pair) == 2 else []
+    written = ":".join(map(str, pair))
+    if not isinstance(axes, list) or not axes or not all(isinstance(a, str) and NAME.match(a) for a in axes):
+        raise LayoutError(
+            f"`{written}` in layout {rules!r} is not a rule",
+            fix="write rules like `dim:axis`, `dim:axis+axis` or `params.dim:axis`",
+        )
+    if len(set(axes)) < len(axes):
+        raise LayoutError(f"rule `{written}` names an axis twice", fix="name each axis once")
+    return _rule_key(pair[0]), tuple(axes)
+
+
+def _rule_key(name: Any) -> tuple[str | None, str]:
+    store, dot, dim = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+    if not NAME.match(dim) or (dot and store not in _STORES):
+        raise LayoutError(
+            f"`{name}` is not the left side of a rule", fix="write `dim`, `params.dim` or `optimizer.dim`"
+        )
+    return store or None, dim
+
+
+def _written(key: tuple[str | None, str]) -> str:
+    return f"{key[0]}.{key[1]}" if key[0] else key[1]
+
+
+class Region:
+    """A layout on a mesh while one program is traced: placements, local sizes, and the dims seen.
+
+    Compared by identity: every trace has its own, so no cache can carry one into another.
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout, *, outer: "Region | None" = None, taken: Axes = ()):
+        self.mesh, self.layout, self.outer = mesh, layout, outer
+        self.taken: Axes = taken if outer is None else outer.taken + taken
+        self.seen: set[str] = set() if outer is None else outer.seen
+        self.seen_params: set[str] = set() if outer is None else outer.seen_params
+        self._placements: dict[Any, Placement] = {}
+        for axis in sorted(layout.axes):
+            if axis not in mesh.axes:
+                raise LayoutError(
+                    f"a rule names axis `{axis}`, which the mesh does not have",
+                    state=f"layout: {layout}   mesh: {mesh}",
+                    fix=closest(axis, mesh.axes),
+                )
+
+    def within(self, taken: Axes) -> "Region":
+        """This region with some axes taken by a mapped dim, so that no other dim may be split over them."""
+        return Region(self.mesh, self.layout, outer=self, taken=taken)
+
+    def encloses(self, other: "Region | None") -> bool:
+        while other is not None and other is not self:
+            other = other.outer
+        return other is self
+
+    def ways(self, axes: Axes) -> int:
+        """Into how many slices these axes cut."""
+        return math.prod(self.mesh.axes[axis] for axis in axes)
+
+    def placement(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
+        """For each dim the axes it is split over; `store` adds the rules of stored parameters or optimizer state."""
+        key = (tuple(dims), store)
+        if key not in self._placements:
+            self._placements[key] = self._place(dims, store)
+        return self._placements[key]
+
+    def local_sizes(self, dims: Sequence[Dim], placement: Placement) -> tuple[int, ...]:
+        return tuple(dim.size // self.ways(axes) for dim, axes in zip(dims, placement, strict=True))
+
+    def _place(self, dims: Sequence[Dim], store: str | None) -> Placement:
+        for dim in dims:
+            self.seen.update(name for name in (dim.name, dim.follows) if name is not None)
+        if store:
+            self.seen_params.update(dim.name for dim in dims)
+        held: dict[str, str] = {}
+        placed: dict[str, Axes] = {}
+        explicit, inherited = self._rules_for(dims)
+        for name, axes in explicit.items():
+            self._hold(name, axes, held, dims)
+        settled = set(held)
+        for name, axes in inherited.items():
+            inherited[name] = tuple(axis for axis in axes if axis not in settled)
+            self._hold(name, inherited[name], held, dims)
+        placed |= explicit | inherited
+        for rules in (self.layout.params, self.layout.optimizer)[: 0 if not store else _STORES.index(store) + 1]:
+            settled = set(held)
+            for dim in dims:
+                more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
+                self._hold(dim.name, more, held, dims)
+                placed[dim.name] = placed.get(dim.name, ()) + more
+        return tuple(self._divided(dim, placed.get(dim.name, ())) for dim in dims)
+
+    def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
+        rules = {
+            name: tuple(axis for axis in axes if axis not in self.taken) for name, axes in self.layout.rules.items()
+        }
+        explicit = {dim.name: rules[dim.name] for dim in dims if dim.name in rules}
+        inherited = {
+            dim.name: rules[dim.follows] for dim in dims if dim.name not in rules and dim.follows in rules
+        }
+        return explicit, inherited
+
+    def _hold(self, name: str, axes: Axes, held: dict[str, str], dims: Sequence[Dim]) -> None:
+        for axis in axes:
+            if held.setdefault(axis, name) != name:
+                raise LayoutError(
+                    f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both split over axis `{axis}`",
+                    state=self.state,
+                    fix=f"drop one rule (`layout.drop('{name}')`), give it another axis, "
+                    f"or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`",
+                )
+
+    def _divided(self, dim: Dim, axes: Axes) -> Axes:
+        axes = tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
+        ways = self.ways(axes)
+        if dim.size % ways:
+            lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
+            nearest = f"{lower}, {upper}" if lower else f"{upper}"
+            over = f"axis `{axes[0]}`" if len(axes) == 1 else f"axes `{'+'.join(axes)}`"
+            raise LayoutError(
+                f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
+                state=self.state,
+                fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), or drop `{dim.name}:{'+'.join(axes)}`",
+            )
+        return axes
+
+    @property
+    def state(self) -> str:
+        return f"layout: {self.layout}   mesh: {self.mesh}"
+
+    def check_all_rules_matched(self) -> None:
+        """Raises if a rule named a dim that no tensor of the finished trace has."""
+        for dim, axes in self.layout.rules.items():
+            if dim not in self.seen:
+                raise unmatched(dim, axes, self.seen, self.layout, "no tensor of this program has that dim")
+        for dim, axes in self.layout.params.items():
+            if dim not in self.seen_params:
+                why = "no parameter of this program has that dim (`wf.parameter` makes one)"
+                raise unmatched(f"params.{dim}", axes, self.seen_params, self.layout, why)
+        for dim, axes in self.layout.optimizer.items():
+            if dim not in self.seen:
+                raise unmatched(f"optimizer.{dim}", axes, self.seen, self.layout, "no tensor of this program has that dim")
+
+
+def spec(placement: Placement) -> PartitionSpec:
+    """The JAX partition spec of a placement."""
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in placement))
+
+
+def typed(dtype: str, dims: Sequence[Dim], placement: Placement) -> str:
+    """A placed type as it is printed.
+
+    >>> typed("f32", (Dim("batch", 8), Dim("d", 4)), (("rows",), ()))
+    'f32[batch/rows d]'
+    """
+    parts = [dim.name + (f"/{'+'.join(axes)}" if axes else "") for dim, axes in zip(dims, placement, strict=True)]
+    return f"{dtype}[{' '.join(parts)}]"
+
+
+# The region whose body is being traced. Ops never read it: a tensor carries its own layout. It lets a region
+# called inside another run inline, and lets gradients know which axes a mapped dim has taken.
+_open: contextvars.ContextVar[Region | None] = contextvars.ContextVar("open region", default=None)
+
+
+def open_region() -> Region | None:
+    """The innermost region being traced, if any."""
+    return _open.get()
+
+
+@contextlib.contextmanager
+def opened(region: Region | None) -> Iterator[None]:
+    """While a region's body is traced."""
+    token = _open.set(region)
+    try:
+        yield
+    finally:
+        _open.reset(token)

@@ -1,0 +1,157 @@
+"""The mesh: named axes of processors, and how they become JAX devices.
+
+Imports errors and dims. Making a mesh never starts JAX; only `jax_mesh` looks for devices.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+
+from .dims import NAME
+from .errors import MeshError
+
+MOST_VIRTUAL = 512
+
+
+class Mesh:
+    """A mesh of processors with named axes.
+
+    >>> Mesh("rows=4, cols=2")
+    Mesh('rows=4,cols=2')
+    """
+
+    axes: dict[str, int]
+
+    def __init__(
+        self,
+        axes: "str | Mapping[str, int] | None" = None,
+        /,
+        *,
+        devices: "str | Sequence[Any] | None" = None,
+        **sizes: int,
+    ):
+        self.axes = _checked({**_parsed(axes), **sizes})
+        self.devices = devices if devices is None or isinstance(devices, str) else tuple(devices)
+        self._made: jax.sharding.Mesh | None = None
+        if devices is None or devices == "cpu":
+            _ask_for_virtual_processors(self.size)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.axes.values())
+
+    def abstract(self) -> AbstractMesh:
+        """This mesh without devices, for tracing."""
+        kinds = (AxisType.Auto,) * len(self.axes)
+        return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
+
+    def jax_mesh(self) -> jax.sharding.Mesh:
+        """This mesh on real devices; raises when there are too few."""
+        if self._made is None:
+            found = self._find_devices()
+            grid = np.array(found[: self.size]).reshape(tuple(self.axes.values()))
+            kinds = (AxisType.Auto,) * len(self.axes)
+            self._made = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
+        return self._made
+
+    def _find_devices(self) -> Sequence[Any]:
+        if isinstance(self.devices, tuple):
+            found: Sequence[Any] = self.devices
+        else:
+            try:
+                found = jax.devices(self.devices)
+            except RuntimeError as error:
+                raise MeshError(
+                    f"there is no `{self.devices}` here: {error}".splitlines()[0],
+                    fix="leave `devices` out, or say `devices='cpu'`",
+                ) from None
+        if len(found) >= self.size:
+            return found
+        kind = found[0].platform if found else "no"
+        fact = f"mesh {self} wants {self.size} processors, and JAX has {len(found)} ({kind})"
+        if isinstance(self.devices, tuple):
+            raise MeshError(fact, fix=f"give {self.size} devices, or make the mesh smaller")
+        if kind != "cpu":
+            raise MeshError(fact, fix=f"make the mesh smaller, or use virtual ones: `Mesh({str(self)!r}, devices='cpu')`")
+        raise MeshError(
+            f"{fact}; it had started before this mesh was made",
+            fix=f"make the mesh before the first JAX computation, or set JAX_NUM_CPU_DEVICES={self.size}",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Mesh)
+            and list(self.axes.items()) == list(other.axes.items())
+            and self.devices == other.devices
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.axes.items()), self.devices))
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes.items())
+
+    def __repr__(self) -> str:
+        return f"Mesh({str(self)!r})"
+
+
+def as_mesh(mesh: "Mesh | str | Mapping[str, int]") -> Mesh:
+    """A mesh out of whatever way a caller may write one."""
+    return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+
+
+def _parsed(axes: Any) -> dict[str, Any]:
+    if axes is None:
+        return {}
+    if isinstance(axes, Mapping):
+        return dict(axes)
+    if not isinstance(axes, str):
+        raise MeshError(
+            f"a mesh cannot be made of {axes!r}", fix="write it like `Mesh('rows=4,cols=2')` or `Mesh(rows=4, cols=2)`"
+        )
+    found: dict[str, Any] = {}
+    for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", axes.strip())):
+        name, sign, size = re.match(r"([^=:]*)([=:]?)(.*)", part).groups()  # type: ignore[union-attr]
+        if not part:
+            continue
+        if not (name and sign and re.match(r"\d+\Z", size)):
+            raise MeshError(
+                f"`{part}` in mesh {axes!r} is not `axis=size`", fix="write it like `rows=4,cols=2` or `rows:4;cols:2`"
+            )
+        if name in found:
+            raise MeshError(f"mesh {axes!r} names axis `{name}` twice", fix=f"name each axis once, e.g. `{name}_2`")
+        found[name] = int(size)
+    return found
+
+
+def _checked(axes: dict[str, Any]) -> dict[str, int]:
+    if not axes:
+        raise MeshError("a mesh with no axes has no processors", fix="name at least one axis, e.g. `Mesh('all=1')`")
+    for name, size in axes.items():
+        if not isinstance(name, str) or not NAME.match(name):
+            raise MeshError(
+                f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`"
+            )
+        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+            raise MeshError(
+                f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
+            )
+    return {name: int(size) for name, size in axes.items()}
+
+
+def _ask_for_virtual_processors(count: int) -> None:
+    """Asks JAX for `count` CPU devices if it has not started; it is no error if it has."""
+    if count > MOST_VIRTUAL or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    # A fresh JAX reads -1 (unset); a larger mesh made earlier, or the environment, may have asked for more.
+    if jax.config.jax_num_cpu_devices < count:
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError:
+            pass  # JAX has started: `jax_mesh` says so when devices are needed and missing.

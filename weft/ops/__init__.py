@@ -1,0 +1,25 @@
+"""The language: one file a family. This is where public names are listed; a new op adds its name here."""
+
+from . import random
+from .accumulate import accumulate
+from .control import cond, fori_loop, scan, while_loop
+from .create import arange, full, ones, zeros
+from .debug import check, print
+from .einsum import einsum
+from .elementwise import (
+    abs, add, arccos, arccosh, arcsin, arcsinh, arctan, arctan2, arctanh, bitwise_and, bitwise_or, bitwise_xor,
+    cast, cbrt, ceil, celu, clip, conj, cos, cosh, digamma, divide, elementwise, elu, equal, erf, erfc, erfinv, exp,
+    exp2, expm1, floor, floor_divide, gammaln, gelu, greater, greater_equal, hard_sigmoid, hard_silu, hard_tanh,
+    hypot, imag, invert, isfinite, isinf, isnan, leaky_relu, left_shift, less, less_equal, log, log1p, log2, log10,
+    log_sigmoid, logaddexp, logical_and, logical_not, logical_or, logical_xor, maximum, minimum, mish, multiply,
+    negative, nextafter, not_equal, positive, power, real, reciprocal, relu, relu6, remainder, right_shift, rint,
+    round, rsqrt, selu, sigmoid, sign, silu, sin, sinh, soft_sign, softplus, sqrt, square, squareplus,
+    stop_gradient, subtract, swish, tan, tanh, trunc, where,
+)  # fmt: skip
+from .index import one_hot, take
+from .local import local
+from .mapping import vmap
+from .random import dropout
+from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum, var
+from .remat import name, remat
+from .reshape import broadcast, rename

@@ -1,0 +1,142 @@
+"""The collectives: the only file that touches jax.lax's.
+
+Works on local arrays and mesh axes; knows no dims. JAX types every value inside a region with the axes it varies
+over (`varying`). A sum over an axis its operand does not vary over would multiply silently, so every collective
+here first makes its operand vary (`as_varying`).
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import set_current_trace
+
+from ..layout import Axes
+
+
+def varying(array: Any) -> frozenset[str]:
+    """The axes over which JAX types this value as varying."""
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """Runs what is inside at the level of tracing where `array` was made.
+
+    Work on a value closed over by a loop body then lands before the loop, and its gradient is summed once, after it.
+    """
+    if isinstance(array, jax.core.Tracer):
+        return set_current_trace(array._trace)
+    return contextlib.nullcontext()
+
+
+def as_varying(array: Any, axes: Any) -> Any:
+    """The same value, typed as varying over these axes too; the transpose of this is the gradient's sum."""
+    missing = tuple(sorted(set(axes) - varying(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
+
+
+def index(axes: Axes) -> Any:
+    """This processor's number along these axes, the first one major."""
+    return lax.axis_index(axes if len(axes) > 1 else axes[0])
+
+
+def all_reduce(array: Any, axes: Axes) -> Any:
+    """The sum over these axes, on every processor."""
+    if not axes:
+        return array
+    if array.dtype == bool:
+        return all_reduce(array.astype("int32"), axes)
+    return lax.psum(as_varying(array, axes), axes)
+
+
+def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
+    """The sum over these axes, each processor keeping its slice of one dim."""
+    return lax.psum_scatter(as_varying(array, axes), axes, scatter_dimension=position, tiled=True)
+
+
+def all_gather(array: Any, axes: Axes, position: int) -> Any:
+    """The slices of all processors along these axes, joined; the gradient is a reduce-scatter.
+
+    The result is the same everywhere but typed as varying: see `all_gather_equal`.
+    """
+    return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True)
+
+
+def all_gather_equal(array: Any, axes: Axes, position: int) -> Any:
+    """As `all_gather`, typed as equal on all processors; the gradient is a slice, and nothing is sent."""
+    return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True, to="invarying")
+
+
+def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
+    """The axes move from dim `join`, which becomes whole, to dim `split`."""
+    return lax.all_to_all(as_varying(array, axes), axes, split_axis=split, concat_axis=join, tiled=True)
+
+
+def own_slice(array: Any, axes: Axes, position: int, ways: int) -> Any:
+    """This processor's slice of a dim that is whole; nothing is sent."""
+    if jnp.issubdtype(array.dtype, jnp.inexact) and not varying(array) & set(axes):
+        return _own_slice_of_equal(array, axes, position, ways)
+    return _own_slice(array, axes, position, ways)
+
+
+def _own_slice(array: Any, axes: Axes, position: int, ways: int) -> Any:
+    size = array.shape[position] // ways
+    return lax.dynamic_slice_in_dim(as_varying(array, axes), index(axes) * size, size, position)
+
+
+def _own_slice_of_equal(array: Any, axes: Axes, position: int, ways: int) -> Any:
+    # Differentiated as it stands the slice's gradient would be an all-reduce of mostly zeros; a gather of the
+    # slices is the same value at half the bytes on the wire.
+    @jax.custom_vjp
+    def sliced(whole: Any) -> Any:
+        return _own_slice(whole, axes, position, ways)
+
+    sliced.defvjp(
+        lambda whole: (_own_slice(whole, axes, position, ways), None),
+        lambda _, gradient: (all_gather_equal(gradient, axes, position),),
+    )
+    return sliced(array)
+
+
+def from_first(array: Any, axes: Axes) -> Any:
+    """A value known to be equal over these axes but typed as varying, retyped; costs an all-reduce."""
+    is_first = index(axes) == 0
+    masked = jnp.where(is_first, array, jnp.zeros_like(array))
+    return all_reduce(masked, axes).astype(array.dtype)
+
+
+def all_max(array: Any, axes: Axes) -> Any:
+    """The maximum over these axes; NaN wins, as in jnp. Has no gradient."""
+    if not axes:
+        return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return lax.pmax(as_varying(array.astype("int32") if array.dtype == bool else array, axes), axes).astype(array.dtype)
+    return _from_ordered(lax.pmax(as_varying(_to_ordered(array), axes), axes), array.dtype)
+
+
+def all_min(array: Any, axes: Axes) -> Any:
+    """The minimum over these axes; NaN wins, as in jnp. Has no gradient."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return ~all_max(~array, axes)
+    return -all_max(-array, axes)
+
+
+def largest(array: Any, axes: Axes) -> Any:
+    """The maximum over these axes where a NaN need not win (a shift before exp). Has no gradient."""
+    return lax.pmax(as_varying(lax.stop_gradient(array), axes), axes) if axes else lax.stop_gradient(array)
+
+
+# The libraries below drop NaNs in a maximum. Integers that order as the floats do, with NaN on top, cannot.
+def _to_ordered(array: Any) -> Any:
+    wide = array if array.dtype.itemsize == 8 else array.astype("float32")
+    integer = jnp.int64 if wide.dtype.itemsize == 8 else jnp.int32
+    bits = lax.bitcast_convert_type(jnp.where(jnp.isnan(wide), jnp.full_like(wide, jnp.nan), wide), integer)
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+
+
+def _from_ordered(ordered: Any, dtype: Any) -> Any:
+    bits = jnp.where(ordered < 0, ordered ^ jnp.iinfo(ordered.dtype).max, ordered)
+    wide = lax.bitcast_convert_type(bits, jnp.float64 if ordered.dtype.itemsize == 8 else jnp.float32)
+    return wide.astype(dtype)

@@ -1,0 +1,334 @@
+"""Loops and branches over trees of tensors.
+
+A carry made without a layout adopts the one its loop gives it. What a body closes over is made to vary before the
+loop, so its gradient is summed once, after it. No collective may stand under a predicate that differs between
+processors: some would wait for others that never come.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+
+from ..dims import Dim, Shape, listed, resolve
+from ..errors import DimError, LayoutError, RegionError, TensorError
+from ..layout import Region, open_region
+from ..tensor import Tensor, checked, is_tensor, make, placement
+from .collectives import as_varying, from_first, varying
+from .elementwise import aligned
+from .index import only
+from .meet import common_region, need_tensor, with_layout
+from .move import settle
+from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+
+COLLECTIVES = frozenset(
+    "psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute pvary".split()
+)
+
+
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    over: Any,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
+    tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
+    dim = _scanned_dim(over, tensors)
+    inputs, slots, structure = take_apart(_along(xs, dim))
+    inner = [Slot(slot.dims.without([dim]), slot.region, slot.kind) if slot.dims is not None else slot for slot in slots]
+
+    def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        result = fn(carry, put_together(arrays, inner, structure))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TensorError(
+                f"the function scanned returned {type(result).__name__}", fix="return `(carry, result)`; None will do"
+            )
+        return result
+
+    loop = _Loop(body, carry, "scan", lambda trace: _sliced(trace, inputs))
+    last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
+    outputs = [_stacked(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
+    return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
+
+
+def _scanned_dim(over: Any, tensors: Sequence[Tensor]) -> Dim:
+    names = listed(over, "over")
+    if not tensors and len(names) == 1 and isinstance(names[0], Dim):
+        return names[0]
+    if not tensors:
+        raise DimError(f"scan goes over {over!r} with nothing to go along", fix="give the dim itself: `wf.Dim('steps', 8)`")
+    return only(resolve(over, tensors[0].dims, what="over"), "scan")
+
+
+def _along(xs: Any, dim: Dim) -> Any:
+    """The inputs of a scan with `dim` first; it must be whole."""
+
+    def first(x: Tensor) -> Tensor:
+        x = checked(x)
+        dims = Shape([x.dims.find(dim), *x.dims.without([dim])])
+        if x._region is not None and x._region.placement(x.dims)[x.dims.position(dim)]:
+            axes = "+".join(x._region.placement(x.dims)[x.dims.position(dim)])
+            raise LayoutError(
+                f"scan goes over `{dim.name}` in turn, and `{dim.name}` is split over `{axes}`",
+                state=x._region.state,
+                fix=f"rename it to an unsplit dim first (`x.rename({dim.name}='{dim.name}_whole')`), "
+                f"drop `{dim.name}:{axes}`, or use `wf.associative_scan`",
+            )
+        if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
+            x = with_layout(x, x._region)
+        return make(aligned(x._array, x.dims, dims), dims, x._region, x._kind)
+
+    for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):
+        need_tensor(leaf, "scan")
+    return map_tensors(first, xs)
+
+
+def _sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
+    """The body traced on one slice of each input, taken where it leaves nothing behind."""
+    found = []
+
+    def take_and_trace(inputs: Sequence[Any]) -> list[Any]:
+        found.append(trace([lax.index_in_dim(x, 0, 0, keepdims=False) for x in inputs]))
+        return []
+
+    jax.make_jaxpr(take_and_trace)(inputs)
+    return found[0]
+
+
+def _stacked(slot: Slot, array: Any, dim: Dim) -> Any:
+    if slot.dims is None:
+        return make(array, (dim,), None) if getattr(array, "ndim", 0) == 1 else array
+    dims = Shape([dim, *slot.dims])
+    if slot.region is None or slot.kind.store is not None:
+        return make(array, dims, slot.region, slot.kind)
+    return settle(array, dims, ((), *slot.region.placement(slot.dims)), slot.region)
+
+
+class _Loop:
+    """A loop's body, traced on a carry of the type that it gives back."""
+
+    def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
+        arrays, self.slots, self.structure = take_apart(carry)
+        self.carry = numbers(arrays, f"the carry of {what}")
+        self.what = what
+        for _ in range(16):
+            closed = with_inputs(lambda *inputs: jax.make_jaxpr(self._flat(body))(self.carry, *inputs))
+            if self._is_fixed(closed):
+                break
+        else:
+            raise AssertionError("the type of a carry did not settle")
+        run = jaxpr_as_fun(closed)
+        count = len(self.carry)
+
+        def step(carry: Sequence[Any], *inputs: Any) -> tuple[list[Any], list[Any]]:
+            results = run(*carry, *jax.tree.leaves(inputs))
+            return list(results[:count]), list(results[count:])
+
+        self.step = step
+
+    def _flat(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        def flat(arrays: Sequence[Any], *inputs: Any) -> tuple[list[Any], list[Any]]:
+            carry, extra = body(put_together(arrays, self.slots, self.structure), *inputs)
+            leaves, structure = jax.tree.flatten(carry, is_leaf=is_tensor)
+            if structure != self.structure:
+                raise TensorError(
+                    f"the carry of {self.what} enters as {self.structure} and leaves as {structure}",
+                    fix="return a carry of the same structure",
+                )
+            self.found = [self._conformed(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
+            extra_arrays, self.extra_slots, self.extra_structure = take_apart(extra)
+            results = [
+                as_varying(jnp.asarray(_array(leaf)), varying(array))
+                for leaf, array in zip(self.found, arrays, strict=True)
+            ]
+            return results, numbers(extra_arrays, f"the results of {self.what}")
+
+        return flat
+
+    def _conformed(self, leaf: Any, slot: Slot) -> Any:
+        if (slot.dims is None) == is_tensor(leaf) or (slot.dims is not None and set(slot.dims) != set(leaf.dims)):
+            enters = "a plain value" if slot.dims is None else f"[{slot.dims}]"
+            leaves = f"[{leaf.dims}]" if is_tensor(leaf) else "a plain value"
+            raise TensorError(
+                f"the carry of {self.what} enters as {enters} and leaves as {leaves}",
+                fix="start it with the dims it leaves with, or broadcast or sum it in the body",
+            )
+        if not is_tensor(leaf):
+            return leaf
+        if leaf._region is None or replace(leaf._kind, equal=frozenset()) != replace(slot.kind, equal=frozenset()):
+            leaf = with_layout(leaf, leaf._region or slot.region)
+        assert slot.dims is not None
+        kind = replace(leaf._kind, equal=leaf._kind.equal | slot.kind.equal)
+        return make(aligned(leaf._array, leaf.dims, slot.dims), slot.dims, leaf._region, kind)
+
+    def _is_fixed(self, closed: ClosedJaxpr) -> bool:
+        """Whether the carry's type came back; if not, the carry adopts what did."""
+        is_fixed = True
+        for i, (leaf, aval) in enumerate(zip(self.found, closed.out_avals, strict=False)):
+            slot, array = self.slots[i], self.carry[i]
+            if slot.dims is not None and slot_of(leaf) != slot:
+                adopted = with_layout(slot.filled(array), leaf._region) if leaf._kind.is_plain else slot.filled(array)
+                self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted._array, False
+                continue
+            if aval.dtype != array.dtype:
+                if not jax.typeof(array).weak_type:
+                    name = f"[{slot.dims}]" if slot.dims is not None else "a plain value"
+                    raise TensorError(
+                        f"the carry of {self.what}, {name}, enters as {array.dtype} and leaves as {aval.dtype}",
+                        fix=f"start it as {aval.dtype}, or cast it in the body: `wf.cast(x, '{array.dtype}')`",
+                    )
+                self.carry[i], is_fixed = lax.convert_element_type(array, aval.dtype), False
+            elif aval.shape != array.shape:
+                raise TensorError(
+                    f"the carry of {self.what} enters with shape {array.shape} and leaves with {aval.shape}",
+                    fix="keep its shape",
+                )
+            elif missing := aval.manual_axis_type.varying - varying(array):
+                self.carry[i], is_fixed = as_varying(array, missing), False
+        return is_fixed
+
+
+def _array(leaf: Any) -> Any:
+    return leaf._array if is_tensor(leaf) else leaf
+
+
+def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
+    """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
+    loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
+
+    def holds(arrays: Sequence[Any]) -> Any:
+        return _predicate(condition(put_together(arrays, loop.slots, loop.structure)), "while_loop", [])
+
+    last = lax.while_loop(holds, lambda arrays: loop.step(arrays)[0], loop.carry)
+    return put_together(last, loop.slots, loop.structure)
+
+
+def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """`body(i, carry)` for i from `lower` up to `upper`; differentiable if both are Python integers."""
+    if isinstance(lower, int) and isinstance(upper, int):
+        if upper <= lower:
+            return carry
+        steps = Dim("step", upper - lower)
+        count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
+        return scan(lambda c, i: (body(i, c), None), carry, count, over=steps)[0]
+
+    def turn(state: Any) -> Any:
+        i, carry = state
+        return i + 1, body(i, carry)
+
+    bounds = [b if is_tensor(b) else make(jnp.asarray(b), (), None) for b in (lower, upper)]
+    return while_loop(lambda state: state[0] < bounds[1], turn, (bounds[0], carry))[1]
+
+
+def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
+    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
+    arrays, slots, structure = take_apart(operands)
+    arrays = numbers(arrays, "the operands of cond")
+    branches = [_Branch(fn, slots, structure) for fn in (on_true, on_false)]
+    traced = [jax.make_jaxpr(branch)(arrays) for branch in branches]
+    _check_same(branches)
+    region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
+    for branch in branches:
+        branch.region = region
+    traced = [jax.make_jaxpr(branch)(arrays) for branch in branches]
+    avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
+    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
+    for pair in avals:
+        if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
+            raise TensorError(
+                f"the branches of cond give {pair[0].dtype}{list(pair[0].shape)} and {pair[1].dtype}{list(pair[1].shape)}",
+                fix=f"cast one: `wf.cast(x, '{pair[0].dtype}')`",
+            )
+
+    def run(closed: ClosedJaxpr) -> Callable[..., Any]:
+        return lambda *arrays: [
+            as_varying(array, axes) for array, axes in zip(jaxpr_as_fun(closed)(*arrays), unions, strict=True)
+        ]
+
+    chosen = _predicate(predicate, "cond", traced)
+    results = lax.cond(chosen, run(traced[0]), run(traced[1]), *arrays)
+    slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
+    return put_together(results, slots, branches[0].structure)
+
+
+def _joined(a: Slot, b: Slot) -> Slot:
+    return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
+
+
+class _Branch:
+    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
+
+    def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot], structure: Any):
+        self.fn, self.operand_slots, self.operand_structure = fn, slots, structure
+        self.region: Region | None = None
+        self.order: list[Shape | None] = []
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        result = self.fn(*put_together(arrays, self.operand_slots, self.operand_structure))
+        self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
+        if self.order:
+            self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
+        self.slots = [slot_of(leaf) for leaf in self.leaves]
+        return numbers([_array(leaf) for leaf in self.leaves], "the result of cond")
+
+    def _brought(self, leaf: Any, dims: Shape | None) -> Any:
+        if dims is None:
+            return leaf
+        leaf = with_layout(leaf, self.region)
+        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
+
+
+def _check_same(branches: Sequence[_Branch]) -> None:
+    first, second = branches
+    if first.structure != second.structure:
+        raise TensorError(
+            f"the branches of cond give different trees: {first.structure} and {second.structure}",
+            fix="return the same structure from both",
+        )
+    for a, b in zip(first.leaves, second.leaves, strict=True):
+        if is_tensor(a) != is_tensor(b) or (is_tensor(a) and set(a.dims) != set(b.dims)):
+            raise TensorError(
+                f"the branches of cond give {a!r} and {b!r}", fix="return tensors of the same dims from both"
+            )
+    for branch in branches:
+        branch.order = [leaf.dims if is_tensor(leaf) else None for leaf in first.leaves]
+
+
+def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
+    """A boolean that is the same on all processors."""
+    if is_tensor(value) and value.dims:
+        raise TensorError(f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise")
+    array = jnp.asarray(value.local_array if is_tensor(value) else value)
+    if array.shape != ():
+        raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
+    array = array if array.dtype == bool else array != 0
+    region = open_region()
+    differing = varying(array) - set(region.taken if region is not None else ())
+    if not differing:
+        return array
+    if is_tensor(value):
+        return from_first(array, tuple(sorted(differing)))
+    if what == "while_loop" or any(_sends(closed.jaxpr) for closed in branches):
+        raise RegionError(
+            f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "
+            "and a collective under it: some processors would wait for others that never come",
+            state=region.state if region is not None else "",
+            fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
+        )
+    return array
+
+
+def _sends(jaxpr: Any) -> bool:
+    """Whether a program has a collective in it, or something whose gradient is one."""
+    return any(
+        eqn.primitive.name in COLLECTIVES or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+    )

@@ -1,0 +1,59 @@
+"""New tensors. With `like=x` each processor makes only its slice; without, they are whole and sliced where they
+meet a split tensor. Nothing is sent either way.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, new_dims
+from ..errors import DimError
+from ..layout import Placement, Region
+from ..tensor import Tensor, is_tensor, result
+from .collectives import index
+from .meet import need_tensor, operand
+
+
+def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+    """A tensor of zeros."""
+    return full(dims, 0, like=like, dtype=dtype)
+
+
+def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+    """A tensor of ones."""
+    return full(dims, 1, like=like, dtype=dtype)
+
+
+def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None) -> Tensor:
+    """A tensor that holds one value everywhere."""
+    shape, region, _, sizes = slice_of(dims, like, "full")
+    value = operand(value, "full")
+    if is_tensor(value):
+        if value.dims:
+            raise DimError(f"full got {value!r} for its value", fix="give a number, or use `wf.broadcast(x, dims)`")
+        region, value = region or value._region, value.local_array
+    return result(jnp.full(sizes, value, dtype), shape, region)
+
+
+def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") -> Tensor:
+    """0, 1, 2, ... along a dim."""
+    shape, region, placement, sizes = slice_of(dim, like, "arange")
+    if len(shape) != 1:
+        raise DimError(f"arange goes along one dim, and [{shape}] are {len(shape)}", fix="name one dim")
+    array = jnp.arange(sizes[0], dtype=dtype)
+    if placement[0]:
+        array = array + (index(placement[0]) * sizes[0]).astype(dtype)
+    return result(array, shape, region)
+
+
+def slice_of(dims: Any, like: Any, what: str) -> tuple[Shape, Region | None, Placement, tuple[int, ...]]:
+    """The shape, region, placement and local sizes of a new tensor."""
+    known = need_tensor(like, what).dims if like is not None else ()
+    shape = new_dims(dims, what="dims", known=known)
+    region = like._region if like is not None else None
+    if region is None:
+        return shape, None, ((),) * len(shape), shape.sizes
+    placement = region.placement(shape)
+    return shape, region, placement, region.local_sizes(shape, placement)
+
+

@@ -1,0 +1,114 @@
+"""Looking at values while a program runs, and checking them.
+
+`print` shows a global value once, wherever its slices lie; `check` raises after the call, with the first bad index.
+"""
+
+import builtins
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..dims import Shape
+from ..errors import CheckError, TensorError
+from ..layout import Region, open_region
+from ..tensor import Tensor, is_tensor, make, placement, short_dtype, typed
+from .collectives import all_gather_equal, as_varying, from_first, index, varying
+from .meet import common_region, meet, need_tensor, operand, with_layout
+from .move import relocate
+
+
+def print(fmt: str, *xs: Any) -> None:
+    """Prints `fmt.format(*xs)` with the global values of the tensors, once."""
+    if not isinstance(fmt, str):
+        raise TensorError(f"print got {type(fmt).__name__} for its text", fix="give a format: `wf.print('loss {}', loss)`")
+    xs = tuple(operand(x, "print") for x in xs)
+    region = common_region([x for x in xs if is_tensor(x)]) or open_region()
+    _once(lambda *values: builtins.print(fmt.format(*values), flush=True), [whole_value(x) for x in xs], region)
+
+
+def whole_value(x: Any) -> Any:
+    """The global array of a tensor, on every processor; a number as it is."""
+    if not is_tensor(x) or x._region is None:
+        return x.local_array if is_tensor(x) else x
+    x = with_layout(x, x._region)
+    array = relocate(x._array, placement(x), ((),) * len(x.dims), x._region, all_gather_equal)
+    excess = tuple(sorted(varying(array) - set(x._region.taken)))
+    return from_first(array, excess) if excess else array
+
+
+def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
+    """Calls `fn` with the values when the program runs, on one processor alone."""
+    if region is None:
+        jax.debug.callback(fn, *arrays)
+        return
+    axes = tuple(axis for axis in region.mesh.axes if axis not in region.taken)
+    arrays = [as_varying(jnp.asarray(array), region.mesh.axes) for array in arrays]
+    is_first = as_varying(index(axes) == 0, region.mesh.axes)
+    lax.cond(is_first, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
+
+
+class Failures:
+    """Failed checks of the programs that run; the call that started one raises what it finds here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: list[CheckError] = []
+        self.checks_traced = 0
+
+    def add(self, error: CheckError) -> None:
+        with self._lock:
+            self._found.append(error)
+
+    def raise_first(self) -> None:
+        with self._lock:
+            found, self._found = self._found, []
+        if found:
+            raise found[0]
+
+
+failures = Failures()
+
+
+def check(predicate: Any, message: str, **tensors: Any) -> None:
+    """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
+    predicate = need_tensor(predicate, "check")
+    if predicate.dtype != bool:
+        raise TensorError(f"check got {predicate!r}, which holds no booleans", fix="compare first: `wf.check(x > 0, ...)`")
+    tensors = {name: operand(x, "check") for name, x in tensors.items()}
+    meeting = meet([predicate, *tensors.values()])
+    region = meeting.region
+    dims = predicate.dims
+    state = region.state if region is not None else ""
+    failures.checks_traced += 1
+
+    def report(ok: Any, *values: Any) -> None:
+        if not np.all(ok):
+            failures.add(_failure(message, state, dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors))
+
+    _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
+    if region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None:
+        jax.effects_barrier()
+        failures.raise_first()
+
+
+def _failure(
+    message: str, state: str, dims: Shape, ok: np.ndarray, values: dict[str, Any], tensors: dict[str, Any]
+) -> CheckError:
+    bad = np.unravel_index(int(np.argmin(ok)), ok.shape) if dims else ()
+    at = dict(zip(dims.names, (int(i) for i in bad), strict=True))
+    where = f" at [{' '.join(f'{name}={i}' for name, i in at.items())}]" if at else ""
+    shown = []
+    for name, value in values.items():
+        named = tensors[name].dims if is_tensor(tensors[name]) else Shape()
+        picked = np.asarray(value)[tuple(at.get(dim.name, slice(None)) for dim in named)]
+        shown.append(f"{name}={picked}")
+    count = int(np.size(ok) - np.sum(ok))
+    return CheckError(
+        f"check failed: {message}{where}" + (f" ({', '.join(shown)})" if shown else ""),
+        state="   ".join(part for part in (f"{count} of {np.size(ok)} values fail", state) if part),
+        fix="the condition is yours: mend the values, or the check",
+    )

@@ -1,0 +1,185 @@
+"""Elementwise functions and operators: nothing is sent.
+
+Operands are broadcast by name; the result has their dims in first-seen order. Functions carry the names they have
+in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy import special
+
+from ..dims import Dim
+from ..errors import TensorError
+from ..tensor import PLAIN, Kind, Tensor, is_tensor, make, operation, placement, result
+from .collectives import level_of
+from .meet import common_region, meet, operand
+
+
+def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
+    """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name."""
+    return _elementwise(fn, getattr(fn, "__name__", "elementwise"), xs)
+
+
+def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor:
+    xs = tuple(operand(x, name) for x in xs)
+    tensors = [x for x in xs if is_tensor(x)]
+    if not tensors:
+        raise TensorError(f"{name} got no tensor", fix="give at least one, e.g. `wf.tensor(2.0, [])`")
+    meeting = meet(xs)
+    if (kind := _stored_together(tensors)) is not None:
+        return _stored_elementwise(fn, name, xs, kind)
+
+    def compute(*arrays: Any) -> Any:
+        pairs = zip(arrays, xs, strict=True)
+        return _called(fn, name, xs, [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs])
+
+    array = meeting.run(compute, xs)
+    _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
+    return result(array, meeting.dims, meeting.region)
+
+
+def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    try:
+        return fn(*arrays)
+    except (TypeError, ValueError) as error:
+        raise TensorError(
+            f"{name}({', '.join(map(repr, xs))}) failed: {str(error).splitlines()[0]}",
+            fix="cast the operands to dtypes the function takes (`wf.cast(x, 'float32')`), or use another function",
+        ) from error
+
+
+def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
+    """The kind of the result where only parameters of one shape meet: it stays stored, and nothing is gathered."""
+    named = [x for x in tensors if x.dims]
+    if not named or common_region(tensors) is None or any(x._kind.store is None or x._region is None for x in named):
+        return None
+    together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
+    return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None
+
+
+def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
+    first = next(x for x in xs if is_tensor(x) and x.dims)
+    array = _called(fn, name, xs, [aligned(x._array, x.dims, first.dims) if is_tensor(x) else x for x in xs])
+    _check_elementwise(array, name, first._region.local_sizes(first.dims, placement(first)))
+    return result(array, first.dims, first._region, kind)
+
+
+def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
+    if getattr(array, "shape", None) != sizes:
+        got = getattr(array, "shape", type(array).__name__)
+        raise TensorError(
+            f"{name} is not elementwise: on slices of shape {sizes} it gave {got}",
+            fix="use `wf.local(fn, x, out=...)`, which says what comes out",
+        )
+
+
+def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
+    """`array` with its axes in the order of `target`, and an axis of 1 for each dim it lacks."""
+    names = [dim.name for dim in dims]
+    order = [names.index(dim.name) for dim in target if dim.name in names]
+    if order != list(range(len(names))):
+        array = jnp.transpose(array, order)
+    if len(order) == len(target):
+        return array
+    return jnp.expand_dims(array, [i for i, dim in enumerate(target) if dim.name not in names])
+
+
+def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+    name = name or fn.__name__
+
+    def apply(*xs: Any) -> Tensor:
+        return _elementwise(fn, name, xs)
+
+    apply.__name__ = apply.__qualname__ = name
+    apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
+    return operation(name)(apply)
+
+
+abs = _function(jnp.abs, "abs")
+exp, exp2, expm1 = _function(jnp.exp), _function(jnp.exp2), _function(jnp.expm1)
+log, log1p, log2, log10 = _function(jnp.log), _function(jnp.log1p), _function(jnp.log2), _function(jnp.log10)
+sqrt, cbrt, square = _function(jnp.sqrt), _function(jnp.cbrt), _function(jnp.square)
+rsqrt = _function(lambda x: lax.rsqrt(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)), "rsqrt")
+sin, cos, tan = _function(jnp.sin), _function(jnp.cos), _function(jnp.tan)
+arcsin, arccos, arctan = _function(jnp.arcsin), _function(jnp.arccos), _function(jnp.arctan)
+sinh, cosh, tanh = _function(jnp.sinh), _function(jnp.cosh), _function(jnp.tanh)
+arcsinh, arccosh, arctanh = _function(jnp.arcsinh), _function(jnp.arccosh), _function(jnp.arctanh)
+erf, erfc, erfinv = _function(special.erf, "erf"), _function(special.erfc, "erfc"), _function(special.erfinv, "erfinv")
+gammaln, digamma = _function(special.gammaln, "gammaln"), _function(special.digamma, "digamma")
+sign, floor, ceil, trunc, rint = map(_function, (jnp.sign, jnp.floor, jnp.ceil, jnp.trunc, jnp.rint))
+round = _function(jnp.round, "round")
+negative, positive, reciprocal = _function(jnp.negative), _function(jnp.positive), _function(jnp.reciprocal)
+isnan, isinf, isfinite = _function(jnp.isnan), _function(jnp.isinf), _function(jnp.isfinite)
+logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert")
+real, imag, conj = _function(jnp.real), _function(jnp.imag), _function(jnp.conj, "conj")
+
+relu, relu6, silu, sigmoid = map(_function, (jax.nn.relu, jax.nn.relu6, jax.nn.silu, jax.nn.sigmoid))
+swish = _function(jax.nn.silu, "swish")
+softplus, soft_sign, log_sigmoid = map(_function, (jax.nn.softplus, jax.nn.soft_sign, jax.nn.log_sigmoid))
+elu, celu, selu, mish = map(_function, (jax.nn.elu, jax.nn.celu, jax.nn.selu, jax.nn.mish))
+hard_tanh, hard_sigmoid = _function(jax.nn.hard_tanh), _function(jax.nn.hard_sigmoid)
+hard_silu, squareplus = _function(jax.nn.hard_silu, "hard_silu"), _function(jax.nn.squareplus)
+
+
+def gelu(x: Any, *, approximate: bool = True) -> Tensor:
+    """`jax.nn.gelu`, elementwise."""
+    return _elementwise(lambda a: jax.nn.gelu(a, approximate=approximate), "gelu", [x])
+
+
+def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
+    """`jax.nn.leaky_relu`, elementwise."""
+    return _elementwise(lambda a: jax.nn.leaky_relu(a, negative_slope), "leaky_relu", [x])
+
+
+add, subtract, multiply = _function(jnp.add), _function(jnp.subtract), _function(jnp.multiply)
+divide, floor_divide = _function(jnp.divide, "divide"), _function(jnp.floor_divide)
+remainder, power = _function(jnp.remainder, "remainder"), _function(jnp.power, "power")
+maximum, minimum = _function(jnp.maximum), _function(jnp.minimum)
+arctan2, hypot, logaddexp = _function(jnp.arctan2), _function(jnp.hypot), _function(jnp.logaddexp)
+equal, not_equal = _function(jnp.equal), _function(jnp.not_equal)
+less, less_equal = _function(jnp.less), _function(jnp.less_equal)
+greater, greater_equal = _function(jnp.greater), _function(jnp.greater_equal)
+logical_and, logical_or, logical_xor = map(_function, (jnp.logical_and, jnp.logical_or, jnp.logical_xor))
+bitwise_and, bitwise_or, bitwise_xor = map(_function, (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
+left_shift, right_shift = _function(jnp.left_shift), _function(jnp.right_shift)
+nextafter = _function(jnp.nextafter)
+
+
+def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+    """`x` held between `min` and `max`; either may be left out, and either may be a tensor."""
+    if min is not None:
+        x = maximum(x, min)
+    return minimum(x, max) if max is not None else x
+
+
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """`a` where the condition holds, `b` elsewhere."""
+    return _elementwise(jnp.where, "where", [condition, a, b])
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
+    if not is_tensor(operand(x, "cast")):
+        return make(jnp.asarray(x, dtype), (), None)
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
+        return make(x._array, x.dims, x._region, replace(x._kind, cast_to=dtype))
+    if x._region is None or not isinstance(x._array, jax.core.Tracer):
+        return _elementwise(lambda a: a.astype(dtype), "cast", [x])
+    if ("cast", dtype) not in x._memo:
+        with level_of(x._array):
+            kind = Kind(store=x._kind.store) if x._kind.store else PLAIN
+            x._memo["cast", dtype] = result(x._array.astype(dtype), meet([x]).dims, x._region, kind)
+    return x._memo["cast", dtype]
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x`, through which no gradient flows; takes a tree of tensors too."""
+    return lax.stop_gradient(x)

@@ -1,0 +1,119 @@
+"""Looking values up by index.
+
+On a split dim each processor looks in its own slice and the parts are added up; an index outside [0, size) gives
+zero and a zero gradient, on every layout.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, resolve
+from ..errors import DimError, TensorError
+from ..tensor import Tensor, result
+from .collectives import index
+from .meet import meet, need_tensor
+from .move import settle
+
+
+def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
+    """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
+
+    A masked local take and an all-reduce where `over` is split. Dims that both have are matched by name.
+    """
+    table, ids = need_tensor(table, "take"), integers(ids, "take")
+    dim = only(resolve(over, table.dims, what="over"), "take")
+    if ids.dims.has(dim):
+        raise DimError(
+            f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
+            fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
+        )
+    meeting = meet([table, ids])
+    shared = Shape(d for d in table.dims if ids.dims.has(d))
+    at = table.dims.position(dim)
+    before, after = _split_at(table.dims.without(shared), dim)
+    own = ids.dims.without(shared)
+    found = Shape([*shared, *before, *own, *after])
+    final = Shape(_in_place(table.dims, dim, ids.dims))
+
+    def look_up(table_array: Any, ids_array: Any) -> Any:
+        local = _local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
+        table_array = _to_front(table_array, table.dims, [*shared, *before, dim, *after])
+        local = _to_front(local, ids.dims, [*shared, *own])
+        picked = _batched_take(table_array, local, len(shared), len(before))
+        return _to_front(picked, found, final)
+
+    array = meeting.run(look_up, [table, ids])
+    return settle(array, final, meeting.placement(final), meeting.region, partial=meeting.axes([dim]))
+
+
+def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:
+    """The table's dims with `dim` replaced by those of the ids that are not there already."""
+    others = dims.without([dim])
+    found: list[Dim] = []
+    for d in dims:
+        found.extend([new for new in ids if not others.has(new)] if d.name == dim.name else [d])
+    return found
+
+
+def _split_at(dims: Shape, dim: Dim) -> tuple[list[Dim], list[Dim]]:
+    at = dims.position(dim)
+    return list(dims[:at]), list(dims[at + 1 :])
+
+
+def _to_front(array: Any, dims: Any, order: Any) -> Any:
+    names = [dim.name for dim in dims]
+    return jnp.transpose(array, [names.index(dim.name) for dim in order])
+
+
+def _local_ids(ids: Any, size: int, axes: Any) -> Any:
+    ids = ids.astype("int64" if ids.dtype.itemsize == 8 else "int32")  # room for the offset
+    return ids - index(axes).astype(ids.dtype) * size if axes else ids
+
+
+def _batched_take(table: Any, ids: Any, shared: int, axis: int) -> Any:
+    if shared:
+        return jax.vmap(lambda t, i: _batched_take(t, i, shared - 1, axis))(table, ids)
+    inside = (ids >= 0) & (ids < table.shape[axis])
+    picked = jnp.take(table, jnp.where(inside, ids, 0), axis=axis, mode="clip")
+    mask = inside.reshape((1,) * axis + inside.shape + (1,) * (table.ndim - axis - 1))
+    return jnp.where(mask, picked, jnp.zeros_like(picked))
+
+
+def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
+    """1 where the index along the new dim is the id, 0 elsewhere; nothing is sent."""
+    ids = integers(ids, "one_hot")
+    if not isinstance(dim, Dim):
+        raise DimError(f"one_hot got {dim!r} for its new dim", fix="give a dim, e.g. `wf.Dim('vocab', 32)`")
+    if ids.dims.has(dim):
+        raise DimError(
+            f"one_hot adds `{dim.name}`, which the ids [{ids.dims}] have already",
+            fix=f"choose another dim, e.g. `wf.Dim('{dim.name}_2', {dim.size})`",
+        )
+    meeting = meet([ids], [dim])
+    size = meeting.local_sizes([dim])[0]
+
+    def compare(a: Any) -> Any:
+        local = _local_ids(a, size, meeting.axes([dim]))
+        return (local[..., None] == jnp.arange(size, dtype=local.dtype)).astype(dtype)
+
+    dims = Shape([*ids.dims, dim])
+    return result(meeting.run(compare, [ids]), dims, meeting.region)
+
+
+def integers(ids: Any, what: str) -> Tensor:
+    """`ids`, if it holds integers."""
+    ids = need_tensor(ids, what)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TensorError(f"{what} got ids of dtype {ids.dtype}", fix="cast them: `wf.cast(ids, 'int32')`")
+    return ids
+
+
+def only(dims: Shape, what: str) -> Dim:
+    """The one dim named."""
+    if len(dims) != 1:
+        raise DimError(f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix="name one dim")
+    return dims[0]
+
+

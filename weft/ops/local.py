@@ -1,0 +1,113 @@
+"""The escape hatch: any JAX function on local slices, a Pallas or cuDNN kernel for instance.
+
+The caller says which dims the result has, which must be whole, and which are summed; a split dim that is none of
+these would silently differ between processors, and is an error.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, listed, resolve, union
+from ..errors import LayoutError, TensorError
+from ..tensor import Tensor, is_tensor
+from .collectives import index
+from .meet import Meeting, meet, operand
+from .move import settle
+
+
+class Here:
+    """Where this processor's slices lie in the whole."""
+
+    def __init__(self, meeting: Meeting):
+        self._meeting = meeting
+
+    def start(self, dim: Dim | str) -> Any:
+        """The global index at which the local slice of this dim starts."""
+        found = self._meeting.dims.find(dim)
+        axes = self._meeting.axes([found])
+        return index(axes) * self.size(found) if axes else 0
+
+    def size(self, dim: Dim | str) -> int:
+        """The local size of this dim."""
+        return self._meeting.local_sizes([self._meeting.dims.find(dim)])[0]
+
+
+def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: Any = ()) -> Any:
+    """`fn` of the local arrays of `xs`, giving an array of the dims `out` (or several, for a list of such).
+
+    `whole` dims must not be split; `summed` dims come back as partial sums and are added up. If `fn` takes `here`,
+    it is told where its slices lie.
+    """
+    xs = tuple(operand(x, "local") for x in xs)
+    known = union(*(x.dims for x in xs if is_tensor(x)))
+    shapes, is_single = _result_shapes(out, known)
+    meeting = meet(xs, union(*shapes))
+    gone = resolve(summed, known, what="summed")
+    _check_accounted(meeting, known, shapes, resolve(whole, known, what="whole"), gone)
+    takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
+
+    def compute(*arrays: Any) -> Any:
+        return fn(*arrays, here=Here(meeting)) if takes_here else fn(*arrays)
+
+    found = meeting.run(compute, xs)
+    arrays = [found] if is_single else list(found)
+    if len(arrays) != len(shapes):
+        raise TensorError(f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them")
+    results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
+    return results[0] if is_single else tuple(results)
+
+
+def _settled(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
+    sizes = meeting.local_sizes(shape)
+    array = jnp.asarray(array)
+    if array.shape != sizes:
+        raise TensorError(
+            f"local's function gave an array of shape {array.shape} where the slice of [{shape}] has {sizes}",
+            state=meeting.region.state if meeting.region else "",
+            fix="return the local slice, with the dims in the order of `out`",
+        )
+    return settle(array, shape, meeting.placement(shape), meeting.region, partial=meeting.axes(gone))
+
+
+def _result_shapes(out: Any, known: Shape) -> tuple[list[Shape], bool]:
+    several = isinstance(out, list | tuple) and any(isinstance(item, list | tuple) for item in out)
+    shapes = []
+    for one in out if several else [out]:
+        items = listed(one, "out")
+        for item in items:
+            if isinstance(item, str):
+                resolve(item, known, what="out")
+        shapes.append(Shape(item if isinstance(item, Dim) else known.find(item) for item in items))
+    return shapes, not several
+
+
+def _check_accounted(meeting: Meeting, known: Shape, shapes: Sequence[Shape], whole: Shape, gone: Shape) -> None:
+    for dim in known:
+        axes = meeting.axes([dim])
+        if not axes:
+            continue
+        state = meeting.region.state if meeting.region else ""
+        over = "+".join(axes)
+        if whole.has(dim):
+            raise LayoutError(
+                f"local needs `{dim.name}` whole, and it is split over `{over}`",
+                state=state,
+                fix=f"rename it to an unsplit dim first: `x.rename({dim.name}='{dim.name}_whole')`, or drop `{dim.name}:{over}`",
+            )
+        if not gone.has(dim) and not all(shape.has(dim) for shape in shapes):
+            raise LayoutError(
+                f"local's result lacks `{dim.name}`, which is split over `{over}`: processors would give different results",
+                state=state,
+                fix=f"put it in `out`, in `summed` if the results are partial sums, or in `whole`: `whole=['{dim.name}']`",
+            )
+
+
+def _has_signature(fn: Any) -> bool:
+    try:
+        inspect.signature(fn)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""`vmap` by name: a function of one example, mapped over a dim.
+
+Where the dim is split its axes are taken: nothing inside may use them, and what is not mapped is made to vary over
+them first, so that each example's gradient is its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..dims import Dim, Shape, listed, union
+from ..errors import DimError
+from ..layout import Axes, Region, open_region, opened
+from ..tensor import is_tensor, make, result
+from .collectives import as_varying
+from .index import only
+from .meet import Meeting, common_region, with_layout
+from .move import relocate, settle
+from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+
+
+def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
+    """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
+
+    def mapped(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args, is_leaf=is_tensor)
+        tensors = [leaf for leaf in leaves if is_tensor(leaf)]
+        dim = _mapped_dim(over, tensors)
+        region = common_region(tensors)
+        taken = _axes_taken(dim, region, tensors)
+        inner = region.within(taken) if region is not None else None
+        leaves = [_prepared(leaf, dim, region, inner, taken) for leaf in leaves]
+        slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
+        axes = [leaf.dims.position(dim) if is_tensor(leaf) and leaf.dims.has(dim) else None for leaf in leaves]
+        found: list[Any] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            with opened(inner or open_region()):
+                given = map_tensors(lambda x: with_layout(x, inner), fn(*put_together(arrays, slots, structure)))
+            results, *found[:] = take_apart(given)
+            return numbers(results, "the result of vmap")
+
+        arrays = numbers([leaf._array if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
+        results = jax.vmap(flat, in_axes=tuple(axes), out_axes=0)(*arrays)
+        outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
+        return jax.tree.unflatten(found[1], outputs)
+
+    return mapped
+
+
+def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
+    known = union(*(x.dims for x in tensors))
+    for name in listed(over, "over"):
+        if not known.has(name):
+            raise DimError(f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument")
+    return only(Shape(known.find(name) for name in listed(over, "over")), "vmap")
+
+
+def _axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
+    if region is None:
+        return ()
+    return Meeting(region, union(*(x.dims for x in tensors if x.dims.has(dim)))).axes([dim])
+
+
+def _prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
+    """A mapped tensor split as agreed; one that is not mapped, varying over the axes taken."""
+    if not is_tensor(leaf) or region is None or inner is None:
+        return leaf
+    if not leaf.dims.has(dim):
+        leaf = with_layout(leaf, inner)
+        return result(as_varying(leaf._array, taken), leaf.dims, inner)
+    leaf = with_layout(leaf, region)
+    rest = leaf.dims.without([dim])
+    want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
+    placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
+    return make(placed, leaf.dims, region)
+
+
+def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
+    if not is_tensor(leaf):
+        return Slot()
+    if not leaf.dims.has(dim):
+        return slot_of(leaf)
+    return Slot(leaf.dims.without([dim]), inner)
+
+
+def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
+    if slot.dims is None and array.ndim > 1:
+        return array
+    dims = Shape([dim, *(slot.dims or ())])
+    inside = slot.region.placement(slot.dims) if slot.region is not None and slot.dims else ((),) * (len(dims) - 1)
+    return settle(array, dims, (taken, *inside), region)

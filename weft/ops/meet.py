@@ -1,0 +1,252 @@
+"""Where operands meet: one region, one size per name, one placement; then the local work.
+
+Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal
+over an axis are made to vary here (which is where their gradients are summed), once per value however often it is
+used.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..dims import Dim, Shape, union
+from ..errors import RegionError, TensorError
+from ..layout import Axes, Placement, Region
+from ..tensor import Kind, Tensor, checked, is_tensor, placement, result
+from . import collectives
+from .collectives import as_varying, level_of, varying
+from .move import relocate
+
+_rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
+
+
+@contextlib.contextmanager
+def rematted() -> Iterator[None]:
+    """While a function is traced that is recomputed as a whole, so that gathers need no recomputation of their own."""
+    token = _rematted.set(True)
+    try:
+        yield
+    finally:
+        _rematted.reset(token)
+
+
+class Meeting:
+    """The region, the dims and the placement that the operands of one op agree on."""
+
+    def __init__(self, region: Region | None, dims: Shape):
+        self.region, self.dims = region, dims
+        axes = region.placement(dims) if region is not None else ((),) * len(dims)
+        self._axes = dict(zip(dims.names, axes, strict=True))
+
+    def placement(self, dims: Sequence[Dim]) -> Placement:
+        return tuple(self._axes[dim.name] for dim in dims)
+
+    def local_sizes(self, dims: Sequence[Dim]) -> tuple[int, ...]:
+        """The shape of a local array with these dims."""
+        if self.region is None:
+            return tuple(dim.size for dim in dims)
+        return self.region.local_sizes(dims, self.placement(dims))
+
+    def axes(self, dims: Sequence[Dim]) -> Axes:
+        """All axes these dims are split over."""
+        return tuple(axis for dim in dims for axis in self._axes[dim.name])
+
+    def run(self, compute: Callable[..., Any], xs: Sequence[Any]) -> Any:
+        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are."""
+        if self.region is None:
+            return compute(*(x.local_array if is_tensor(x) else x for x in xs))
+        wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
+        stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
+        moved = [
+            x if not is_tensor(x) else x._array if is_stored else _moved(x, want, self.region)
+            for x, want, is_stored in zip(xs, wants, stored, strict=True)
+        ]
+        over = frozenset().union(*map(_still_varying, xs, wants, moved))
+        steps: list[Callable[[Any], Any]] = [_same] * len(xs)
+        for i, x in enumerate(xs):
+            if stored[i]:
+                steps[i] = functools.partial(_gathered, x=x, want=wants[i], region=self.region, over=over)
+            elif is_tensor(x):
+                moved[i] = _varied(x, moved[i], wants[i], over)
+        if not any(stored):
+            return compute(*moved)
+
+        def gather_and_compute(*arrays: Any) -> Any:
+            return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
+
+        # A gathered parameter is never kept for the backward pass: it is gathered again there.
+        return (gather_and_compute if _rematted.get() else jax.checkpoint(gather_and_compute))(*moved)
+
+
+def _is_stored(x: Tensor, want: Placement) -> bool:
+    return x._kind.store is not None and x._region is not None and placement(x) != want
+
+
+def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
+    """The axes an operand varies over once a stored one is gathered as if it met no data."""
+    if not is_tensor(x):
+        return frozenset()
+    leaving = set().union(*placement(x)) - set().union(*want) if _is_stored(x, want) else set()
+    return varying(array) - leaving
+
+
+def meet(xs: Sequence[Any], more: Sequence[Dim] = ()) -> Meeting:
+    """What the tensors among `xs` agree on, with the dims `more` that an op adds."""
+    tensors = [checked(x) for x in xs if is_tensor(x)]
+    region = common_region(tensors)
+    return Meeting(region, union(*(x.dims for x in tensors), more))
+
+
+def common_region(xs: Sequence[Tensor]) -> Region | None:
+    """The innermost region of these tensors; each must stand in it or around it."""
+    inner: Region | None = None
+    for x in xs:
+        if x._region is None or x._region.encloses(inner):
+            continue
+        if inner is not None and not inner.encloses(x._region):
+            raise RegionError(
+                f"{x!r} belongs to another region than the tensors it meets",
+                state=x._region.state,
+                fix="return it from its region and pass it into the other as an argument",
+            )
+        inner = x._region
+    return inner
+
+
+def operand(x: Any, what: str) -> Any:
+    """`x`, if it can stand in an op: a tensor, or one number that is the same on all processors."""
+    if is_tensor(x):
+        return x
+    if isinstance(x, bool | int | float | complex):
+        return x
+    shape = getattr(x, "shape", None)
+    if shape is None or not hasattr(x, "dtype"):
+        raise TensorError(
+            f"{what} got {type(x).__name__} {x!r:.60}", fix="give a tensor (`wf.tensor(array, dims)`) or a number"
+        )
+    if shape != ():
+        raise TensorError(
+            f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
+            fix=f"name them: `wf.tensor(array, [{', '.join('...' for _ in shape)}])`",
+        )
+    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x)):
+        raise RegionError(
+            f"{what} got a plain number that differs between processors (over {', '.join(sorted(differing))})",
+            fix="make it a tensor by an op of its own: `wf.local(fn, ..., out=[...], summed=[...])`",
+        )
+    return x
+
+
+def need_tensor(x: Any, what: str) -> Tensor:
+    """`x`, if it is a tensor."""
+    if not is_tensor(operand(x, what)):
+        raise TensorError(
+            f"{what} got {x!r}, which has no dims", fix="make it a tensor: `wf.tensor(x, [])` or `wf.full(dims, x)`"
+        )
+    return checked(x)
+
+
+def _varied(x: Tensor, array: Any, want: Placement, over: frozenset[str]) -> Any:
+    """The array of `x`, placed as `want`, varying over `over`; made once for each value, where the value was made."""
+    missing = over - varying(array)
+    if not missing:
+        return array if x._kind.cast_to is None else array.astype(x._kind.cast_to)
+    if not _is_kept(x):
+        return as_varying(array, missing)
+    made = x._memo.setdefault(("varying", want), {})
+    if missing not in made:
+        base = max((axes for axes in made if axes < missing), key=len, default=frozenset())
+        with level_of(x._array):
+            if x._kind.sums is None:
+                made[missing] = as_varying(made.get(base, array), missing - base)
+            else:
+                made[missing] = _with_sums(lambda a: as_varying(a, missing), x._kind, missing)(array)
+    return made[missing]
+
+
+def _moved(x: Tensor, want: Placement, region: Region) -> Any:
+    have = placement(x)
+    if have == want:
+        return x._array
+    if not _is_kept(x):
+        return relocate(x._array, have, want, region)
+    if ("moved", want) not in x._memo:
+        with level_of(x._array):
+            x._memo["moved", want] = relocate(x._array, have, want, region)
+    return x._memo["moved", want]
+
+
+def _is_kept(x: Tensor) -> bool:
+    """Whether what is made of `x` can be kept with it: a whole constant's level may lie outside the region."""
+    return x._region is not None and isinstance(x._array, jax.core.Tracer)
+
+
+def _gathered(array: Any, *, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
+    """A stored parameter, whole where the op needs it so."""
+    have = placement(x)
+    leaving = set().union(*have) - set().union(*want)
+    if not leaving & over:
+        # All processors do the same with it: its gradient is a slice of what each of them has.
+        equal = relocate(array, have, want, region, collectives.all_gather_equal)
+        if x._kind.sums is None:
+            return as_varying(equal, over)
+        return _with_sums(lambda a: as_varying(a, over), x._kind, over - varying(equal))(equal)
+
+    def whole(array: Any) -> Any:
+        return as_varying(relocate(array, have, want, region), over)
+
+    if x._kind.sums is None:
+        return whole(array)
+    return _with_sums(whole, x._kind, over - varying(array), scatter=(have, want))(array)
+
+
+def _with_sums(
+    forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
+) -> Callable[[Any], Any]:
+    """`forward` of the cast array, whose gradient is summed over `missing` in the dtype asked for."""
+
+    def cast(array: Any) -> Any:
+        return array if kind.cast_to is None else array.astype(kind.cast_to)
+
+    @jax.custom_vjp
+    def adopt(array: Any) -> Any:
+        return forward(cast(array))
+
+    def keep(array: Any) -> Any:
+        return forward(cast(array)), jnp.zeros((0,), array.dtype)
+
+    def backward(like: Any, gradient: Any) -> Any:
+        total = gradient.astype(kind.sums)
+        if scatter is None:
+            total = collectives.all_reduce(total, tuple(sorted(missing)))
+        else:
+            total = _scattered(total, missing, *scatter)
+        return (total.astype(like.dtype),)
+
+    adopt.defvjp(keep, backward)
+    return adopt
+
+
+def _scattered(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
+    for position, (stored, whole) in enumerate(zip(have, want, strict=True)):
+        if stored != whole:
+            total = collectives.reduce_scatter(total, stored[len(whole) :], position)
+    return collectives.all_reduce(total, tuple(sorted(missing & varying(total))))
+
+
+def _same(array: Any) -> Any:
+    return array
+
+
+def with_layout(x: Tensor, region: Region | None) -> Tensor:
+    """`x` as a tensor of this region: a whole constant is sliced, a parameter gathered."""
+    if region is None or (x._region is region and x._kind.is_plain):
+        return x
+    meeting = Meeting(region, x.dims)
+    return result(meeting.run(_same, [checked(x)]), x.dims, region)

@@ -1,0 +1,94 @@
+"""Moving an array from one placement to another with the fewest bytes.
+
+Works on local arrays and placements. `relocate` changes over which axes the dims of a finished array are split;
+`settle` also finishes a partial sum: where a summed axis is wanted by a dim it is one reduce-scatter.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..dims import Dim
+from ..layout import Axes, Placement, Region
+from ..tensor import Tensor, make, result
+from . import collectives
+from .collectives import varying
+
+
+def relocate(
+    array: Any, have: Placement, want: Placement, region: Region, gather: Callable[..., Any] = collectives.all_gather
+) -> Any:
+    """`array`, split as `have` says, split as `want` says."""
+    held = list(have)
+    array = _exchange(array, held, want)
+    array = _slice(array, held, want, region)
+    for position, wanted in enumerate(want):
+        kept = _common(held[position], wanted)
+        if rest := held[position][len(kept) :]:
+            array = gather(array, rest, position)
+            held[position] = kept
+    return _slice(array, held, want, region)
+
+
+def _exchange(array: Any, held: list[Axes], want: Placement) -> Any:
+    """Axes that leave one dim and arrive at the end of another: an all-to-all each."""
+    for origin in range(len(held)):
+        moved = held[origin][len(_common(held[origin], want[origin])) :]
+        for target, wanted in enumerate(want):
+            if moved and target != origin and wanted == held[target] + moved:
+                array = collectives.all_to_all(array, moved, split=target, join=origin)
+                held[origin], held[target] = held[origin][: -len(moved)], wanted
+                break
+    return array
+
+
+def _slice(array: Any, held: list[Axes], want: Placement, region: Region) -> Any:
+    """Axes that arrive at the end of a dim and are free: a local slice each."""
+    for position, wanted in enumerate(want):
+        arriving = wanted[len(held[position]) :]
+        is_free = not any(set(arriving) & set(axes) for axes in held)
+        if arriving and wanted[: len(held[position])] == held[position] and is_free:
+            array = collectives.own_slice(array, arriving, position, region.ways(arriving))
+            held[position] = wanted
+    return array
+
+
+def _common(a: Axes, b: Axes) -> Axes:
+    """The longest common beginning."""
+    count = 0
+    while count < min(len(a), len(b)) and a[count] == b[count]:
+        count += 1
+    return a[:count]
+
+
+def settle(
+    array: Any, dims: Sequence[Dim], have: Placement, region: Region | None, *, partial: Axes = ()
+) -> Tensor:
+    """The tensor of a local result split as `have` says and still to be summed over the axes `partial`."""
+    if region is None:
+        return make(array, dims, None)
+    want = region.placement(dims)
+    held = list(have)
+    for position, wanted in enumerate(want):
+        arriving = wanted[len(held[position]) :]
+        scattered = tuple(arriving[: _run(arriving, partial)])
+        if scattered and wanted[: len(held[position])] == held[position]:
+            array = collectives.reduce_scatter(array, scattered, position)
+            held[position] += scattered
+            partial = tuple(axis for axis in partial if axis not in scattered)
+    array = collectives.all_reduce(array, partial)
+    array = relocate(array, tuple(held), want, region)
+    return result(equal_scalar(array, region) if not dims else array, dims, region)
+
+
+def _run(arriving: Axes, partial: Axes) -> int:
+    count = 0
+    while count < len(arriving) and arriving[count] in partial:
+        count += 1
+    return count
+
+
+def equal_scalar(array: Any, region: Region) -> Any:
+    """A number, retyped as equal on all processors; a sum that varied would be differentiated once on each."""
+    excess = tuple(sorted(varying(array) - set(region.taken)))
+    return collectives.from_first(array, excess) if excess else array
+

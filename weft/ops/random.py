@@ -1,0 +1,153 @@
+"""Random tensors whose bits do not depend on the layout.
+
+Each processor makes its own slice of the bits `jax.random` would make for the whole: threefry, run on the global
+row-major index of every local element. Samplers are JAX's own, given a key whose bits are made that way.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.extend.random as extended
+import jax.numpy as jnp
+from jax import lax
+
+from ..dims import Shape
+from ..errors import TensorError
+from ..layout import Placement
+from ..tensor import Tensor, is_tensor, result
+from .collectives import as_varying, index
+from .create import slice_of
+from .elementwise import cast, where
+from .meet import need_tensor, operand
+
+
+def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+    """Samples of the standard normal distribution."""
+    return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, dtype))
+
+
+def uniform(
+    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", minval: Any = 0.0, maxval: Any = 1.0
+) -> Tensor:
+    """Samples uniform in [minval, maxval)."""
+    low, high = _number(minval, "minval"), _number(maxval, "maxval")
+    return _sample(
+        key, dims, like, "random.uniform", lambda k, sizes: jax.random.uniform(k, sizes, dtype, minval=low, maxval=high)
+    )
+
+
+def truncated_normal(
+    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", lower: Any = -2.0, upper: Any = 2.0
+) -> Tensor:
+    """Samples of the standard normal distribution between `lower` and `upper`."""
+    low, high = _number(lower, "lower"), _number(upper, "upper")
+    return _sample(
+        key,
+        dims,
+        like,
+        "random.truncated_normal",
+        lambda k, sizes: jax.random.truncated_normal(k, low, high, sizes, dtype),
+    )
+
+
+def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
+    """True with probability `p`."""
+    chance = _number(p, "p")
+    return _sample(key, dims, like, "random.bernoulli", lambda k, sizes: jax.random.bernoulli(k, chance, sizes))
+
+
+def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
+    """`x` with each value zero with probability `rate`, the rest scaled to keep the mean."""
+    x = need_tensor(x, "dropout")
+    if isinstance(rate, int | float):
+        if not 0 <= rate < 1:
+            raise TensorError(f"dropout got rate {rate}", fix="give a rate in [0, 1), e.g. 0.1")
+        if rate == 0:
+            return x
+    keep = 1 - operand(rate, "dropout")
+    mask = bernoulli(key, x.dims, like=x, p=keep)
+    return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
+
+
+def _number(value: Any, what: str) -> Any:
+    value = operand(value, f"random ({what})")
+    if is_tensor(value):
+        if value.dims:
+            raise TensorError(f"`{what}` is {value!r}", fix="give one number; scale the samples for more")
+        return value.local_array
+    return value
+
+
+def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -> Tensor:
+    """The slice that is due here of `sampler` on the whole shape."""
+    key = _checked_key(key, what)
+    shape, region, placement, sizes = slice_of(dims, like, what)
+    if region is not None and any(placement):
+        data = as_varying(jax.random.key_data(key), [axis for axes in placement for axis in axes])
+        key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
+    return result(sampler(key, sizes), shape, region)
+
+
+def _checked_key(key: Any, what: str) -> Any:
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.shape != ():
+        raise TensorError(
+            f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
+            fix="give one key made by `jax.random.key(seed)` (`jax.random.PRNGKey` makes old-style ones)",
+        )
+    if not str(dtype) == "key<fry>":
+        raise TensorError(
+            f"{what} got a key of kind {dtype}, whose bits depend on the layout", fix="make it by `jax.random.key(seed)`"
+        )
+    return key
+
+
+def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
+    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape."""
+
+    def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
+        if tuple(asked) != sizes:
+            raise AssertionError(f"a sampler asked for bits of shape {asked} to fill {sizes}")
+        high, low = _global_index(shape, placement, sizes)
+        first, second = extended.threefry2x32_p.bind(data[0], data[1], high, low)
+        if width == 64:
+            return (first.astype("uint64") << 32) | second.astype("uint64")
+        return lax.convert_element_type(first ^ second, f"uint{width}")
+
+    standard: Any = extended.threefry_prng_impl
+    return extended.define_prng_impl(
+        key_shape=(2,),
+        seed=standard.seed,
+        split=standard.split,
+        random_bits=random_bits,
+        fold_in=standard.fold_in,
+        name="weft_slice",
+        tag="weft",
+    )
+
+
+def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
+    """The row-major index in the whole of every local element, as the high and low words of 64 bits."""
+    high = low = jnp.zeros(sizes, "uint32")
+    is_long = math.prod(shape.sizes) > 2**32
+    for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
+        here = lax.broadcasted_iota("uint32", sizes, position)
+        if axes:
+            here = here + index(axes).astype("uint32") * jnp.uint32(sizes[position])
+        if is_long:
+            high = high * jnp.uint32(dim.size) + _high_product(low, dim.size)
+        total = low * jnp.uint32(dim.size) + here
+        if is_long:
+            high = high + (total < here).astype("uint32")
+        low = total
+    return high, low
+
+
+def _high_product(a: Any, b: int) -> Any:
+    """The high word of the 64-bit product of a 32-bit word and a number below 2**32."""
+    half = jnp.uint32(0xFFFF)
+    a0, a1 = a & half, a >> 16
+    b0, b1 = jnp.uint32(b & 0xFFFF), jnp.uint32(b >> 16)
+    middle = a1 * b0 + ((a0 * b0) >> 16)
+    return a1 * b1 + (middle >> 16) + ((a0 * b1 + (middle & half)) >> 16)

@@ -1,0 +1,183 @@
+"""Reductions and the softmax family: an all-reduce over the axes of the dims reduced, nothing if none is split.
+
+What JAX has no collective for (prod, var) is one small gather of each processor's part. NaN, infinities and ties
+mean what they mean in jnp, wherever the slices lie.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..dims import Shape, resolve
+from ..layout import Axes
+from ..tensor import Tensor
+from ..tensor import result as tensor_result
+from .collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
+from .einsum import checked_rename
+from .elementwise import cast
+from .meet import Meeting, meet, need_tensor
+from .move import settle
+from .reshape import renamed
+
+
+class _Reduction:
+    """The dims of one reduction: which go, where they stand, over which axes they are split."""
+
+    def __init__(self, x: Tensor, over: Any, what: str):
+        self.x = need_tensor(x, what)
+        self.meeting: Meeting = meet([self.x])
+        self.gone: Shape = resolve(over, self.x.dims, what="over")
+        self.kept: Shape = self.x.dims.without(self.gone)
+        self.positions = tuple(self.x.dims.position(dim) for dim in self.gone)
+        self.axes: Axes = self.meeting.axes(self.gone)
+        self.count = math.prod(self.gone.sizes)
+
+    def local(self, compute: Callable[[Any], Any]) -> Any:
+        return self.meeting.run(compute, [self.x])
+
+    def result(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
+        dims = renamed(self.kept, checked_rename(rename))
+        return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
+
+    def same_shape(self, array: Any) -> Tensor:
+        return tensor_result(array, self.x.dims, self.meeting.region)
+
+
+def sum(x: Tensor, *, over: Any, rename: Any = None, dtype: Any = None) -> Tensor:
+    """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
+    r = _Reduction(x, over, "sum")
+    array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype))
+    return r.result(array, partial=r.axes, rename=rename)
+
+
+def mean(x: Tensor, *, over: Any, dtype: Any = None) -> Tensor:
+    """The mean of `x` over the dims `over`."""
+    r = _Reduction(x, over, "mean")
+
+    def part(a: Any) -> Any:
+        total = jnp.sum(a, axis=r.positions, dtype=_mean_dtype(a.dtype, dtype))
+        return (total / r.count).astype(dtype or _mean_result(a.dtype))
+
+    return r.result(r.local(part), partial=r.axes)
+
+
+def _mean_result(dtype: Any) -> Any:
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def _mean_dtype(dtype: Any, asked: Any) -> Any:
+    return jnp.promote_types(asked or _mean_result(dtype), jnp.float32)
+
+
+def max(x: Tensor, *, over: Any) -> Tensor:
+    """The largest value of `x` over the dims `over`; NaN wins."""
+    return _extreme(x, over, "max", jnp.max, all_max)
+
+
+def min(x: Tensor, *, over: Any) -> Tensor:
+    """The smallest value of `x` over the dims `over`; NaN wins."""
+    return _extreme(x, over, "min", jnp.min, all_min)
+
+
+def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
+    r = _Reduction(x, over, what)
+    if not r.axes:
+        return r.result(r.local(lambda a: local(a, axis=r.positions)))
+
+    # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
+    @jax.custom_jvp
+    def extreme(a: Any) -> Any:
+        return across(local(a, axis=r.positions), r.axes)
+
+    @extreme.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (a,), (t,) = primals, tangents
+        best = extreme(a)
+        hits = (a == jnp.expand_dims(best, r.positions)).astype(t.dtype)
+        count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)
+        return best, all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count
+
+    return r.result(r.local(lambda a: extreme(as_varying(a, r.axes))))
+
+
+def prod(x: Tensor, *, over: Any) -> Tensor:
+    """The product of `x` over the dims `over`."""
+    r = _Reduction(x, over, "prod")
+    array = r.local(lambda a: jnp.prod(a, axis=r.positions))
+    if r.axes:
+        array = jnp.prod(all_gather_equal(array[None], r.axes, 0), axis=0)
+    return r.result(array)
+
+
+def any(x: Tensor, *, over: Any) -> Tensor:
+    """Whether any value of `x` over the dims `over` is true."""
+    r = _Reduction(x, over, "any")
+    array = r.local(lambda a: jnp.any(a, axis=r.positions))
+    return r.result(all_max(array, r.axes))
+
+
+def all(x: Tensor, *, over: Any) -> Tensor:
+    """Whether all values of `x` over the dims `over` are true."""
+    r = _Reduction(x, over, "all")
+    array = r.local(lambda a: jnp.all(a, axis=r.positions))
+    return r.result(all_min(array, r.axes) if r.axes else array)
+
+
+def var(x: Tensor, *, over: Any) -> Tensor:
+    """The variance of `x` over the dims `over` (ddof 0); as exact as the two-pass form, in one exchange."""
+    r = _Reduction(x, over, "var")
+    if not r.axes:
+        return r.result(r.local(lambda a: jnp.var(a, axis=r.positions)))
+
+    def part(a: Any) -> Any:
+        a = a.astype(_mean_dtype(a.dtype, None))
+        return jnp.stack([jnp.mean(a, axis=r.positions), jnp.var(a, axis=r.positions)])[None]
+
+    # Each processor's mean and variance; sums of squares over all would cancel where the mean is large.
+    means, variances = jnp.moveaxis(all_gather_equal(r.local(part), r.axes, 0), 1, 0)
+    array = jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
+    return r.result(array.astype(_mean_result(r.x.dtype)))
+
+
+def logsumexp(x: Tensor, *, over: Any) -> Tensor:
+    """log(sum(exp(x))) over the dims `over`, without overflow."""
+    r = _Reduction(_floats(x, "logsumexp"), over, "logsumexp")
+    if not r.axes:
+        return r.result(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions)))
+    _, shift, total = _shifted_exp(r, only_finite=True)
+    return r.result(jnp.log(total) + jnp.squeeze(shift, r.positions))
+
+
+def softmax(x: Tensor, *, over: Any) -> Tensor:
+    """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
+    r = _Reduction(_floats(x, "softmax"), over, "softmax")
+    if not r.axes:
+        return r.same_shape(r.local(lambda a: jax.nn.softmax(a, axis=r.positions)))
+    a, shift, total = _shifted_exp(r)
+    return r.same_shape(jnp.exp(a - shift) / jnp.expand_dims(total, r.positions))
+
+
+def log_softmax(x: Tensor, *, over: Any) -> Tensor:
+    """x - logsumexp(x) over the dims `over`."""
+    r = _Reduction(_floats(x, "log_softmax"), over, "log_softmax")
+    if not r.axes:
+        return r.same_shape(r.local(lambda a: jax.nn.log_softmax(a, axis=r.positions)))
+    a, shift, total = _shifted_exp(r)
+    return r.same_shape((a - shift) - jnp.expand_dims(jnp.log(total), r.positions))
+
+
+def _shifted_exp(r: _Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
+    """The local array, the largest value (dims kept), and the sum of exp of the difference."""
+    a = r.local(lambda a: as_varying(a, r.axes))
+    shift = largest(jnp.max(a, axis=r.positions, keepdims=True), r.axes)
+    if only_finite:
+        shift = jnp.where(jnp.isfinite(shift), shift, jnp.zeros_like(shift))
+    return a, shift, all_reduce(jnp.sum(jnp.exp(a - shift), axis=r.positions), r.axes)
+
+
+def _floats(x: Any, what: str) -> Tensor:
+    x = need_tensor(x, what)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else cast(x, float)

@@ -1,0 +1,52 @@
+"""Recomputation: which values a backward pass keeps, and which it makes again.
+
+A gathered parameter is never kept. Collectives inside a recomputed function run twice unless their results are kept
+by name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from ..errors import TensorError
+from ..tensor import is_tensor, make
+from .meet import need_tensor, rematted
+
+
+
+def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
+    """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
+    if isinstance(save, str):
+        save = save.split()
+    if not all(isinstance(word, str) for word in save):
+        raise TensorError(f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']")
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        is_value = [_is_value(leaf) for leaf in leaves]
+        fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]
+
+        def run(values: Sequence[Any]) -> Any:
+            found = iter(values)
+            whole = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
+            with rematted():
+                inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
+                return fn(*inner_args, **inner_kwargs)
+
+        policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None
+        values = [leaf for leaf, value in zip(leaves, is_value, strict=True) if value]
+        return jax.checkpoint(run, policy=policy)(values)
+
+    return recomputed
+
+
+def _is_value(leaf: Any) -> bool:
+    return is_tensor(leaf) or hasattr(leaf, "dtype") or (isinstance(leaf, int | float) and not isinstance(leaf, bool))
+
+
+def name(x: Any, label: str) -> Any:
+    """`x` under a name that `remat(..., save=[...])` can keep."""
+    x = need_tensor(x, "name")
+    return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)

@@ -1,0 +1,73 @@
+"""Renaming and broadcasting: what changes the names of dims and may move slices.
+
+A rename keeps the placement where it can; split to whole is an all-gather, whole to split a local slice, and an axis
+that goes from one dim to another an all-to-all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, new_dims, union
+from ..errors import DimError, closest
+from ..tensor import Tensor, make, operation, result
+from .elementwise import aligned
+from .meet import Meeting, need_tensor
+from .move import settle
+
+
+def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
+    """The shape after a rename; every old name must be there, and no new one twice."""
+    for old, new in names.items():
+        if not dims.has(old):
+            raise DimError(f"there is no dim `{old}` to rename in [{dims}]", fix=closest(old, dims.names))
+        if not isinstance(new, Dim | str):
+            raise DimError(f"`{old}` was renamed to {new!r}", fix=f"give a name or a dim, e.g. `{old}='memory_{old}'`")
+        if isinstance(new, Dim) and new.size != dims.find(old).size:
+            raise DimError(
+                f"dim `{old}` (size {dims.find(old).size}) was renamed to `{new.name}` of size {new.size}",
+                fix=f"a rename keeps the size: `{new.name}` must have size {dims.find(old).size}",
+            )
+    after = [_new(dim, names.get(dim.name)) for dim in dims]
+    for dim, new in zip(dims, after, strict=True):
+        if dim.name in names and sum(other.name == new.name for other in after) > 1:
+            raise DimError(
+                f"dim `{dim.name}` was renamed to `{new.name}`, which [{dims}] has already",
+                fix=f"choose another name, or rename that dim in the same call: `{new.name}='{new.name}_2'`",
+            )
+    return Shape(after)
+
+
+def _new(dim: Dim, new: Any) -> Dim:
+    return dim if new is None else new if isinstance(new, Dim) else dim.renamed(new)
+
+
+@operation("rename")
+def rename(x: Tensor, **names: Any) -> Tensor:
+    """`x` with some dims renamed; several renames are one movement."""
+    x = need_tensor(x, "rename")
+    dims = renamed(x.dims, names)
+    if x._region is None:
+        return make(x._array, dims, None, x._kind)
+    meeting = Meeting(x._region, x.dims)
+    array = meeting.run(lambda a: a, [x])
+    return settle(array, dims, meeting.placement(x.dims), x._region)
+
+
+def broadcast(x: Tensor, dims: Any) -> Tensor:
+    """`x` repeated along the dims it lacks, with its dims in the order of `dims`; nothing is sent."""
+    x = need_tensor(x, "broadcast")
+    shape = new_dims(dims, what="dims", known=x.dims)
+    for dim in x.dims:
+        if not shape.has(dim):
+            raise DimError(
+                f"broadcast to [{shape}] leaves out `{dim.name}` of {x!r}",
+                fix=f"add `{dim.name}`, or sum over it first: `wf.sum(x, over='{dim.name}')`",
+            )
+    union(shape, x.dims)  # one size for each name
+    meeting = Meeting(x._region, union(x.dims, shape))
+    sizes = meeting.local_sizes(shape)
+    array = meeting.run(lambda a: jnp.broadcast_to(aligned(a, x.dims, shape), sizes), [x])
+    return result(array, shape, meeting.region)
+

@@ -1,0 +1,59 @@
+"""Trees of tensors taken apart into arrays and put together again, for what JAX traces as flat functions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..dims import Shape
+from ..errors import TensorError
+from ..layout import Region
+from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a leaf's array stands for: a tensor of these dims, or (dims None) a plain value."""
+
+    dims: Shape | None = None
+    region: Region | None = None
+    kind: Kind = PLAIN
+
+    def filled(self, array: Any) -> Any:
+        return array if self.dims is None else make(array, self.dims, self.region, self.kind)
+
+
+def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
+    """The arrays of a tree, what each of them stands for, and the tree's structure."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
+    arrays = [checked(leaf)._array if is_tensor(leaf) else leaf for leaf in leaves]
+    return arrays, [slot_of(leaf) for leaf in leaves], structure
+
+
+def slot_of(leaf: Any) -> Slot:
+    return Slot(leaf.dims, leaf._region, leaf._kind) if is_tensor(leaf) else Slot()
+
+
+def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -> Any:
+    """The tree that `take_apart` took apart."""
+    return jax.tree.unflatten(structure, [slot.filled(array) for slot, array in zip(slots, arrays, strict=True)])
+
+
+def numbers(arrays: Sequence[Any], what: str) -> list[Any]:
+    """The leaves as arrays; anything that is no array or number is an error."""
+    found = []
+    for leaf in arrays:
+        if not isinstance(leaf, bool | int | float | complex) and not hasattr(leaf, "dtype"):
+            raise TensorError(
+                f"{what} holds {type(leaf).__name__} {leaf!r:.60}",
+                fix="keep only tensors, numbers and keys in it; close over the rest",
+            )
+        found.append(leaf if hasattr(leaf, "aval") else jnp.asarray(leaf))
+    return found
+
+
+def map_tensors(fn: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The tree with `fn` of every tensor in it."""
+    return jax.tree.map(lambda leaf: fn(leaf) if is_tensor(leaf) else leaf, tree, is_leaf=is_tensor)

@@ -1,0 +1,74 @@
+"""Placing global tensors on a mesh, and bringing them back.
+
+Stands beside spmd at the border; imports what stands left of the ops.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .errors import RegionError
+from .layout import Region, as_layout, spec
+from .mesh import as_mesh
+from .tensor import Tensor, checked, is_tensor, make
+
+
+def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
+    """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
+
+    With many processes each gives its own rows of every tensor that is split between them.
+    """
+    mesh = as_mesh(mesh)
+    region = Region(mesh, as_layout(layout))
+    devices = mesh.jax_mesh()
+
+    def place(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            placed = spec(region.placement(leaf.dims, leaf._kind.store))
+            return make(put_array(_outside(leaf, "put")._array, devices, placed), leaf.dims, None, leaf._kind)
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+            return put_array(leaf, devices, PartitionSpec())
+        return leaf
+
+    return jax.tree.map(place, tree, is_leaf=is_tensor)
+
+
+def get(tree: Any) -> Any:
+    """The tree with a NumPy array in place of every tensor and array."""
+
+    def fetch(leaf: Any) -> Any:
+        array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
+        if isinstance(array, jax.Array) and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return np.asarray(array if array.is_fully_addressable else _whole(array))
+        return array
+
+    return jax.tree.map(fetch, tree, is_leaf=is_tensor)
+
+
+def put_array(array: Any, mesh: Any, placed: PartitionSpec) -> Any:
+    """One array on the mesh; nothing happens if it is there already."""
+    wanted = NamedSharding(mesh, placed)
+    if isinstance(array, jax.Array) and array.sharding == wanted:
+        return array
+    if isinstance(array, int | float | complex):
+        return array  # stays weakly typed
+    if jax.process_count() > 1 and not isinstance(array, jax.Array):
+        return jax.make_array_from_process_local_data(wanted, array)
+    if isinstance(array, jax.Array) and array.is_fully_addressable and len(array.sharding.device_set) == 1:
+        if not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
+    return jax.device_put(array, wanted)
+
+
+def _whole(array: jax.Array) -> Any:
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(array, tiled=True)
+
+
+def _outside(x: Tensor, what: str) -> Tensor:
+    if x._region is not None:
+        raise RegionError(f"{what} got {x!r} inside a region", state=x._region.state, fix=f"call wf.{what} outside of it")
+    return checked(x)

@@ -1,0 +1,414 @@
+"""The tensor: an array, the names of its dims, and its layout.
+
+Imports what stands left of it; the operations register the operators here (`operation`). The invariant, always:
+the array's shape is the local sizes of the dims under the tensor's region; outside a region the array is global.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from .dims import Dim, Shape, new_dims
+from .errors import DimError, TensorError
+from .layout import Layout, Placement, Region, typed
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a tensor entered: stored split as a parameter, and how its gradient is to be summed."""
+
+    store: str | None = None
+    """`"params"` for a parameter; its array is the stored slice until an op uses it."""
+    sums: Any = None
+    """The dtype in which gradient sums travel, where one was asked for."""
+    cast_to: Any = None
+    """A cast put off until the tensor meets data, so that sums travel in `sums` (only with `sums`)."""
+    equal: frozenset[str] = frozenset()
+    """Axes over which JAX types the array as varying although every processor holds the same (after a gather)."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.store is None and self.sums is None
+
+
+PLAIN = Kind()
+PARAMETER = Kind(store="params")
+
+_operations: dict[str, Callable[..., Any]] = {}
+
+
+def operation(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the function behind an operator or method of `Tensor`."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        _operations[name] = fn
+        return fn
+
+    return register
+
+
+class Tensor:
+    """An array whose dims have names; inside a region, this processor's slice of it."""
+
+    __slots__ = ("_array", "_dims", "_kind", "_memo", "_region")
+    __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # NumPy leaves operators with a tensor on the right to the tensor
+
+    _array: Any
+    _dims: Shape
+    _region: Region | None
+    _kind: Kind
+    _memo: dict[Any, Any]
+
+    def __init__(self, array: Any, dims: Any):
+        made = tensor(array, dims)
+        self._fill(made._array, made._dims, None, PLAIN)
+
+    def _fill(self, array: Any, dims: Shape, region: Region | None, kind: Kind) -> "Tensor":
+        self._array, self._dims, self._region, self._kind, self._memo = array, dims, region, kind, {}
+        return self
+
+    @property
+    def dims(self) -> Shape:
+        return self._dims
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(self._kind.cast_to) if self._kind.cast_to is not None else self._array.dtype
+
+    @property
+    def layout(self) -> Layout:
+        """The layout this tensor is under; empty outside a region."""
+        return Layout("") if self._region is None else self._region.layout
+
+    @property
+    def array(self) -> jax.Array:
+        """The global array; inside a region there is none to give."""
+        if self._region is not None:
+            raise TensorError(
+                f"`.array` of {self!r} was asked for inside a region, where it would be one processor's slice",
+                state=self._region.state,
+                fix="use wf operations, return the tensor from the region, or take the slice on purpose: `.local_array`",
+            )
+        return self._array
+
+    @property
+    def local_array(self) -> jax.Array:
+        """This processor's slice; outside a region, the whole array."""
+        return self._array if self._kind.cast_to is None else self._array.astype(self._kind.cast_to)
+
+    def dim(self, name: Dim | str) -> Dim:
+        """The dim of that name."""
+        return self._dims.find(name)
+
+    def size(self, name: Dim | str) -> int:
+        """The global size of the dim of that name."""
+        return self.dim(name).size
+
+    def ways(self, dim: Dim | str) -> int:
+        """Into how many slices a dim is split; 1 outside a region. For schedules only."""
+        return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
+
+    def rename(self, **names: Dim | str) -> "Tensor":
+        """This tensor with some dims renamed, moved where the new names are split otherwise."""
+        return _operations["rename"](self, **names)
+
+    def __repr__(self) -> str:
+        if not hasattr(self._array, "dtype"):
+            return f"Tensor[{self._dims}]({self._array!r})"
+        placed: Placement = placement(self) if self._region is not None else ((),) * len(self._dims)
+        return typed(short_dtype(self.dtype), self._dims, placed)
+
+    def __str__(self) -> str:
+        if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
+            return repr(self)
+        return f"{self!r}\n{np.asarray(self._array)}"
+
+    def __format__(self, form: str) -> str:
+        return format(self.__array__().item(), form) if form else str(self)
+
+    # What would silently use one slice as if it were the whole, or lose the names, raises.
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._whole_value("np.asarray()"), dtype)
+
+    def __float__(self) -> float:
+        return float(self._whole_value("float()"))
+
+    def __int__(self) -> int:
+        return int(self._whole_value("int()"))
+
+    def __bool__(self) -> bool:
+        return bool(self._whole_value("bool()"))
+
+    def __jax_array__(self) -> Any:
+        # `0-d jax array * tensor` asks the tensor for an array before it lets the tensor's own operator run;
+        # handed the tensor back, JAX gives way.
+        if sys._getframe(1).f_code.co_name == "deferring_binary_op":
+            return self
+        if not self._dims and self._region is None:
+            return self._array
+        raise TensorError(
+            f"a plain JAX function was called on {self!r}; it would not see the names",
+            state="" if self._region is None else self._region.state,
+            fix="use the wf function of that name, `wf.elementwise(fn, x)` or `wf.local(fn, x, out=...)`; "
+            "outside a region `x.array` is the plain array",
+        )
+
+    def __iter__(self) -> Any:
+        raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
+
+    def _whole_value(self, what: str) -> Any:
+        if self._region is not None:
+            raise TensorError(
+                f"{what} of {self!r} inside a region, where values are not known and each processor has a slice",
+                state=self._region.state,
+                fix="return the tensor from the region, or use wf.print, wf.where or wf.cond",
+            )
+        if isinstance(self._array, jax.core.Tracer):
+            raise TensorError(
+                f"{what} of {self!r} while it is being traced, where values are not known",
+                fix="return the tensor from the traced function, or use wf.print, wf.where or wf.cond",
+            )
+        return self._array
+
+    # Operators; the functions behind them are registered by weft.ops.elementwise.
+    def __add__(self, other: Any) -> "Tensor":
+        return _operations["add"](self, other)
+
+    def __radd__(self, other: Any) -> "Tensor":
+        return _operations["add"](other, self)
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return _operations["subtract"](self, other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return _operations["subtract"](other, self)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return _operations["multiply"](self, other)
+
+    def __rmul__(self, other: Any) -> "Tensor":
+        return _operations["multiply"](other, self)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return _operations["divide"](self, other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return _operations["divide"](other, self)
+
+    def __floordiv__(self, other: Any) -> "Tensor":
+        return _operations["floor_divide"](self, other)
+
+    def __rfloordiv__(self, other: Any) -> "Tensor":
+        return _operations["floor_divide"](other, self)
+
+    def __mod__(self, other: Any) -> "Tensor":
+        return _operations["remainder"](self, other)
+
+    def __rmod__(self, other: Any) -> "Tensor":
+        return _operations["remainder"](other, self)
+
+    def __pow__(self, other: Any) -> "Tensor":
+        return _operations["power"](self, other)
+
+    def __rpow__(self, other: Any) -> "Tensor":
+        return _operations["power"](other, self)
+
+    def __and__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_and"](self, other)
+
+    def __rand__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_and"](other, self)
+
+    def __or__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_or"](self, other)
+
+    def __ror__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_or"](other, self)
+
+    def __xor__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_xor"](self, other)
+
+    def __rxor__(self, other: Any) -> "Tensor":
+        return _operations["bitwise_xor"](other, self)
+
+    def __lshift__(self, other: Any) -> "Tensor":
+        return _operations["left_shift"](self, other)
+
+    def __rshift__(self, other: Any) -> "Tensor":
+        return _operations["right_shift"](self, other)
+
+    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return _operations["equal"](self, other)
+
+    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return _operations["not_equal"](self, other)
+
+    def __lt__(self, other: Any) -> "Tensor":
+        return _operations["less"](self, other)
+
+    def __le__(self, other: Any) -> "Tensor":
+        return _operations["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> "Tensor":
+        return _operations["greater"](self, other)
+
+    def __ge__(self, other: Any) -> "Tensor":
+        return _operations["greater_equal"](self, other)
+
+    def __neg__(self) -> "Tensor":
+        return _operations["negative"](self)
+
+    def __pos__(self) -> "Tensor":
+        return self
+
+    def __abs__(self) -> "Tensor":
+        return _operations["abs"](self)
+
+    def __invert__(self) -> "Tensor":
+        return _operations["invert"](self)
+
+
+def tensor(array: Any, dims: Any) -> Tensor:
+    """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
+    return _named(array, dims, PLAIN)
+
+
+def parameter(array: Any, dims: Any) -> Tensor:
+    """A tensor that is stored by the layout's `params.` rules and gathered where it is used."""
+    return _named(array, dims, PARAMETER)
+
+
+def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
+    if isinstance(array, Tensor):
+        raise TensorError(
+            f"{array!r} is a tensor already", fix="pass its `.array`, or rename its dims: `x.rename(old='new')`"
+        )
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        try:
+            array = jax.numpy.asarray(array)
+        except (TypeError, ValueError) as error:
+            raise TensorError(
+                f"a tensor cannot be made of {type(array).__name__}: {str(error).splitlines()[0]}",
+                fix="give a NumPy or JAX array, a number or a `jax.ShapeDtypeStruct`",
+            ) from None
+    if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
+        raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
+    shape = _shape_for(array, dims)
+    if shape.sizes != tuple(array.shape):
+        raise DimError(
+            f"an array of shape {tuple(array.shape)} does not fit dims [{shape}]",
+            fix=f"give dims of sizes {tuple(array.shape)} in that order, or transpose the array",
+        )
+    return make(array, shape, None, kind)
+
+
+def _shape_for(array: Any, dims: Any) -> Shape:
+    from_names = isinstance(dims, str) or (
+        isinstance(dims, Sequence) and not isinstance(dims, Shape) and any(isinstance(dim, str) for dim in dims)
+    )
+    if not from_names:
+        return new_dims(dims, what="dims")
+    names = [word for item in ([dims] if isinstance(dims, str) else dims) for word in _pieces(item)]
+    if len(names) != len(array.shape):
+        raise DimError(
+            f"an array of shape {tuple(array.shape)} has {len(array.shape)} dims, and {len(names)} names were given: {names}",
+            fix=f"give {len(array.shape)} names",
+        )
+    return Shape(
+        name if isinstance(name, Dim) else Dim(name, size) for name, size in zip(names, array.shape, strict=True)
+    )
+
+
+def _pieces(item: Any) -> list[Any]:
+    return item.replace(",", " ").split() if isinstance(item, str) else [item]
+
+
+def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
+    """A tensor from parts already known to fit."""
+    shape = dims if isinstance(dims, Shape) else Shape(dims)
+    return object.__new__(Tensor)._fill(array, shape, region, kind)
+
+
+def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
+    """The tensor an op made. Over an axis that splits none of its dims it is equal, whatever JAX types it as."""
+    x = make(array, dims, region, kind)
+    if region is not None and (equal := _excess(x)) != kind.equal:
+        x._kind = replace(kind, equal=equal)
+    return x
+
+
+def _excess(x: Tensor) -> frozenset[str]:
+    """The axes that the array varies over and no dim is split over."""
+    assert x._region is not None
+    split = {axis for axes in placement(x) for axis in axes}
+    return frozenset(jax.typeof(x._array).manual_axis_type.varying) - split - set(x._region.taken)
+
+
+def placement(x: Tensor) -> Placement:
+    """Over which axes each dim of `x` is split."""
+    if x._region is None:
+        return ((),) * len(x._dims)
+    return x._region.placement(x._dims, x._kind.store)
+
+
+def is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)
+
+
+def checked(x: Tensor) -> Tensor:
+    """`x`, if its array is still what its dims say; something may have worked on it behind the names."""
+    shape = getattr(x._array, "shape", None)
+    sizes = x._dims.sizes if x._region is None else x._region.local_sizes(x._dims, placement(x))
+    if shape is not None and tuple(shape) != sizes:
+        raise TensorError(
+            f"a tensor says [{x._dims}] and its array has shape {tuple(shape)} where {sizes} is due: "
+            "an axis was stripped, added or resized behind the names",
+            state="" if x._region is None else x._region.state,
+            fix="use the named form: `wf.scan` for lax.scan or lax.map, `wf.vmap` for jax.vmap, "
+            "`wf.associative_scan` for jax.lax.associative_scan",
+        )
+    if x._region is not None and (differing := _excess(x) - x._kind.equal):
+        raise TensorError(
+            f"the slices of {x!r} differ over {', '.join(f'`{axis}`' for axis in sorted(differing))}, "
+            "which splits none of its dims: a plain JAX function was applied to slices behind the names",
+            state=x._region.state,
+            fix="use wf operations, `wf.local(fn, x, out=..., summed=...)`, or for an optimizer `wf.train_step`",
+        )
+    return x
+
+
+def short_dtype(dtype: Any) -> str:
+    """A dtype as it is printed.
+
+    >>> short_dtype(np.dtype("float32"))
+    'f32'
+    """
+    name = str(dtype)
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return name
+
+
+def _has_values(array: Any) -> bool:
+    return isinstance(array, np.ndarray | np.generic) or (isinstance(array, jax.Array) and array.is_fully_addressable)
+
+
+def _flatten(x: Tensor) -> tuple[tuple[Any], Any]:
+    return (x._array,), (x._dims, x._region, x._kind)
+
+
+def _flatten_with_keys(x: Tensor) -> tuple[tuple[Any], Any]:
+    return ((jax.tree_util.GetAttrKey("array"), x._array),), (x._dims, x._region, x._kind)
+
+
+def _unflatten(aux: Any, children: Any) -> Tensor:
+    return object.__new__(Tensor)._fill(children[0], *aux)
+
+
+jax.tree_util.register_pytree_with_keys(Tensor, _flatten_with_keys, _unflatten, _flatten)
