@@ -87,8 +87,7 @@ class Module:
         for_types = {
             id(inner)
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.If)
-            and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             for statement in node.body
             for inner in ast.walk(statement)
         }
@@ -182,9 +181,7 @@ def private_jax(module: Module) -> list[str]:
         if not f"{name}.".startswith(f"{PRIVATE_JAX}."):
             continue
         if module.name != "weft.compat":
-            complaints.append(
-                f"{module.name}:{line} uses {name}; only weft/compat.py may touch {PRIVATE_JAX}"
-            )
+            complaints.append(f"{module.name}:{line} uses {name}; only weft/compat.py may touch {PRIVATE_JAX}")
         elif line not in reasons:
             complaints.append(f"{module.name}:{line} uses {name} without a comment on that line saying why")
     return complaints

@@ -11,10 +11,9 @@ from .errors import (
     WeftError,
     WeftWarning,
 )
-from .gradients import grad, value_and_grad
 from .layout import Layout
 from .mesh import Mesh
 from .ops import *  # noqa: F403
-from .place import get, put
-from .spmd import spmd
+from .program import Program, trace
+from .spmd import TrainState, get, grad, put, spmd, train_step, value_and_grad
 from .tensor import Tensor, parameter, tensor

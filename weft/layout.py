@@ -111,7 +111,7 @@ def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
         pairs = [(name, list(axes) if isinstance(axes, list | tuple) else axes) for name, axes in rules.items()]
     elif isinstance(rules, str):
         text = re.sub(r"\s*([:+.])\s*", r"\1", rules.strip())
-        pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]  # type: ignore[misc]
+        pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]
     else:
         raise LayoutError(f"a layout cannot be made of {rules!r}", fix="write it like `Layout('batch:rows,d_ff:cols')`")
     found: dict[tuple[str | None, str], Axes] = {}
@@ -221,9 +221,7 @@ class Region:
             name: tuple(axis for axis in axes if axis not in self.taken) for name, axes in self.layout.rules.items()
         }
         explicit = {dim.name: rules[dim.name] for dim in dims if dim.name in rules}
-        inherited = {
-            dim.name: rules[dim.follows] for dim in dims if dim.name not in rules and dim.follows in rules
-        }
+        inherited = {dim.name: rules[dim.follows] for dim in dims if dim.name not in rules and dim.follows in rules}
         return explicit, inherited
 
     def _hold(self, name: str, axes: Axes, held: dict[str, str], dims: Sequence[Dim]) -> None:
@@ -246,7 +244,8 @@ class Region:
             raise LayoutError(
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
-                fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), or drop `{dim.name}:{'+'.join(axes)}`",
+                fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
+                f"or drop `{dim.name}:{'+'.join(axes)}`",
             )
         return axes
 
@@ -265,7 +264,9 @@ class Region:
                 raise unmatched(f"params.{dim}", axes, self.seen_params, self.layout, why)
         for dim, axes in self.layout.optimizer.items():
             if dim not in self.seen:
-                raise unmatched(f"optimizer.{dim}", axes, self.seen, self.layout, "no tensor of this program has that dim")
+                raise unmatched(
+                    f"optimizer.{dim}", axes, self.seen, self.layout, "no tensor of this program has that dim"
+                )
 
 
 def spec(placement: Placement) -> PartitionSpec:

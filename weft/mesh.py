@@ -3,6 +3,7 @@
 Imports errors and dims. Making a mesh never starts JAX; only `jax_mesh` looks for devices.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -78,7 +79,9 @@ class Mesh:
         if isinstance(self.devices, tuple):
             raise MeshError(fact, fix=f"give {self.size} devices, or make the mesh smaller")
         if kind != "cpu":
-            raise MeshError(fact, fix=f"make the mesh smaller, or use virtual ones: `Mesh({str(self)!r}, devices='cpu')`")
+            raise MeshError(
+                fact, fix=f"make the mesh smaller, or use virtual ones: `Mesh({str(self)!r}, devices='cpu')`"
+            )
         raise MeshError(
             f"{fact}; it had started before this mesh was made",
             fix=f"make the mesh before the first JAX computation, or set JAX_NUM_CPU_DEVICES={self.size}",
@@ -135,9 +138,7 @@ def _checked(axes: dict[str, Any]) -> dict[str, int]:
         raise MeshError("a mesh with no axes has no processors", fix="name at least one axis, e.g. `Mesh('all=1')`")
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
-            raise MeshError(
-                f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`"
-            )
+            raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
         if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
@@ -150,8 +151,7 @@ def _ask_for_virtual_processors(count: int) -> None:
     if count > MOST_VIRTUAL or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     # A fresh JAX reads -1 (unset); a larger mesh made earlier, or the environment, may have asked for more.
-    if jax.config.jax_num_cpu_devices < count:
-        try:
+    if jax.config.read("jax_num_cpu_devices") < count:
+        # If JAX has started it refuses; `jax_mesh` says so when devices are needed and missing.
+        with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError:
-            pass  # JAX has started: `jax_mesh` says so when devices are needed and missing.

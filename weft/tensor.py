@@ -92,7 +92,7 @@ class Tensor:
             raise TensorError(
                 f"`.array` of {self!r} was asked for inside a region, where it would be one processor's slice",
                 state=self._region.state,
-                fix="use wf operations, return the tensor from the region, or take the slice on purpose: `.local_array`",
+                fix="use wf operations, return the tensor from the region, or take the slice: `.local_array`",
             )
         return self._array
 
@@ -316,7 +316,7 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     names = [word for item in ([dims] if isinstance(dims, str) else dims) for word in _pieces(item)]
     if len(names) != len(array.shape):
         raise DimError(
-            f"an array of shape {tuple(array.shape)} has {len(array.shape)} dims, and {len(names)} names were given: {names}",
+            f"an array of shape {tuple(array.shape)} does not fit {len(names)} names: {' '.join(map(str, names))}",
             fix=f"give {len(array.shape)} names",
         )
     return Shape(

@@ -18,7 +18,9 @@ from .remat import remat
 from .trees import map_tensors
 
 
-def accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int) -> Tensor:
+def accumulate(
+    fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int
+) -> Tensor:
     """Σsum / Σweight, where `fn(params, microbatch)` gives (sum, weight), over `count` microbatches.
 
     Global row i goes to microbatch i mod count, so no row moves. Differentiated, gradients are summed over
@@ -29,7 +31,9 @@ def accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any
     name = over.name if isinstance(over, Dim) else over
     tensors = [leaf for leaf in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(name)]
     if not tensors:
-        raise DimError(f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`")
+        raise DimError(
+            f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
+        )
     turn = Dim("microbatch", count)
     region = common_region(tensors)
     params = map_tensors(lambda x: with_layout(x, region) if x._kind.store is not None else x, params)

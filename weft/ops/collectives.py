@@ -112,7 +112,9 @@ def all_max(array: Any, axes: Axes) -> Any:
     if not axes:
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        return lax.pmax(as_varying(array.astype("int32") if array.dtype == bool else array, axes), axes).astype(array.dtype)
+        return lax.pmax(as_varying(array.astype("int32") if array.dtype == bool else array, axes), axes).astype(
+            array.dtype
+        )
     return _from_ordered(lax.pmax(as_varying(_to_ordered(array), axes), axes), array.dtype)
 
 

@@ -43,7 +43,9 @@ def scan(
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
     inputs, slots, structure = take_apart(_along(xs, dim))
-    inner = [Slot(slot.dims.without([dim]), slot.region, slot.kind) if slot.dims is not None else slot for slot in slots]
+    inner = [
+        Slot(slot.dims.without([dim]), slot.region, slot.kind) if slot.dims is not None else slot for slot in slots
+    ]
 
     def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
         result = fn(carry, put_together(arrays, inner, structure))
@@ -64,7 +66,9 @@ def _scanned_dim(over: Any, tensors: Sequence[Tensor]) -> Dim:
     if not tensors and len(names) == 1 and isinstance(names[0], Dim):
         return names[0]
     if not tensors:
-        raise DimError(f"scan goes over {over!r} with nothing to go along", fix="give the dim itself: `wf.Dim('steps', 8)`")
+        raise DimError(
+            f"scan goes over {over!r} with nothing to go along", fix="give the dim itself: `wf.Dim('steps', 8)`"
+        )
     return only(resolve(over, tensors[0].dims, what="over"), "scan")
 
 
@@ -244,7 +248,7 @@ def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., An
     for pair in avals:
         if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
             raise TensorError(
-                f"the branches of cond give {pair[0].dtype}{list(pair[0].shape)} and {pair[1].dtype}{list(pair[1].shape)}",
+                f"the branches of cond give {' and '.join(f'{a.dtype}{list(a.shape)}' for a in pair)}",
                 fix=f"cast one: `wf.cast(x, '{pair[0].dtype}')`",
             )
 
@@ -265,6 +269,10 @@ def _joined(a: Slot, b: Slot) -> Slot:
 
 class _Branch:
     """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
+
+    structure: Any
+    leaves: list[Any]
+    slots: list[Slot]
 
     def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot], structure: Any):
         self.fn, self.operand_slots, self.operand_structure = fn, slots, structure
@@ -305,7 +313,9 @@ def _check_same(branches: Sequence[_Branch]) -> None:
 def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
     """A boolean that is the same on all processors."""
     if is_tensor(value) and value.dims:
-        raise TensorError(f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise")
+        raise TensorError(
+            f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
+        )
     array = jnp.asarray(value.local_array if is_tensor(value) else value)
     if array.shape != ():
         raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
@@ -329,6 +339,7 @@ def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
 def _sends(jaxpr: Any) -> bool:
     """Whether a program has a collective in it, or something whose gradient is one."""
     return any(
-        eqn.primitive.name in COLLECTIVES or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
+        eqn.primitive.name in COLLECTIVES
+        or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )

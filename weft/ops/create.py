@@ -55,5 +55,3 @@ def slice_of(dims: Any, like: Any, what: str) -> tuple[Shape, Region | None, Pla
         return shape, None, ((),) * len(shape), shape.sizes
     placement = region.placement(shape)
     return shape, region, placement, region.local_sizes(shape, placement)
-
-

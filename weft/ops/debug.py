@@ -15,7 +15,7 @@ from jax import lax
 from ..dims import Shape
 from ..errors import CheckError, TensorError
 from ..layout import Region, open_region
-from ..tensor import Tensor, is_tensor, make, placement, short_dtype, typed
+from ..tensor import is_tensor, placement
 from .collectives import all_gather_equal, as_varying, from_first, index, varying
 from .meet import common_region, meet, need_tensor, operand, with_layout
 from .move import relocate
@@ -24,7 +24,9 @@ from .move import relocate
 def print(fmt: str, *xs: Any) -> None:
     """Prints `fmt.format(*xs)` with the global values of the tensors, once."""
     if not isinstance(fmt, str):
-        raise TensorError(f"print got {type(fmt).__name__} for its text", fix="give a format: `wf.print('loss {}', loss)`")
+        raise TensorError(
+            f"print got {type(fmt).__name__} for its text", fix="give a format: `wf.print('loss {}', loss)`"
+        )
     xs = tuple(operand(x, "print") for x in xs)
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
     _once(lambda *values: builtins.print(fmt.format(*values), flush=True), [whole_value(x) for x in xs], region)
@@ -77,7 +79,9 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
     predicate = need_tensor(predicate, "check")
     if predicate.dtype != bool:
-        raise TensorError(f"check got {predicate!r}, which holds no booleans", fix="compare first: `wf.check(x > 0, ...)`")
+        raise TensorError(
+            f"check got {predicate!r}, which holds no booleans", fix="compare first: `wf.check(x > 0, ...)`"
+        )
     tensors = {name: operand(x, "check") for name, x in tensors.items()}
     meeting = meet([predicate, *tensors.values()])
     region = meeting.region
@@ -87,7 +91,9 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
 
     def report(ok: Any, *values: Any) -> None:
         if not np.all(ok):
-            failures.add(_failure(message, state, dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors))
+            failures.add(
+                _failure(message, state, dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors)
+            )
 
     _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
     if region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None:

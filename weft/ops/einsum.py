@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import Shape, listed, resolve
+from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
 from ..tensor import Tensor
 from .meet import meet, need_tensor
@@ -64,4 +64,4 @@ def checked_rename(rename: Any) -> dict[str, Any]:
         return {}
     if not isinstance(rename, dict):
         raise DimError(f"`rename` is {rename!r}", fix="give old and new names, e.g. `rename={'length': stream}`")
-    return {listed(old, "rename")[0] if isinstance(old, str) else old.name: new for old, new in rename.items()}
+    return {old.name if isinstance(old, Dim) else old: new for old, new in rename.items()}

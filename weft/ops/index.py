@@ -115,5 +115,3 @@ def only(dims: Shape, what: str) -> Dim:
     if len(dims) != 1:
         raise DimError(f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix="name one dim")
     return dims[0]
-
-

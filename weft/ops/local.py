@@ -55,7 +55,9 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     found = meeting.run(compute, xs)
     arrays = [found] if is_single else list(found)
     if len(arrays) != len(shapes):
-        raise TensorError(f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them")
+        raise TensorError(
+            f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them"
+        )
     results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
@@ -95,13 +97,16 @@ def _check_accounted(meeting: Meeting, known: Shape, shapes: Sequence[Shape], wh
             raise LayoutError(
                 f"local needs `{dim.name}` whole, and it is split over `{over}`",
                 state=state,
-                fix=f"rename it to an unsplit dim first: `x.rename({dim.name}='{dim.name}_whole')`, or drop `{dim.name}:{over}`",
+                fix=f"rename it to an unsplit dim first: `x.rename({dim.name}='{dim.name}_whole')`, "
+                f"or drop `{dim.name}:{over}`",
             )
         if not gone.has(dim) and not all(shape.has(dim) for shape in shapes):
             raise LayoutError(
-                f"local's result lacks `{dim.name}`, which is split over `{over}`: processors would give different results",
+                f"local's result lacks `{dim.name}`, which is split over `{over}`: "
+                "processors would give different results",
                 state=state,
-                fix=f"put it in `out`, in `summed` if the results are partial sums, or in `whole`: `whole=['{dim.name}']`",
+                fix=f"put it in `out`, or in `summed` if the results are partial sums, or make it whole: "
+                f"`x.rename({dim.name}='{dim.name}_whole')`",
             )
 
 

@@ -53,7 +53,9 @@ def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
     known = union(*(x.dims for x in tensors))
     for name in listed(over, "over"):
         if not known.has(name):
-            raise DimError(f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument")
+            raise DimError(
+                f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument"
+            )
     return only(Shape(known.find(name) for name in listed(over, "over")), "vmap")
 
 

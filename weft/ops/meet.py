@@ -161,7 +161,7 @@ def _varied(x: Tensor, array: Any, want: Placement, over: frozenset[str]) -> Any
         return as_varying(array, missing)
     made = x._memo.setdefault(("varying", want), {})
     if missing not in made:
-        base = max((axes for axes in made if axes < missing), key=len, default=frozenset())
+        base: frozenset[str] = max((axes for axes in made if axes < missing), key=len, default=frozenset())
         with level_of(x._array):
             if x._kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)

@@ -60,9 +60,7 @@ def _common(a: Axes, b: Axes) -> Axes:
     return a[:count]
 
 
-def settle(
-    array: Any, dims: Sequence[Dim], have: Placement, region: Region | None, *, partial: Axes = ()
-) -> Tensor:
+def settle(array: Any, dims: Sequence[Dim], have: Placement, region: Region | None, *, partial: Axes = ()) -> Tensor:
     """The tensor of a local result split as `have` says and still to be summed over the axes `partial`."""
     if region is None:
         return make(array, dims, None)
@@ -91,4 +89,3 @@ def equal_scalar(array: Any, region: Region) -> Any:
     """A number, retyped as equal on all processors; a sum that varied would be differentiated once on each."""
     excess = tuple(sorted(varying(array) - set(region.taken)))
     return collectives.from_first(array, excess) if excess else array
-

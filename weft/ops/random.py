@@ -98,7 +98,8 @@ def _checked_key(key: Any, what: str) -> Any:
         )
     if not str(dtype) == "key<fry>":
         raise TensorError(
-            f"{what} got a key of kind {dtype}, whose bits depend on the layout", fix="make it by `jax.random.key(seed)`"
+            f"{what} got a key of kind {dtype}, whose bits depend on the layout",
+            fix="make it by `jax.random.key(seed)`",
         )
     return key
 

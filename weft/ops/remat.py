@@ -15,13 +15,14 @@ from ..tensor import is_tensor, make
 from .meet import need_tensor, rematted
 
 
-
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
     """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
     if isinstance(save, str):
         save = save.split()
     if not all(isinstance(word, str) for word in save):
-        raise TensorError(f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']")
+        raise TensorError(
+            f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
+        )
 
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)

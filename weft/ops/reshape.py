@@ -70,4 +70,3 @@ def broadcast(x: Tensor, dims: Any) -> Tensor:
     sizes = meeting.local_sizes(shape)
     array = meeting.run(lambda a: jnp.broadcast_to(aligned(a, x.dims, shape), sizes), [x])
     return result(array, shape, meeting.region)
-

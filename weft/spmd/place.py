@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .errors import RegionError
-from .layout import Region, as_layout, spec
-from .mesh import as_mesh
-from .tensor import Tensor, checked, is_tensor, make
+from ..errors import RegionError
+from ..layout import Region, as_layout, spec
+from ..mesh import as_mesh
+from ..tensor import Tensor, checked, is_tensor, make
 
 
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
@@ -40,7 +40,7 @@ def get(tree: Any) -> Any:
 
     def fetch(leaf: Any) -> Any:
         array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
-        if isinstance(array, jax.Array) and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if isinstance(array, jax.Array) and not _is_key(array):
             return np.asarray(array if array.is_fully_addressable else _whole(array))
         return array
 
@@ -56,10 +56,13 @@ def put_array(array: Any, mesh: Any, placed: PartitionSpec) -> Any:
         return array  # stays weakly typed
     if jax.process_count() > 1 and not isinstance(array, jax.Array):
         return jax.make_array_from_process_local_data(wanted, array)
-    if isinstance(array, jax.Array) and array.is_fully_addressable and len(array.sharding.device_set) == 1:
-        if not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-            array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
+        array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
     return jax.device_put(array, wanted)
+
+
+def _is_key(array: Any) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _whole(array: jax.Array) -> Any:
@@ -70,5 +73,7 @@ def _whole(array: jax.Array) -> Any:
 
 def _outside(x: Tensor, what: str) -> Tensor:
     if x._region is not None:
-        raise RegionError(f"{what} got {x!r} inside a region", state=x._region.state, fix=f"call wf.{what} outside of it")
+        raise RegionError(
+            f"{what} got {x!r} inside a region", state=x._region.state, fix=f"call wf.{what} outside of it"
+        )
     return checked(x)

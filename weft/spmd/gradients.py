@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .errors import TensorError
-from .layout import open_region
-from .ops.collectives import as_varying
-from .ops.meet import common_region, with_layout
-from .tensor import Tensor, checked, is_tensor, make, result
+from ..errors import TensorError
+from ..layout import open_region
+from ..ops.collectives import as_varying
+from ..ops.meet import common_region, with_layout
+from ..tensor import Tensor, checked, is_tensor, make, result
 
 
 def value_and_grad(
@@ -37,7 +37,9 @@ def value_and_grad(
         leaves, structure = jax.tree.flatten(trees, is_leaf=is_tensor)
         picked = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
         if not picked:
-            raise TensorError("there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor")
+            raise TensorError(
+                "there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor"
+            )
         starts = [_start(leaves[i], sum_dtype) for i in picked]
 
         def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -103,7 +105,9 @@ def _one_number(value: Any) -> Tensor:
         value = make(jnp.asarray(value), (), None) if getattr(value, "shape", ()) == () else value
     if not is_tensor(value) or value.dims:
         shown = repr(value) if is_tensor(value) else f"an array of shape {value.shape}"
-        raise TensorError(f"the function to differentiate gave {shown}", fix="give one number: `wf.mean(loss, over=[...])`")
+        raise TensorError(
+            f"the function to differentiate gave {shown}", fix="give one number: `wf.mean(loss, over=[...])`"
+        )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TensorError(f"the function to differentiate gave {value.dtype}", fix="cast it: `wf.cast(x, 'float32')`")
     return value if common_region([value]) is None else with_layout(value, value._region)

@@ -5,6 +5,7 @@ decides the placement of the results too.
 """
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from .errors import LayoutError, RegionError, TensorError, WeftWarning
-from .layout import Layout, Region, as_layout, open_region, opened, spec
-from .mesh import Mesh, as_mesh
-from .ops import collectives
-from .ops.collectives import varying
-from .ops.debug import failures
-from .ops.move import relocate
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning
+from ..layout import Layout, Region, as_layout, open_region, opened, spec
+from ..mesh import Mesh, as_mesh
+from ..ops import collectives
+from ..ops.collectives import varying
+from ..ops.debug import failures
+from ..ops.move import relocate
+from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .place import put_array
-from .tensor import Kind, Tensor, checked, is_tensor, make, placement
 
 
 def spmd(
@@ -42,9 +43,11 @@ def spmd(
     """
     mesh, layout = as_mesh(mesh), as_layout(layout)
     if hasattr(fn, "on_mesh"):  # a train step has a part in global view
-        return fn.on_mesh(mesh, layout, strict=strict)
+        return fn.on_mesh(mesh, layout, strict=strict, donate=_several(donate))
     if not callable(fn):
-        raise TensorError(f"spmd got {fn!r}, which is no function", fix="give the function: `wf.spmd(net, mesh=..., layout=...)`")
+        raise TensorError(
+            f"spmd got {fn!r}, which is no function", fix="give the function: `wf.spmd(net, mesh=..., layout=...)`"
+        )
     return Spmd(fn, mesh, layout, _several(static), _several(donate), strict)
 
 
@@ -80,13 +83,15 @@ class Spmd:
         static: tuple[Any, ...] = (),
         donate: tuple[int, ...] = (),
         strict: bool = False,
+        quiet: bool = False,
     ):
         self.fn, self.mesh, self.layout = fn, mesh, layout
         self.static, self.donate = static, donate
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
         Region(mesh, layout)  # every axis named is there
-        check_axes_used(mesh, layout, strict)
+        if not quiet:
+            check_axes_used(mesh, layout, strict)
         self._compiled: dict[_Call, Callable[..., Any]] = {}
         self._checks: dict[_Call, bool] = {}
 
@@ -95,7 +100,9 @@ class Spmd:
             return self._inline(outer, args, kwargs)
         call, arrays = self._read(args, kwargs)
         if call not in self._compiled:
-            self._compiled[call] = jax.jit(lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0)
+            self._compiled[call] = jax.jit(
+                lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0
+            )
         traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
         if not traced:
             arrays = self._placed(call, arrays)
@@ -106,6 +113,17 @@ class Spmd:
             jax.effects_barrier()
             failures.raise_first()
         return without_statics(found)
+
+    def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+        """The program as part of a larger one that is being traced, on a mesh of devices or an abstract one."""
+        call, arrays = self._read(args, kwargs)
+        return without_statics(self.run(call, *_parted(arrays, call.donated), mesh))
+
+    def abstract(self, *args: Any, **kwargs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The program as a function to trace without devices, and its arguments."""
+        call, arrays = self._read(args, kwargs)
+        mesh = self.mesh.abstract()
+        return lambda gone, kept: self.run(call, gone, kept, mesh), _parted(arrays, call.donated)
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[_Call, list[Any]]:
         args, kwargs = self._with_statics(args, kwargs)
@@ -130,7 +148,10 @@ class Spmd:
         names = list(inspect.signature(self.fn).parameters)
         where = {names.index(s) if isinstance(s, str) and s in names else s for s in self.static}
         args = tuple(Static(arg) if i in where else arg for i, arg in enumerate(args))
-        kwargs = {k: Static(v) if k in self.static or (k in names and names.index(k) in where) else v for k, v in kwargs.items()}
+        kwargs = {
+            k: Static(v) if k in self.static or (k in names and names.index(k) in where) else v
+            for k, v in kwargs.items()
+        }
         return args, kwargs
 
     def _placed(self, call: _Call, arrays: Sequence[Any]) -> list[Any]:
@@ -138,7 +159,9 @@ class Spmd:
         region = Region(self.mesh, self.layout)
         mesh = self.mesh.jax_mesh()
         slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-        return [put_array(array, mesh, _spec_of(slot, region, array)) for slot, array in zip(slots, arrays, strict=True)]
+        return [
+            put_array(array, mesh, _spec_of(slot, region, array)) for slot, array in zip(slots, arrays, strict=True)
+        ]
 
     def run(self, call: _Call, gone: Sequence[Any], kept: Sequence[Any], mesh: Any) -> Any:
         """The program itself, on a mesh of devices or an abstract one; gives tensors, with statics wrapped."""
@@ -150,7 +173,9 @@ class Spmd:
 
         def body(*arrays: Any) -> list[Any]:
             found = iter(arrays)
-            leaves = [slot.value if isinstance(slot, Static) else slot.local(next(found), region) for slot in call.slots]
+            leaves = [
+                slot.value if isinstance(slot, Static) else slot.local(next(found), region) for slot in call.slots
+            ]
             args, kwargs = without_statics(jax.tree.unflatten(call.structure, leaves))
             with opened(region):
                 result = self.fn(*args, **kwargs)
@@ -186,9 +211,12 @@ def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:
     unused = [axis for axis, size in mesh.axes.items() if size > 1 and axis not in layout.axes]
     if not unused:
         return
-    fact = f"no rule of the layout uses mesh axis `{unused[0]}`: its {mesh.axes[unused[0]]} processors all do the same work"
+    ways = math.prod(mesh.axes[axis] for axis in unused)
+    named = "axis " + f"`{unused[0]}`" if len(unused) == 1 else "axes " + ", ".join(f"`{axis}`" for axis in unused)
     error = LayoutError(
-        fact, state=f"layout: {layout}   mesh: {mesh}", fix=f"split a dim over it, e.g. `batch:{unused[0]}`, or leave it out of the mesh"
+        f"no rule of the layout uses mesh {named}: each piece of work is done {ways} times",
+        state=f"layout: {layout}   mesh: {mesh}",
+        fix=f"split a dim over it, e.g. `batch:{unused[0]}`, or leave `{unused[0]}` out of the mesh",
     )
     if strict:
         raise error
@@ -230,7 +258,9 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
         if shape is None:
             return Static(leaf), None
         # An optimizer's state may hold an array of another shape in a tensor's place: it goes to every processor.
-        return _TensorSlot(leaf.dims, replace(leaf._kind, equal=frozenset()), tuple(shape) == leaf.dims.sizes), leaf._array
+        return _TensorSlot(
+            leaf.dims, replace(leaf._kind, equal=frozenset()), tuple(shape) == leaf.dims.sizes
+        ), leaf._array
     if isinstance(leaf, int | float | complex) and not isinstance(leaf, bool):
         return _ValueSlot(), leaf
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
@@ -245,9 +275,11 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
 def _unnamed(args: Any, kwargs: Any, i: int) -> TensorError:
     path, leaf = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_tensor)[0][i]
     keyword = path[0].idx == 1
-    where = f"argument {'' if keyword else path[1].idx}{jax.tree_util.keystr(path[1 if keyword else 2:])}"
+    where = f"argument {'' if keyword else path[1].idx}{jax.tree_util.keystr(path[1 if keyword else 2 :])}"
     if not hasattr(leaf, "shape"):
-        return TensorError(f"{where} is {type(leaf).__name__}, which cannot be compiled in", fix="make it hashable, or close over it")
+        return TensorError(
+            f"{where} is {type(leaf).__name__}, which cannot be compiled in", fix="make it hashable, or close over it"
+        )
     cure = f"name them: `wf.tensor(array, [{', '.join('...' for _ in leaf.shape)}])`"
     if leaf.shape == (2,) and leaf.dtype == np.uint32:
         cure += "; if it is a random key, make it by `jax.random.key(seed)`"
@@ -314,7 +346,7 @@ class _Leaving:
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         found = iter(arrays)
-        leaves = []
+        leaves: list[Any] = []
         for form in self.forms:
             if isinstance(form, Static):
                 leaves.append(form)

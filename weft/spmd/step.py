@@ -1,0 +1,243 @@
+"""One step of training: gradients in a region, the optimizer's update in global view, one jit.
+
+The update sees whole arrays, so any Optax transformation is right on every layout; XLA splits it as the arrays are
+split. Optimizer state lies as its parameters do, and further by the layout's `optimizer.` rules.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from ..errors import RegionError, TensorError
+from ..layout import Layout, Region, as_layout, open_region, spec
+from ..mesh import Mesh, as_mesh
+from ..ops.collectives import as_varying, own_slice, reduce_scatter
+from ..ops.trees import map_tensors
+from ..tensor import Kind, Tensor, is_tensor, make, placement, result
+from .border import Spmd, check_axes_used
+from .gradients import value_and_grad
+from .place import put
+
+
+class TrainState(NamedTuple):
+    """Parameters, the optimizer's state, and the number of steps taken."""
+
+    params: Any
+    optimizer: Any
+    step: Any
+
+
+def train_step(
+    loss: Callable[..., Any], optimizer: Any, *, mesh: Any = None, layout: Any = None, has_aux: bool = False
+) -> "TrainStep":
+    """A step of training on `loss(params, batch, key)`, one number, with an Optax optimizer.
+
+    `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`.
+    """
+    if (mesh is None) != (layout is None):
+        raise RegionError("train_step got only one of mesh and layout", fix="give both, or neither and use wf.spmd")
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise TensorError(
+            f"train_step got {optimizer!r} for its optimizer", fix="give an Optax one: `optax.adam(1e-3)`"
+        )
+    bound = (as_mesh(mesh), as_layout(layout)) if mesh is not None else (None, Layout(""))
+    return TrainStep(loss, optimizer, *bound, has_aux=has_aux)
+
+
+class TrainStep:
+    """A step of training, bound to a mesh and a layout or to none."""
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        mesh: Mesh | None,
+        layout: Layout,
+        *,
+        has_aux: bool,
+        strict: bool = False,
+        donate: tuple[int, ...] = (),
+    ):
+        self.loss, self.optimizer, self.mesh, self.layout, self.has_aux = loss, optimizer, mesh, layout, has_aux
+        self.__name__ = "train_step"
+        self._gradients: Any = self._local_gradients
+        if mesh is not None:
+            Region(mesh, layout)
+            check_axes_used(mesh, layout, strict)
+            self._gradients = Spmd(self._local_gradients, mesh, layout, quiet=True)
+        self._jitted = jax.jit(self._run, donate_argnums=donate)
+
+    def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
+        """This step bound to a mesh and a layout."""
+        return TrainStep(self.loss, self.optimizer, mesh, layout, has_aux=self.has_aux, strict=strict, donate=donate)
+
+    def init(self, params: Any) -> TrainState:
+        """The state before the first step, placed as the layout says."""
+        if self.mesh is not None:
+            params = put(params, mesh=self.mesh, layout=self.layout)
+        trained = _trained(params)
+        if not jax.tree.leaves(trained):
+            raise TensorError("there is no float tensor among the parameters", fix="name arrays by wf.parameter")
+        shardings = self._state_shardings(params)
+        state = jax.jit(self.optimizer.init, out_shardings=shardings)(trained)
+        step: Any = jnp.zeros((), "int32")
+        if self.mesh is not None:
+            step = jax.device_put(step, NamedSharding(self.mesh.jax_mesh(), PartitionSpec()))
+        return TrainState(params, state, step)
+
+    def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
+        if open_region() is not None:
+            raise RegionError(
+                "a train step was called inside a region; its update needs the whole arrays",
+                fix="give the step itself to wf.spmd: `wf.spmd(step, mesh=..., layout=...)`",
+            )
+        if not isinstance(state, TrainState):
+            raise TensorError(
+                f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
+            )
+        return self._jitted(state, self._placed(batch), key)
+
+    def abstract(self, state: TrainState, batch: Any, key: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The step as a function to trace without devices, and its arguments."""
+        if self.mesh is None:
+            raise RegionError("the train step has no mesh", fix="say `wf.trace(step, ..., mesh=..., layout=...)`")
+        mesh = self.mesh.abstract()
+        return lambda state, batch, key: self._run(state, batch, key, mesh), (state, batch, key)
+
+    def _placed(self, batch: Any) -> Any:
+        if self.mesh is None or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(batch)):
+            return batch
+        return put(batch, mesh=self.mesh, layout=self.layout)
+
+    def _run(self, state: TrainState, batch: Any, key: Any, mesh: Any = None) -> tuple[TrainState, dict[str, Any]]:
+        if self.mesh is not None:
+            mesh = mesh or self.mesh.jax_mesh()
+            (value, aux), gradients = self._gradients.on(mesh, state.params, batch, key)
+        else:
+            (value, aux), gradients = self._gradients(state.params, batch, key)
+        params = self._update(state, gradients, mesh)
+        return TrainState(params[0], params[1], state.step + 1), _metrics(value, aux)
+
+    def _local_gradients(self, params: Any, batch: Any, key: Any) -> Any:
+        """The loss, what comes with it, and gradients that lie where the optimizer's state does."""
+
+        def loss(params: Any) -> Any:
+            found = self.loss(params, batch, key)
+            return found if self.has_aux else (found, None)
+
+        if not self.layout.optimizer or open_region() is None:
+            return value_and_grad(loss, has_aux=True)(params)
+        parts = map_tensors(_part, params)
+        return value_and_grad(lambda parts: loss(_map_pairs(_attached, parts, params)), has_aux=True)(parts)
+
+    def _update(self, state: TrainState, gradients: Any, mesh: Any) -> tuple[Any, Any]:
+        trained, slopes = _trained(state.params), _trained(gradients)
+        stored, finer = self._shardings(state.params, mesh, "params"), self._shardings(state.params, mesh, "optimizer")
+        with jax.named_scope("update"):
+            parts = _constrained(trained, finer)
+            updates, optimizer = self.optimizer.update(_constrained(slopes, finer), state.optimizer, parts)
+            new = _constrained(optax.apply_updates(parts, updates), stored)
+            if mesh is not None:
+                optimizer = _constrained(optimizer, self._state_shardings(state.params, mesh))
+        return _map_pairs(_refilled, state.params, new), optimizer
+
+    def _shardings(self, params: Any, mesh: Any, store: str) -> Any:
+        """How the trained arrays lie: as stored, or as finely as the optimizer's state."""
+        if self.mesh is None:
+            return None
+        region = Region(self.mesh, self.layout)
+
+        def place(x: Tensor) -> Any:
+            level = store if x._kind.store is not None or store == "optimizer" else None
+            return NamedSharding(mesh, spec(region.placement(x.dims, level)))
+
+        return _trained(params, place)
+
+    def _state_shardings(self, params: Any, mesh: Any = None) -> Any:
+        """How the optimizer's state lies: JAX says, given how the parameters do."""
+        if self.mesh is None:
+            return None
+        mesh = mesh if mesh is not None else self.mesh.jax_mesh()
+        names, sizes = tuple(self.mesh.axes), tuple(self.mesh.axes.values())
+        explicit = AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
+        shardings = self._shardings(params, explicit, "optimizer")
+        shapes = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), _trained(params), shardings
+        )
+        with jax.sharding.use_abstract_mesh(explicit):
+            state = jax.eval_shape(self.optimizer.init, shapes)
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, _spec_of(leaf)), state)
+
+
+def _spec_of(leaf: Any) -> PartitionSpec:
+    found = getattr(getattr(leaf, "sharding", None), "spec", None)
+    return PartitionSpec(*found) if found is not None else PartitionSpec()
+
+
+def _constrained(tree: Any, shardings: Any) -> Any:
+    return tree if shardings is None else jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings)
+
+
+def _is_trained(leaf: Any) -> bool:
+    return is_tensor(leaf) and leaf._array is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _trained(params: Any, of: Callable[[Tensor], Any] = lambda x: x._array) -> Any:
+    """The plain arrays of the float tensors, which is what Optax is given; None in place of the rest."""
+    return jax.tree.map(lambda leaf: of(leaf) if _is_trained(leaf) else None, params, is_leaf=is_tensor)
+
+
+def _map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """`fn` of the leaves of two trees that correspond; the second may have None or an array where a tensor stands."""
+    is_leaf = lambda node: node is None or is_tensor(node)  # noqa: E731
+    leaves, structure = jax.tree.flatten(first, is_leaf=is_leaf)
+    others = jax.tree.leaves(second, is_leaf=is_leaf)
+    return jax.tree.unflatten(structure, [fn(a, b) for a, b in zip(leaves, others, strict=True)])
+
+
+def _refilled(leaf: Any, array: Any) -> Any:
+    return make(array, leaf.dims, None, leaf._kind) if _is_trained(leaf) else leaf
+
+
+def _metrics(value: Any, aux: Any) -> dict[str, Any]:
+    more = aux if isinstance(aux, dict) else {} if aux is None else {"aux": aux}
+    return {**more, "loss": value}
+
+
+def _part(x: Tensor) -> Tensor:
+    """The slice of a parameter whose optimizer state this processor holds."""
+    if not _is_trained(x) or x._region is None:
+        return x
+    array, have, want = x._array, placement(x), x._region.placement(x.dims, "optimizer")
+    for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
+        if more := wanted[len(held) :]:
+            array = own_slice(array, more, position, x._region.ways(more))
+    return result(array, x.dims, x._region, Kind(store="optimizer"))
+
+
+def _attached(part: Any, whole: Any) -> Any:
+    """The parameter itself, whose gradient arrives summed and sliced as `part`, by one reduce-scatter."""
+    if not is_tensor(part) or part._kind.store != "optimizer":
+        return whole
+    pieces = [
+        (position, finer[len(held) :])
+        for position, (held, finer) in enumerate(zip(placement(whole), placement(part), strict=True))
+        if finer != held
+    ]
+    axes = [axis for _, more in pieces for axis in more]
+
+    @jax.custom_vjp
+    def attach(part: Any, whole: Any) -> Any:
+        return as_varying(whole, axes)
+
+    def backward(like: Any, gradient: Any) -> Any:
+        for position, more in pieces:
+            gradient = reduce_scatter(gradient, more, position)
+        return gradient, jnp.zeros_like(like)
+
+    attach.defvjp(lambda part, whole: (as_varying(whole, axes), whole), backward)
+    return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
