@@ -151,7 +151,7 @@ def _ask_for_virtual_processors(count: int) -> None:
     if count > MOST_VIRTUAL or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     # A fresh JAX reads -1 (unset); a larger mesh made earlier, or the environment, may have asked for more.
-    if jax.config.read("jax_num_cpu_devices") < count:
+    if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
         # If JAX has started it refuses; `jax_mesh` says so when devices are needed and missing.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)

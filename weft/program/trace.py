@@ -33,9 +33,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = No
 
     A function made by `wf.spmd`, or a train step with a mesh, brings its own.
     """
-    bound = (
-        fn if mesh is None else spmd(getattr(fn, "fn", fn) if hasattr(fn, "abstract") else fn, mesh=mesh, layout=layout)
-    )
+    bound: Any = fn if mesh is None else spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
     if not hasattr(bound, "abstract"):
         raise RegionError("trace got no mesh", fix="say `wf.trace(fn, ..., mesh=..., layout=...)`")
     call, arrays = bound.abstract(*args, **kwargs)
