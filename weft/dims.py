@@ -178,10 +178,19 @@ def _not_dims(given: Any, what: str) -> DimError:
     )
 
 
+def _once(asked: list["Dim | str"], what: str) -> list["Dim | str"]:
+    names = [item.name if isinstance(item, Dim) else item for item in asked]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DimError(
+            f"`{what}` names `{twice}` twice", fix=f"name it once: `{what}='{' '.join(dict.fromkeys(names))}'`"
+        )
+    return asked
+
+
 def resolve(given: Any, known: Sequence[Dim], *, what: str) -> Shape:
     """The dims `given` names, each of them one of `known`."""
     known = Shape(known)
-    for dim in (asked := listed(given, what)):
+    for dim in (asked := _once(listed(given, what), what)):
         if not known.has(dim):
             name = dim.name if isinstance(dim, Dim) else dim
             raise DimError(

@@ -7,7 +7,7 @@ size or call; the state ends with the user's own file and line.
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -19,9 +19,23 @@ class WeftError(Exception):
 
     def __init__(self, fact: str, *, fix: str, state: str = ""):
         self.fact = fact
-        self.state = "   ".join(part for part in (state, f"at {user_line()}") if part)
+        around = "" if "layout:" in state else _region_state()
+        self.state = "   ".join(part for part in (state, around, f"at {user_line()}") if part)
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
+
+
+def _region_state() -> str:
+    return _describe_region() if _describe_region is not None else ""
+
+
+_describe_region: Callable[[], str] | None = None
+
+
+def describe_region_by(describe: Callable[[], str]) -> None:
+    """Lets every error raised inside a region name its layout and mesh."""
+    global _describe_region
+    _describe_region = describe
 
 
 class DimError(WeftError):
@@ -56,7 +70,7 @@ def user_line() -> str:
     """The file, line and function of the innermost frame that is the user's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if _is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft":
             return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "<unknown line>"

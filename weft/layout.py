@@ -13,8 +13,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from .dims import NAME, Dim, Shape, words
-from .errors import LayoutError, closest
+from .dims import NAME, Dim, Shape, listed
+from .errors import LayoutError, closest, describe_region_by
 from .mesh import Mesh
 
 Axes = tuple[str, ...]
@@ -64,11 +64,12 @@ class Layout:
         stores = (self.rules, self.params, self.optimizer)
         return frozenset(axis for rules in stores for axes in rules.values() for axis in axes)
 
-    def drop(self, *names: str) -> "Layout":
+    def drop(self, *names: "Dim | str") -> "Layout":
         """This layout without the rules of these dims (`batch`, `params.d_model`)."""
         kept = _parsed(self)
-        for name in [word for given in names for word in words(given)]:
-            key = _rule_key(name)
+        for given in listed(names, "drop"):
+            name = given.name if isinstance(given, Dim) else given
+            key = _rule_key(name, self)
             if key not in kept:
                 raise LayoutError(
                     f"layout {str(self)!r} has no rule for `{name}`",
@@ -79,20 +80,20 @@ class Layout:
 
     def check_dims(self, dims: "Iterable[Dim | str] | str") -> None:
         """Raises if a rule names none of these dims."""
-        dims = words(dims) if isinstance(dims, str) else dims
-        names = [dim.name if isinstance(dim, Dim) else dim for dim in dims]
+        names = [dim.name if isinstance(dim, Dim) else dim for dim in listed(dims, "dims")]
         for store, rules in (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer)):
             for dim in rules:
                 if dim not in names:
-                    raise unmatched(store + dim, rules[dim], names, self, "no dim of the model has that name")
+                    why = "no dim of the model has that name"
+                    raise unmatched(store + dim, rules[dim], names, f"layout: {self}", why)
 
 
-def unmatched(rule: str, axes: Axes, names: Iterable[str], layout: Layout, why: str) -> LayoutError:
+def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str) -> LayoutError:
     """The error of a rule that splits nothing."""
     written = f"{rule}:{'+'.join(axes)}"
     return LayoutError(
         f"rule `{written}` matches nothing: {why}",
-        state=f"layout: {layout}",
+        state=state,
         fix=f"{closest(rule.split('.')[-1], names)} or drop the rule: `layout.drop('{rule}')`",
     )
 
@@ -134,14 +135,15 @@ def _rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str], Axes
         )
     if len(set(axes)) < len(axes):
         raise LayoutError(f"rule `{written}` names an axis twice", fix="name each axis once")
-    return _rule_key(pair[0]), tuple(axes)
+    return _rule_key(pair[0], rules), tuple(axes)
 
 
-def _rule_key(name: Any) -> tuple[str | None, str]:
+def _rule_key(name: Any, rules: Any) -> tuple[str | None, str]:
     store, dot, dim = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not NAME.match(dim) or (dot and store not in _STORES):
         raise LayoutError(
-            f"`{name}` is not the left side of a rule", fix="write `dim`, `params.dim` or `optimizer.dim`"
+            f"`{name}` in layout {str(rules)!r} is not the left side of a rule",
+            fix="write `dim`, `params.dim` or `optimizer.dim`",
         )
     return store or None, dim
 
@@ -257,15 +259,15 @@ class Region:
         """Raises if a rule named a dim that no tensor of the finished trace has."""
         for dim, axes in self.layout.rules.items():
             if dim not in self.seen:
-                raise unmatched(dim, axes, self.seen, self.layout, "no tensor of this program has that dim")
+                raise unmatched(dim, axes, self.seen, self.state, "no tensor of this program has that dim")
         for dim, axes in self.layout.params.items():
             if dim not in self.seen_params:
                 why = "no parameter of this program has that dim (`wf.parameter` makes one)"
-                raise unmatched(f"params.{dim}", axes, self.seen_params, self.layout, why)
+                raise unmatched(f"params.{dim}", axes, self.seen_params, self.state, why)
         for dim, axes in self.layout.optimizer.items():
             if dim not in self.seen:
                 raise unmatched(
-                    f"optimizer.{dim}", axes, self.seen, self.layout, "no tensor of this program has that dim"
+                    f"optimizer.{dim}", axes, self.seen, self.state, "no tensor of this program has that dim"
                 )
 
 
@@ -292,6 +294,9 @@ _open: contextvars.ContextVar[Region | None] = contextvars.ContextVar("open regi
 def open_region() -> Region | None:
     """The innermost region being traced, if any."""
     return _open.get()
+
+
+describe_region_by(lambda: region.state if (region := _open.get()) is not None else "")
 
 
 @contextlib.contextmanager

@@ -37,8 +37,11 @@ class Mesh:
         devices: "str | Sequence[Any] | None" = None,
         **sizes: int,
     ):
-        self.axes = _checked({**_parsed(axes), **sizes})
-        self.devices = devices if devices is None or isinstance(devices, str) else tuple(devices)
+        parsed = _parsed(axes)
+        if twice := next((name for name in sizes if name in parsed), None):
+            raise MeshError(f"axis `{twice}` is given twice", fix=f"give it once, e.g. `Mesh({twice}={sizes[twice]})`")
+        self.axes = _checked({**parsed, **sizes})
+        self.devices = devices if devices is None or isinstance(devices, str) else _checked_devices(devices)
         self._made: jax.sharding.Mesh | None = None
         if devices is None or devices == "cpu":
             _ask_for_virtual_processors(self.size)
@@ -104,8 +107,10 @@ class Mesh:
         return f"Mesh({str(self)!r})"
 
 
-def as_mesh(mesh: "Mesh | str | Mapping[str, int]") -> Mesh:
+def as_mesh(mesh: "Mesh | str | Mapping[str, int] | None") -> Mesh:
     """A mesh out of whatever way a caller may write one."""
+    if mesh is None:
+        raise MeshError("no mesh was given", fix="give one: `mesh='rows=4,cols=2'`")
     return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
 
 
@@ -144,6 +149,17 @@ def _checked(axes: dict[str, Any]) -> dict[str, int]:
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
             )
     return {name: int(size) for name, size in axes.items()}
+
+
+def _checked_devices(devices: Any) -> tuple[Any, ...]:
+    found = tuple(devices) if isinstance(devices, Sequence | np.ndarray) else ()
+    if not found or not all(isinstance(device, jax.Device) for device in found):
+        raise MeshError(
+            f"`devices` is {devices!r:.80}", fix="give JAX devices (`jax.devices()`), or a kind: `devices='cpu'`"
+        )
+    if len(set(found)) < len(found):
+        raise MeshError("`devices` names a device twice", fix="give each device once")
+    return found
 
 
 def _ask_for_virtual_processors(count: int) -> None:

@@ -56,8 +56,6 @@ class Tensor:
 
     __slots__ = ("_array", "_dims", "_kind", "_memo", "_region")
     __hash__ = None  # type: ignore[assignment]
-    __array_ufunc__ = None  # NumPy leaves operators with a tensor on the right to the tensor
-
     _array: Any
     _dims: Shape
     _region: Region | None
@@ -111,6 +109,7 @@ class Tensor:
 
     def ways(self, dim: Dim | str) -> int:
         """Into how many slices a dim is split; 1 outside a region. For schedules only."""
+        self._dims.find(dim)
         return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
 
     def rename(self, **names: Dim | str) -> "Tensor":
@@ -144,19 +143,41 @@ class Tensor:
     def __bool__(self) -> bool:
         return bool(self._whole_value("bool()"))
 
+    @property
     def __jax_array__(self) -> Any:
-        # `0-d jax array * tensor` asks the tensor for an array before it lets the tensor's own operator run;
-        # handed the tensor back, JAX gives way.
+        # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` it must not find it, so that
+        # the tensor's own operator runs.
         if sys._getframe(1).f_code.co_name == "deferring_binary_op":
-            return self
+            raise AttributeError("__jax_array__")
         if not self._dims and self._region is None:
-            return self._array
-        raise TensorError(
-            f"a plain JAX function was called on {self!r}; it would not see the names",
-            state="" if self._region is None else self._region.state,
+            return lambda: self._array
+        raise self._plain_function("a plain JAX function")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # `np.float32(2) * tensor` and its like
+        if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in _operations and not kwargs:
+            return _operations[ufunc.__name__](*inputs)
+        raise self._plain_function(f"NumPy's `{ufunc.__name__}`")
+
+    def _plain_function(self, what: str) -> TensorError:
+        return TensorError(
+            f"{what} was called on {self!r}; it would not see the names",
             fix="use the wf function of that name, `wf.elementwise(fn, x)` or `wf.local(fn, x, out=...)`; "
             "outside a region `x.array` is the plain array",
         )
+
+    def __matmul__(self, other: Any) -> Any:
+        raise TensorError(
+            f"{self!r} @ ... does not say which dim is summed", fix="use `wf.einsum(x, w, over='d_model')`"
+        )
+
+    __rmatmul__ = __matmul__
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TensorError(f"{self!r} was indexed with {index!r}", fix="use `wf.take(x, ids, over='batch')` or wf.scan")
+
+    def __len__(self) -> int:
+        raise TensorError(f"len() of {self!r} does not say of which dim", fix="use `x.size('batch')`")
 
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
@@ -278,8 +299,15 @@ def tensor(array: Any, dims: Any) -> Tensor:
     return _named(array, dims, PLAIN)
 
 
-def parameter(array: Any, dims: Any) -> Tensor:
-    """A tensor that is stored by the layout's `params.` rules and gathered where it is used."""
+def parameter(array: Any, dims: Any = None) -> Tensor:
+    """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
+
+    `dims` may be left out where `array` is a tensor already.
+    """
+    if isinstance(array, Tensor) and (
+        dims is None or Shape(new_dims(dims, what="dims", known=array.dims)) == array.dims
+    ):
+        return make(array.array, array.dims, None, PARAMETER)
     return _named(array, dims, PARAMETER)
 
 
@@ -317,7 +345,7 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     if len(names) != len(array.shape):
         raise DimError(
             f"an array of shape {tuple(array.shape)} does not fit {len(names)} names: {' '.join(map(str, names))}",
-            fix=f"give {len(array.shape)} names",
+            fix=f"give {len(array.shape)} names, e.g. '{' '.join('abcdefgh'[: len(array.shape)])}'",
         )
     return Shape(
         name if isinstance(name, Dim) else Dim(name, size) for name, size in zip(names, array.shape, strict=True)
@@ -380,6 +408,16 @@ def checked(x: Tensor) -> Tensor:
             fix="use wf operations, `wf.local(fn, x, out=..., summed=...)`, or for an optimizer `wf.train_step`",
         )
     return x
+
+
+def as_dtype(given: Any) -> Any:
+    """The dtype a caller means, as JAX holds it."""
+    try:
+        if given is None:
+            raise TypeError
+        return jax.dtypes.canonicalize_dtype(given)
+    except TypeError:
+        raise TensorError(f"{given!r} is no dtype", fix="give one such as 'float32', 'bfloat16' or 'int32'") from None
 
 
 def short_dtype(dtype: Any) -> str:

@@ -12,7 +12,7 @@ from ..tensor import Tensor, checked, is_tensor, make, placement
 from .control import scan
 from .create import zeros
 from .elementwise import add, cast
-from .meet import common_region, with_layout
+from .meet import gathered_for, with_layout
 from .move import settle
 from .remat import remat
 from .trees import map_tensors
@@ -35,8 +35,7 @@ def accumulate(
             f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
         )
     turn = Dim("microbatch", count)
-    region = common_region(tensors)
-    params = map_tensors(lambda x: with_layout(x, region) if x._kind.store is not None else x, params)
+    params = map_tensors(lambda x: gathered_for(x, tensors), params)
 
     def part(carry: Any, pieces: Any) -> tuple[Any, None]:
         found = iter(pieces)

@@ -242,7 +242,10 @@ def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., An
     region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
     for branch in branches:
         branch.region = region
-    traced = [jax.make_jaxpr(branch)(arrays) for branch in branches]
+    if branches[0].slots != branches[1].slots:
+        traced = [
+            jax.make_jaxpr(lambda a, b=branch: b(a))(arrays) for branch in branches
+        ]  # JAX keeps a traced function
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
     unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
     for pair in avals:

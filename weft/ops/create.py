@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError
 from ..layout import Placement, Region
-from ..tensor import Tensor, is_tensor, result
+from ..tensor import Tensor, as_dtype, is_tensor, result
 from .collectives import index
 from .meet import need_tensor, operand
 
@@ -32,7 +32,7 @@ def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None
         if value.dims:
             raise DimError(f"full got {value!r} for its value", fix="give a number, or use `wf.broadcast(x, dims)`")
         region, value = region or value._region, value.local_array
-    return result(jnp.full(sizes, value, dtype), shape, region)
+    return result(jnp.full(sizes, value, None if dtype is None else as_dtype(dtype)), shape, region)
 
 
 def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") -> Tensor:
@@ -40,6 +40,7 @@ def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") 
     shape, region, placement, sizes = slice_of(dim, like, "arange")
     if len(shape) != 1:
         raise DimError(f"arange goes along one dim, and [{shape}] are {len(shape)}", fix="name one dim")
+    dtype = as_dtype(dtype)
     array = jnp.arange(sizes[0], dtype=dtype)
     if placement[0]:
         array = array + (index(placement[0]) * sizes[0]).astype(dtype)

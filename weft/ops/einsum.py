@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
-from ..tensor import Tensor
+from ..tensor import Tensor, as_dtype
 from .meet import meet, need_tensor
 from .move import settle
 from .reshape import renamed
@@ -32,7 +32,8 @@ def einsum(*xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, d
     letters = dict(zip(meeting.dims.names, string.ascii_letters, strict=False))
     formula = ",".join("".join(letters[dim.name] for dim in x.dims) for x in xs)
     formula += "->" + "".join(letters[dim.name] for dim in kept)
-    given = {} if dtype is None else {"preferred_element_type": jnp.dtype(dtype)}
+    dtype = None if dtype is None else as_dtype(dtype)
+    given = {} if dtype is None else {"preferred_element_type": dtype}
     array = meeting.run(lambda *arrays: _product(formula, arrays, given), xs)
     if dtype is not None:
         array = array.astype(dtype)

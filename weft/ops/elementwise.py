@@ -15,13 +15,17 @@ from jax.scipy import special
 
 from ..dims import Dim
 from ..errors import TensorError
-from ..tensor import PLAIN, Kind, Tensor, is_tensor, make, operation, placement, result
+from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, operation, placement, result
 from .collectives import level_of
 from .meet import common_region, meet, operand
 
 
 def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
     """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name."""
+    if not callable(fn):
+        raise TensorError(
+            f"elementwise got {fn!r}, which is no function", fix="give the function first: `wf.elementwise(jnp.exp, x)`"
+        )
     return _elementwise(fn, getattr(fn, "__name__", "elementwise"), xs)
 
 
@@ -47,9 +51,11 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
     try:
         return fn(*arrays)
     except (TypeError, ValueError) as error:
+        cure = "cast the operands to dtypes the function takes (`wf.cast(x, 'float32')`), or use another function"
+        if "argument" in str(error) and "dtype" not in str(error):
+            cure = "give it as many operands as it takes"
         raise TensorError(
-            f"{name}({', '.join(map(repr, xs))}) failed: {str(error).splitlines()[0]}",
-            fix="cast the operands to dtypes the function takes (`wf.cast(x, 'float32')`), or use another function",
+            f"{name}({', '.join(map(repr, xs))}) failed: {str(error).splitlines()[0]}", fix=cure
         ) from error
 
 
@@ -164,9 +170,9 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
+    dtype = as_dtype(dtype)
     if not is_tensor(operand(x, "cast")):
         return make(jnp.asarray(x, dtype), (), None)
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
     if x.dtype == dtype:
         return x
     if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):

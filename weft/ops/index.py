@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
-from ..tensor import Tensor, result
+from ..tensor import Tensor, as_dtype, result
 from .collectives import index
 from .meet import meet, need_tensor
 from .move import settle
@@ -91,6 +91,7 @@ def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
             f"one_hot adds `{dim.name}`, which the ids [{ids.dims}] have already",
             fix=f"choose another dim, e.g. `wf.Dim('{dim.name}_2', {dim.size})`",
         )
+    dtype = as_dtype(dtype)
     meeting = meet([ids], [dim])
     size = meeting.local_sizes([dim])[0]
 

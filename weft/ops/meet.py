@@ -244,6 +244,16 @@ def _same(array: Any) -> Any:
     return array
 
 
+def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
+    """A stored parameter made whole and held so, before a loop in which it meets this data."""
+    region = common_region([x, *data])
+    if region is None or not _is_stored(x, want := region.placement(x.dims)):
+        return x
+    leaving = set().union(*placement(x)) - set().union(*want)
+    over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
+    return result(_gathered(checked(x)._array, x=x, want=want, region=region, over=over), x.dims, region)
+
+
 def with_layout(x: Tensor, region: Region | None) -> Tensor:
     """`x` as a tensor of this region: a whole constant is sliced, a parameter gathered."""
     if region is None or (x._region is region and x._kind.is_plain):

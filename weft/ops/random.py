@@ -15,7 +15,7 @@ from jax import lax
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Placement
-from ..tensor import Tensor, is_tensor, result
+from ..tensor import Tensor, as_dtype, is_tensor, result
 from .collectives import as_varying, index
 from .create import slice_of
 from .elementwise import cast, where
@@ -24,16 +24,17 @@ from .meet import need_tensor, operand
 
 def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
     """Samples of the standard normal distribution."""
-    return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, dtype))
+    kind = _float(dtype, "random.normal")
+    return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, kind))
 
 
 def uniform(
     key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", minval: Any = 0.0, maxval: Any = 1.0
 ) -> Tensor:
     """Samples uniform in [minval, maxval)."""
-    low, high = _number(minval, "minval"), _number(maxval, "maxval")
+    low, high, kind = _number(minval, "minval"), _number(maxval, "maxval"), _float(dtype, "random.uniform")
     return _sample(
-        key, dims, like, "random.uniform", lambda k, sizes: jax.random.uniform(k, sizes, dtype, minval=low, maxval=high)
+        key, dims, like, "random.uniform", lambda k, sizes: jax.random.uniform(k, sizes, kind, minval=low, maxval=high)
     )
 
 
@@ -41,19 +42,23 @@ def truncated_normal(
     key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", lower: Any = -2.0, upper: Any = 2.0
 ) -> Tensor:
     """Samples of the standard normal distribution between `lower` and `upper`."""
-    low, high = _number(lower, "lower"), _number(upper, "upper")
+    low, high, kind = _number(lower, "lower"), _number(upper, "upper"), _float(dtype, "random.truncated_normal")
     return _sample(
         key,
         dims,
         like,
         "random.truncated_normal",
-        lambda k, sizes: jax.random.truncated_normal(k, low, high, sizes, dtype),
+        lambda k, sizes: jax.random.truncated_normal(k, low, high, sizes, kind),
     )
 
 
 def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
     """True with probability `p`."""
     chance = _number(p, "p")
+    if isinstance(chance, int | float):
+        if not 0 <= chance <= 1:
+            raise TensorError(f"random.bernoulli got p={p}", fix="give a chance in [0, 1], e.g. 0.5")
+        chance = float(chance)
     return _sample(key, dims, like, "random.bernoulli", lambda k, sizes: jax.random.bernoulli(k, chance, sizes))
 
 
@@ -65,12 +70,23 @@ def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
             raise TensorError(f"dropout got rate {rate}", fix="give a rate in [0, 1), e.g. 0.1")
         if rate == 0:
             return x
-    keep = 1 - operand(rate, "dropout")
+    keep = 1 - _number(rate, "rate")
     mask = bernoulli(key, x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
+def _float(dtype: Any, what: str) -> Any:
+    dtype = as_dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TensorError(
+            f"{what} cannot give {dtype}", fix="ask for a float dtype, e.g. 'float32', and cast the samples"
+        )
+    return dtype
+
+
 def _number(value: Any, what: str) -> Any:
+    if _is_key(value):
+        raise TensorError(f"`{what}` is a random key", fix="mind the order: `wf.dropout(x, rate, key)`")
     value = operand(value, f"random ({what})")
     if is_tensor(value):
         if value.dims:
@@ -89,16 +105,19 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     return result(sampler(key, sizes), shape, region)
 
 
+def _is_key(value: Any) -> bool:
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def _checked_key(key: Any, what: str) -> Any:
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.shape != ():
+    if not _is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
             fix="give one key made by `jax.random.key(seed)` (`jax.random.PRNGKey` makes old-style ones)",
         )
-    if not str(dtype) == "key<fry>":
+    if str(key.dtype) != "key<fry>":
         raise TensorError(
-            f"{what} got a key of kind {dtype}, whose bits depend on the layout",
+            f"{what} got a key of kind {key.dtype}, whose bits depend on the layout",
             fix="make it by `jax.random.key(seed)`",
         )
     return key

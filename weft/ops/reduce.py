@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..dims import Shape, resolve
 from ..layout import Axes
-from ..tensor import Tensor
+from ..tensor import Tensor, as_dtype
 from ..tensor import result as tensor_result
 from .collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
 from .einsum import checked_rename
@@ -49,6 +49,7 @@ class _Reduction:
 def sum(x: Tensor, *, over: Any, rename: Any = None, dtype: Any = None) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = _Reduction(x, over, "sum")
+    dtype = None if dtype is None else as_dtype(dtype)
     array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype))
     return r.result(array, partial=r.axes, rename=rename)
 
@@ -56,6 +57,7 @@ def sum(x: Tensor, *, over: Any, rename: Any = None, dtype: Any = None) -> Tenso
 def mean(x: Tensor, *, over: Any, dtype: Any = None) -> Tensor:
     """The mean of `x` over the dims `over`."""
     r = _Reduction(x, over, "mean")
+    dtype = None if dtype is None else as_dtype(dtype)
 
     def part(a: Any) -> Any:
         total = jnp.sum(a, axis=r.positions, dtype=_mean_dtype(a.dtype, dtype))

@@ -43,16 +43,35 @@ def spmd(
     """
     mesh, layout = as_mesh(mesh), as_layout(layout)
     if hasattr(fn, "on_mesh"):  # a train step has a part in global view
-        return fn.on_mesh(mesh, layout, strict=strict, donate=_several(donate))
+        return fn.on_mesh(mesh, layout, strict=strict, donate=_arguments(fn, donate, "donate"))
     if not callable(fn):
         raise TensorError(
             f"spmd got {fn!r}, which is no function", fix="give the function: `wf.spmd(net, mesh=..., layout=...)`"
         )
-    return Spmd(fn, mesh, layout, _several(static), _several(donate), strict)
+    return Spmd(fn, mesh, layout, _arguments(fn, static, "static"), _arguments(fn, donate, "donate"), strict)
 
 
-def _several(given: Any) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, int | str) else tuple(given)
+def _arguments(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
+    """The positions of the arguments named; each must be there."""
+    several = (given,) if isinstance(given, int | str) else tuple(given) if isinstance(given, Sequence) else (given,)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values()) if several else []
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    is_open = not parameters or len(names) < len(parameters)
+    found = []
+    for item in several:
+        position = names.index(item) if item in names else item
+        if (
+            not isinstance(position, int)
+            or isinstance(position, bool)
+            or not (is_open or -len(names) <= position < len(names))
+        ):
+            known = ", ".join(f"{i} `{name}`" for i, name in enumerate(names))
+            raise TensorError(f"`{what}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
+        found.append(position % len(names) if names and not is_open else position)
+    return tuple(found)
 
 
 @jax.tree_util.register_static
@@ -127,7 +146,6 @@ class Spmd:
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[_Call, list[Any]]:
         args, kwargs = self._with_statics(args, kwargs)
-        donated_args = {i % max(len(args), 1) for i in self.donate}
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         slots, arrays, donated = [], [], []
         owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)]
@@ -138,7 +156,7 @@ class Spmd:
             slots.append(slot)
             if array is not None:
                 arrays.append(array)
-                donated.append(i < len(owners) and owners[i] in donated_args)
+                donated.append(i < len(owners) and owners[i] in self.donate)
         _check_donated_once([a for a, gone in zip(arrays, donated, strict=True) if gone])
         return _Call(structure, tuple(slots), tuple(donated)), arrays
 
@@ -146,13 +164,9 @@ class Spmd:
         if not self.static:
             return tuple(args), kwargs
         names = list(inspect.signature(self.fn).parameters)
-        where = {names.index(s) if isinstance(s, str) and s in names else s for s in self.static}
-        args = tuple(Static(arg) if i in where else arg for i, arg in enumerate(args))
-        kwargs = {
-            k: Static(v) if k in self.static or (k in names and names.index(k) in where) else v
-            for k, v in kwargs.items()
-        }
-        return args, kwargs
+        args = tuple(Static(arg) if i in self.static else arg for i, arg in enumerate(args))
+        named = {names[i] for i in self.static if i < len(names)}
+        return args, {name: Static(value) if name in named else value for name, value in kwargs.items()}
 
     def _placed(self, call: _Call, arrays: Sequence[Any]) -> list[Any]:
         """The arrays where the program wants them, so that nothing is copied inside and donation works."""
@@ -216,11 +230,16 @@ def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:
     error = LayoutError(
         f"no rule of the layout uses mesh {named}: each piece of work is done {ways} times",
         state=f"layout: {layout}   mesh: {mesh}",
-        fix=f"split a dim over it, e.g. `batch:{unused[0]}`, or leave `{unused[0]}` out of the mesh",
+        fix=f"split a dim over it, e.g. `{_with_axis(layout, unused[0])}`, or leave `{unused[0]}` out of the mesh",
     )
     if strict:
         raise error
     warnings.warn(str(error), WeftWarning, stacklevel=4)
+
+
+def _with_axis(layout: Layout, axis: str) -> str:
+    name, axes = next(iter(layout.rules.items()), ("batch", ()))
+    return f"{name}:{'+'.join((*axes, axis))}"
 
 
 @dataclass(frozen=True)
