@@ -1,6 +1,7 @@
 """Elementwise functions and operators: nothing is sent.
 
-Operands are broadcast by name; the result has their dims in first-seen order. Functions carry the names they have
+Operands are broadcast by name; the result has the dims of the operand that has them all, else all in first-seen
+order. Functions carry the names they have
 in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
 """
 
@@ -34,7 +35,7 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor
     tensors = [x for x in xs if is_tensor(x)]
     if not tensors:
         raise TensorError(f"{name} got no tensor", fix="give at least one, e.g. `wf.tensor(2.0, [])`")
-    meeting = meet(xs)
+    meeting = meet(xs, first=_has_all_dims(tensors))
     if (kind := _stored_together(tensors)) is not None:
         return _stored_elementwise(fn, name, xs, kind)
 
@@ -45,6 +46,15 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor
     array = meeting.run(compute, xs)
     _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
     return result(array, meeting.dims, meeting.region)
+
+
+def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
+    """The dims of the first operand that has those of all others, whose order the result then takes.
+
+    A mask named first would else turn round the large tensor it masks.
+    """
+    names = {dim.name for x in tensors for dim in x.dims}
+    return next((x.dims for x in tensors if len(x.dims) == len(names)), ())
 
 
 def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:

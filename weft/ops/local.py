@@ -46,7 +46,7 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     shapes, is_single = _result_shapes(out, known)
     meeting = meet(xs, union(*shapes))
     gone = resolve(summed, known, what="summed")
-    _check_accounted(meeting, known, shapes, resolve(whole, known, what="whole"), gone)
+    _check_accounted(meeting, known, shapes, resolve(whole, meeting.dims, what="whole"), gone)
     takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
 
     def compute(*arrays: Any) -> Any:
@@ -87,7 +87,7 @@ def _result_shapes(out: Any, known: Shape) -> tuple[list[Shape], bool]:
 
 
 def _check_accounted(meeting: Meeting, known: Shape, shapes: Sequence[Shape], whole: Shape, gone: Shape) -> None:
-    for dim in known:
+    for dim in meeting.dims:
         axes = meeting.axes([dim])
         if not axes:
             continue
@@ -100,7 +100,7 @@ def _check_accounted(meeting: Meeting, known: Shape, shapes: Sequence[Shape], wh
                 fix=f"rename it to an unsplit dim first: `x.rename({dim.name}='{dim.name}_whole')`, "
                 f"or drop `{dim.name}:{over}`",
             )
-        if not gone.has(dim) and not all(shape.has(dim) for shape in shapes):
+        if known.has(dim) and not gone.has(dim) and not all(shape.has(dim) for shape in shapes):
             raise LayoutError(
                 f"local's result lacks `{dim.name}`, which is split over `{over}`: "
                 "processors would give different results",

@@ -96,11 +96,11 @@ def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
     return varying(array) - leaving
 
 
-def meet(xs: Sequence[Any], more: Sequence[Dim] = ()) -> Meeting:
-    """What the tensors among `xs` agree on, with the dims `more` that an op adds."""
+def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ()) -> Meeting:
+    """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first."""
     tensors = [checked(x) for x in xs if is_tensor(x)]
     region = common_region(tensors)
-    return Meeting(region, union(*(x.dims for x in tensors), more))
+    return Meeting(region, union(first, *(x.dims for x in tensors), more))
 
 
 def common_region(xs: Sequence[Tensor]) -> Region | None:

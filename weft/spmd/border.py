@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning
 from ..layout import Layout, Region, as_layout, open_region, opened, spec
@@ -112,6 +112,7 @@ class Spmd:
         if not quiet:
             check_axes_used(mesh, layout, strict)
         self._compiled: dict[_Call, Callable[..., Any]] = {}
+        self._shardings: dict[_Call, list[NamedSharding]] = {}
         self._checks: dict[_Call, bool] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,18 +171,17 @@ class Spmd:
 
     def _placed(self, call: _Call, arrays: Sequence[Any]) -> list[Any]:
         """The arrays where the program wants them, so that nothing is copied inside and donation works."""
-        region = Region(self.mesh, self.layout)
-        mesh = self.mesh.jax_mesh()
-        slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-        return [
-            put_array(array, mesh, _spec_of(slot, region, array)) for slot, array in zip(slots, arrays, strict=True)
-        ]
+        if call not in self._shardings:
+            region, mesh = Region(self.mesh, self.layout), self.mesh.jax_mesh()
+            self._shardings[call] = [NamedSharding(mesh, placed) for placed in _specs(call, region)]
+        return [put_array(array, wanted) for array, wanted in zip(arrays, self._shardings[call], strict=True)]
 
     def run(self, call: _Call, gone: Sequence[Any], kept: Sequence[Any], mesh: Any) -> Any:
         """The program itself, on a mesh of devices or an abstract one; gives tensors, with statics wrapped."""
-        arrays = _joined(gone, kept, call.donated)
+        arrays: Sequence[Any] = _joined(gone, kept, call.donated)
         region = Region(self.mesh, self.layout)
-        slots = [slot for slot in call.slots if not isinstance(slot, Static)]
+        in_specs = tuple(_specs(call, region))
+        mesh, arrays = _on_callers_mesh(mesh, arrays, in_specs)
         out_specs: list[PartitionSpec] = []
         outputs: list[Any] = []
 
@@ -199,7 +199,6 @@ class Spmd:
             outputs[:] = [leaving]
             return leaving.arrays
 
-        in_specs = tuple(_spec_of(slot, region, array) for slot, array in zip(slots, arrays, strict=True))
         found = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)(*arrays)
         return outputs[0].joined(found)
 
@@ -264,10 +263,28 @@ class _ValueSlot:
         return array
 
 
-def _spec_of(slot: Any, region: Region, array: Any) -> PartitionSpec:
-    if isinstance(slot, _TensorSlot) and slot.fits:
-        return spec(region.placement(slot.dims, slot.kind.store))
-    return PartitionSpec()
+def _specs(call: _Call, region: Region) -> list[PartitionSpec]:
+    """How each array among the arguments is split."""
+    found = []
+    for slot in call.slots:
+        if isinstance(slot, _TensorSlot) and slot.fits:
+            found.append(spec(region.placement(slot.dims, slot.kind.store)))
+        elif not isinstance(slot, Static):
+            found.append(PartitionSpec())
+    return found
+
+
+def _on_callers_mesh(mesh: Any, arrays: Sequence[Any], specs: Sequence[PartitionSpec]) -> tuple[Any, Sequence[Any]]:
+    """The mesh and the arrays to use where the caller's own program has typed shardings (an Explicit mesh).
+
+    Such a program needs results and gradients typed on its own mesh, and says where a sharding changes.
+    """
+    for array in arrays:
+        theirs = getattr(getattr(jax.typeof(array), "sharding", None), "mesh", None)
+        if theirs is not None and dict(theirs.shape) == dict(mesh.shape) and AxisType.Explicit in theirs.axis_types:
+            pairs = zip(arrays, specs, strict=True)
+            return theirs, [jax.sharding.reshard(a, NamedSharding(theirs, placed)) for a, placed in pairs]
+    return mesh, arrays
 
 
 def _read_leaf(leaf: Any) -> tuple[Any, Any]:
@@ -277,9 +294,8 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
         if shape is None:
             return Static(leaf), None
         # An optimizer's state may hold an array of another shape in a tensor's place: it goes to every processor.
-        return _TensorSlot(
-            leaf.dims, replace(leaf._kind, equal=frozenset()), tuple(shape) == leaf.dims.sizes
-        ), leaf._array
+        kind = replace(leaf._kind, equal=frozenset()) if leaf._kind.equal else leaf._kind
+        return _TensorSlot(leaf.dims, kind, tuple(shape) == leaf.dims.sizes), leaf._array
     if isinstance(leaf, int | float | complex) and not isinstance(leaf, bool):
         return _ValueSlot(), leaf
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
@@ -320,6 +336,16 @@ def _joined(gone: Sequence[Any], kept: Sequence[Any], donated: Sequence[bool]) -
     return [next(gone_left if is_gone else kept_left) for is_gone in donated]
 
 
+def with_statics(tree: Any) -> Any:
+    """The tree with every leaf that is no tensor, array or number wrapped as static."""
+
+    def wrap(leaf: Any) -> Any:
+        is_data = is_tensor(leaf) or hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
+        return leaf if is_data and not isinstance(leaf, bool | type) else Static(leaf)
+
+    return jax.tree.map(wrap, tree, is_leaf=is_tensor)
+
+
 def without_statics(tree: Any) -> Any:
     """The tree with the values that were wrapped as static."""
     is_static = lambda node: isinstance(node, Static)  # noqa: E731
@@ -344,9 +370,8 @@ class _Leaving:
 
     def _add_tensor(self, x: Tensor, region: Region) -> None:
         fits = x._region is not None or tuple(x._array.shape) == x.dims.sizes
-        if fits:
-            checked(x)
-        array, placed = _equalized(x.local_array, list(placement(x)), x, region)
+        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x._array.ndim
+        array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
         self.forms.append((x.dims, Kind(store=x._kind.store)))
@@ -376,7 +401,7 @@ class _Leaving:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _equalized(array: Any, placed: list[Any], x: Tensor, region: Region) -> tuple[Any, list[Any]]:
+def _equalized(array: Any, placed: list[Any], region: Region) -> tuple[Any, list[Any]]:
     """An array that is equal over some axes but typed as varying, in a form that can leave.
 
     Where a dim divides each processor gives a slice, which costs nothing; else the first one's copy is sent round.

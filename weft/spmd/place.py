@@ -27,9 +27,11 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
             placed = spec(region.placement(leaf.dims, leaf._kind.store))
-            return make(put_array(_outside(leaf, "put")._array, devices, placed), leaf.dims, None, leaf._kind)
+            return make(
+                put_array(_outside(leaf, "put")._array, NamedSharding(devices, placed)), leaf.dims, None, leaf._kind
+            )
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-            return put_array(leaf, devices, PartitionSpec())
+            return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
 
     return jax.tree.map(place, tree, is_leaf=is_tensor)
@@ -47,10 +49,9 @@ def get(tree: Any) -> Any:
     return jax.tree.map(fetch, tree, is_leaf=is_tensor)
 
 
-def put_array(array: Any, mesh: Any, placed: PartitionSpec) -> Any:
-    """One array on the mesh; nothing happens if it is there already."""
-    wanted = NamedSharding(mesh, placed)
-    if isinstance(array, jax.Array) and array.sharding == wanted:
+def put_array(array: Any, wanted: NamedSharding) -> Any:
+    """One array where it is wanted; nothing happens if it is there already."""
+    if isinstance(array, jax.Array) and array.sharding.is_equivalent_to(wanted, array.ndim):
         return array
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed

@@ -18,7 +18,7 @@ from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
 from ..ops.trees import map_tensors
 from ..tensor import Kind, Tensor, is_tensor, make, placement, result
-from .border import Spmd, check_axes_used
+from .border import Spmd, check_axes_used, with_statics, without_statics
 from .gradients import value_and_grad
 from .place import put
 
@@ -99,14 +99,16 @@ class TrainStep:
             raise TensorError(
                 f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
             )
-        return self._jitted(state, self._placed(batch), key)
+        found = self._jitted(with_statics(state), with_statics(self._placed(batch)), key)
+        return without_statics(found)
 
     def abstract(self, state: TrainState, batch: Any, key: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The step as a function to trace without devices, and its arguments."""
         if self.mesh is None:
             raise RegionError("the train step has no mesh", fix="say `wf.trace(step, ..., mesh=..., layout=...)`")
         mesh = self.mesh.abstract()
-        return lambda state, batch, key: self._run(state, batch, key, mesh), (state, batch, key)
+        args = with_statics(state), with_statics(batch), key
+        return lambda state, batch, key: self._run(state, batch, key, mesh), args
 
     def _placed(self, batch: Any) -> Any:
         if self.mesh is None or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(batch)):
@@ -114,13 +116,14 @@ class TrainStep:
         return put(batch, mesh=self.mesh, layout=self.layout)
 
     def _run(self, state: TrainState, batch: Any, key: Any, mesh: Any = None) -> tuple[TrainState, dict[str, Any]]:
+        state, batch = without_statics(state), without_statics(batch)
         if self.mesh is not None:
             mesh = mesh or self.mesh.jax_mesh()
             (value, aux), gradients = self._gradients.on(mesh, state.params, batch, key)
         else:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         params = self._update(state, gradients, mesh)
-        return TrainState(params[0], params[1], state.step + 1), _metrics(value, aux)
+        return with_statics((TrainState(params[0], params[1], state.step + 1), _metrics(value, aux)))
 
     def _local_gradients(self, params: Any, batch: Any, key: Any) -> Any:
         """The loss, what comes with it, and gradients that lie where the optimizer's state does."""

@@ -1,0 +1,73 @@
+"""Printing global values once, and checks that raise after the call."""
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+
+B, D = wf.dims(batch=8, d=4)
+X = wf.tensor(np.arange(32.0, dtype="float32").reshape(8, 4), [B, D])
+
+
+@pytest.mark.parametrize("layout", ["", "batch:x", "d:y", "batch:x,d:y", "batch:x+y"])
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_print_shows_the_global_value_once(layout, capfd):
+    def show(x):
+        wf.print("rows {} total {}", wf.sum(x, over=D), wf.sum(x, over="batch d"))
+        return x
+
+    wf.spmd(show, mesh="x=2,y=4", layout=layout)(X)
+    jax.effects_barrier()
+    printed = capfd.readouterr().out
+    assert printed.count("total 496.0") == 1
+    assert "rows [  6.  22.  38.  54.  70.  86. 102. 118.]" in printed
+
+
+def test_print_needs_no_mesh(capfd):
+    wf.print("x is {}", wf.sum(X, over="batch d"))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "x is 496.0\n"
+
+
+def test_print_in_a_loop_prints_each_turn(capfd):
+    def run(x):
+        def turn(carry, row):
+            wf.print("sum {}", wf.sum(row, over=B))
+            return carry, None
+
+        return wf.scan(turn, x, x, over=D)[0]
+
+    wf.spmd(run, mesh="x=2", layout="batch:x")(X)
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "sum 112.0", "sum 120.0", "sum 128.0", "sum 136.0"]
+
+
+@pytest.mark.parametrize("layout", ["batch:x", "d:y", "batch:x,d:y"])
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_check_raises_after_the_call_with_the_first_bad_index(layout):
+    def run(x):
+        wf.check(x < 21, "too large", x=x, row=wf.sum(x, over=D))
+        return x * 2
+
+    fn = wf.spmd(run, mesh="x=2,y=2", layout=layout)
+    with pytest.raises(wf.CheckError, match=r"too large at \[batch=5 d=1\] \(x=21.0, row=86.0\)") as error:
+        fn(X)
+    assert "11 of 32 values fail" in error.value.state and f"layout: {layout}" in error.value.state
+    np.testing.assert_array_equal(fn(X * 0).array, np.zeros((8, 4)))  # the same program, with good values
+    with pytest.raises(wf.CheckError):
+        fn(X)
+
+
+def test_check_needs_no_mesh():
+    wf.check(X >= 0, "negative", x=X)
+    with pytest.raises(wf.CheckError, match=r"negative at \[batch=0 d=0\] \(x=-1.0\)"):
+        wf.check(X - 1 >= 0, "negative", x=X - 1)
+
+
+def test_a_failed_check_is_not_left_behind_for_the_next_call():
+    bad = wf.spmd(lambda x: (wf.check(x < 0, "no"), x)[1], mesh="x=2", layout="batch:x")
+    good = wf.spmd(lambda x: (wf.check(x >= 0, "yes"), x)[1], mesh="x=2", layout="batch:x")
+    with pytest.raises(wf.CheckError, match="no"):
+        bad(X)
+    good(X)
