@@ -6,7 +6,7 @@ the array's shape is the local sizes of the dims under the tensor's region; outs
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -362,15 +362,7 @@ def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PL
     return object.__new__(Tensor)._fill(array, shape, region, kind)
 
 
-def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
-    """The tensor an op made. Over an axis that splits none of its dims it is equal, whatever JAX types it as."""
-    x = make(array, dims, region, kind)
-    if region is not None and (equal := _excess(x)) != kind.equal:
-        x._kind = replace(kind, equal=equal)
-    return x
-
-
-def _excess(x: Tensor) -> frozenset[str]:
+def excess(x: Tensor) -> frozenset[str]:
     """The axes that the array varies over and no dim is split over."""
     assert x._region is not None
     split = {axis for axes in placement(x) for axis in axes}
@@ -400,7 +392,7 @@ def checked(x: Tensor) -> Tensor:
             fix="use the named form: `wf.scan` for lax.scan or lax.map, `wf.vmap` for jax.vmap, "
             "`wf.associative_scan` for jax.lax.associative_scan",
         )
-    if x._region is not None and (differing := _excess(x) - x._kind.equal):
+    if x._region is not None and (differing := excess(x) - x._kind.equal):
         raise TensorError(
             f"the slices of {x!r} differ over {', '.join(f'`{axis}`' for axis in sorted(differing))}, "
             "which splits none of its dims: a plain JAX function was applied to slices behind the names",

@@ -9,7 +9,7 @@ import warnings
 
 import jax
 import numpy as np
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 import weft as wf
@@ -41,6 +41,7 @@ def differentiated(program):
     deadline=None,
     database=None,
     print_blob=True,
+    phases=(Phase.generate,) if CASES else (Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
 @given(st.data())

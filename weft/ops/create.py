@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError
 from ..layout import Placement, Region
-from ..tensor import Tensor, as_dtype, is_tensor, result
+from ..tensor import Tensor, as_dtype, is_tensor
 from .collectives import index
 from .meet import need_tensor, operand
+from .move import result
 
 
 def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:

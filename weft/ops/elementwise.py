@@ -16,9 +16,10 @@ from jax.scipy import special
 
 from ..dims import Dim
 from ..errors import TensorError
-from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, operation, placement, result
+from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, operation, placement
 from .collectives import level_of
 from .meet import common_region, meet, operand
+from .move import result
 
 
 def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
-from ..tensor import Tensor, as_dtype, result
+from ..tensor import Tensor, as_dtype
 from .collectives import index
 from .meet import meet, need_tensor
-from .move import settle
+from .move import result, settle
 
 
 def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:

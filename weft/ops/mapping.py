@@ -12,11 +12,11 @@ import jax
 from ..dims import Dim, Shape, listed, union
 from ..errors import DimError
 from ..layout import Axes, Region, open_region, opened
-from ..tensor import is_tensor, make, result
+from ..tensor import is_tensor, make
 from .collectives import as_varying
 from .index import only
 from .meet import Meeting, common_region, with_layout
-from .move import relocate, settle
+from .move import relocate, result, settle
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 

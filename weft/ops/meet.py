@@ -18,10 +18,10 @@ import numpy as np
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
-from ..tensor import Kind, Tensor, checked, is_tensor, placement, result
+from ..tensor import Kind, Tensor, checked, is_tensor, placement
 from . import collectives
 from .collectives import as_varying, level_of, varying
-from .move import relocate
+from .move import relocate, result
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 

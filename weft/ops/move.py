@@ -5,11 +5,12 @@ Works on local arrays and placements. `relocate` changes over which axes the dim
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..dims import Dim
 from ..layout import Axes, Placement, Region
-from ..tensor import Tensor, make, result
+from ..tensor import PLAIN, Kind, Tensor, excess, make, placement
 from . import collectives
 from .collectives import varying
 
@@ -83,6 +84,21 @@ def _run(arriving: Axes, partial: Axes) -> int:
     while count < len(arriving) and arriving[count] in partial:
         count += 1
     return count
+
+
+def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
+    """The tensor an op made.
+
+    It varies over the axes its dims are split over, even where the slices happen to be alike: a gradient with
+    respect to it is each slice's own. Over other axes it is equal, whatever JAX types it as.
+    """
+    x = make(array, dims, region, kind)
+    if region is None:
+        return x
+    x._array = collectives.as_varying(array, [axis for axes in placement(x) for axis in axes])
+    if (equal := excess(x)) != kind.equal:
+        x._kind = replace(kind, equal=equal)
+    return x
 
 
 def equal_scalar(array: Any, region: Region) -> Any:

@@ -15,11 +15,12 @@ from jax import lax
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Placement
-from ..tensor import Tensor, as_dtype, is_tensor, result
+from ..tensor import Tensor, as_dtype, is_tensor
 from .collectives import as_varying, index
 from .create import slice_of
 from .elementwise import cast, where
 from .meet import need_tensor, operand
+from .move import result
 
 
 def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:

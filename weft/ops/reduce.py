@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from ..dims import Shape, resolve
 from ..layout import Axes
 from ..tensor import Tensor, as_dtype
-from ..tensor import result as tensor_result
 from .collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
 from .einsum import checked_rename
 from .elementwise import cast
 from .meet import Meeting, meet, need_tensor
+from .move import result as tensor_result
 from .move import settle
 from .reshape import renamed
 

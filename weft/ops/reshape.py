@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape, new_dims, union
 from ..errors import DimError, closest
-from ..tensor import Tensor, make, operation, result
+from ..tensor import Tensor, make, operation
+from .collectives import as_varying
 from .elementwise import aligned
 from .meet import Meeting, need_tensor
-from .move import settle
+from .move import result, settle
 
 
 def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
@@ -67,6 +68,12 @@ def broadcast(x: Tensor, dims: Any) -> Tensor:
             )
     union(shape, x.dims)  # one size for each name
     meeting = Meeting(x._region, union(x.dims, shape))
-    sizes = meeting.local_sizes(shape)
-    array = meeting.run(lambda a: jnp.broadcast_to(aligned(a, x.dims, shape), sizes), [x])
+    sizes, axes = meeting.local_sizes(shape), meeting.axes(shape)
+
+    def spread(array: Any) -> Any:
+        # Made to vary before it is repeated, so that its gradient is added up here before it is summed over processors.
+        array = as_varying(array, axes) if axes else array
+        return jnp.broadcast_to(aligned(array, x.dims, shape), sizes)
+
+    array = meeting.run(spread, [x])
     return result(array, shape, meeting.region)

@@ -15,7 +15,8 @@ from ..errors import TensorError
 from ..layout import open_region
 from ..ops.collectives import as_varying
 from ..ops.meet import common_region, with_layout
-from ..tensor import Tensor, checked, is_tensor, make, result
+from ..ops.move import result
+from ..tensor import Tensor, checked, is_tensor, make, placement
 
 
 def value_and_grad(
@@ -89,6 +90,8 @@ def _start(x: Tensor, sum_dtype: Any) -> Tensor:
     if region is not None and region.taken:
         x = with_layout(x, region)
         return result(as_varying(x._array, region.taken), x.dims, region)
+    if x._region is not None:
+        x = make(as_varying(x._array, [axis for axes in placement(x) for axis in axes]), x.dims, x._region, x._kind)
     if sum_dtype is None:
         return x
     return make(x._array, x.dims, x._region, replace(x._kind, sums=jnp.dtype(sum_dtype)))

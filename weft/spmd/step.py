@@ -16,8 +16,9 @@ from ..errors import RegionError, TensorError
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
+from ..ops.move import result
 from ..ops.trees import map_tensors
-from ..tensor import Kind, Tensor, is_tensor, make, placement, result
+from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .border import Spmd, check_axes_used, with_statics, without_statics
 from .gradients import value_and_grad
 from .place import put
