@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "_pytest", "pluggy")
+_LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pytest", "pluggy")
 
 
 class WeftError(Exception):
     """The root of all errors; `str(error)` is the fact, the state and the fix, a line each."""
 
-    def __init__(self, fact: str, *, fix: str, state: str = ""):
+    def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
         self.fact = fact
         around = "" if "layout:" in state else _region_state()
-        self.state = "   ".join(part for part in (state, around, f"at {user_line()}") if part)
+        self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
 

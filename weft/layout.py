@@ -91,10 +91,9 @@ class Layout:
 def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str) -> LayoutError:
     """The error of a rule that splits nothing."""
     written = f"{rule}:{'+'.join(axes)}"
+    hint = f"{closest(rule.split('.')[-1], names)} or " if (names := list(names)) else ""
     return LayoutError(
-        f"rule `{written}` matches nothing: {why}",
-        state=state,
-        fix=f"{closest(rule.split('.')[-1], names)} or drop the rule: `layout.drop('{rule}')`",
+        f"rule `{written}` matches nothing: {why}", state=state, fix=f"{hint}drop the rule: `layout.drop('{rule}')`"
     )
 
 
@@ -216,7 +215,7 @@ class Region:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims)
                 placed[dim.name] = placed.get(dim.name, ()) + more
-        return tuple(self._divided(dim, placed.get(dim.name, ())) for dim in dims)
+        return tuple(self._divided(dim, placed.get(dim.name, ()), store) for dim in dims)
 
     def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
         rules = {
@@ -236,18 +235,21 @@ class Region:
                     f"or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`",
                 )
 
-    def _divided(self, dim: Dim, axes: Axes) -> Axes:
+    def _divided(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
         axes = tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
         ways = self.ways(axes)
         if dim.size % ways:
             lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
             nearest = f"{lower}, {upper}" if lower else f"{upper}"
             over = f"axis `{axes[0]}`" if len(axes) == 1 else f"axes `{'+'.join(axes)}`"
+            stores = ("optimizer", "params") if store == "optimizer" else ("params",) if store else ()
+            name = next((f"{s}.{dim.name}" for s in stores if dim.name in getattr(self.layout, s)), dim.name)
+            rules = {_written(key): rule for key, rule in _parsed(self.layout).items()}
             raise LayoutError(
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
-                f"or drop `{dim.name}:{'+'.join(axes)}`",
+                f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
             )
         return axes
 

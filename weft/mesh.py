@@ -85,6 +85,11 @@ class Mesh:
             raise MeshError(
                 fact, fix=f"make the mesh smaller, or use virtual ones: `Mesh({str(self)!r}, devices='cpu')`"
             )
+        if self.size > MOST_VIRTUAL:
+            raise MeshError(
+                f"{fact}; at most {MOST_VIRTUAL} virtual ones are made unasked",
+                fix=f"read the program without devices (`wf.trace`), or set JAX_NUM_CPU_DEVICES={self.size}",
+            )
         raise MeshError(
             f"{fact}; it had started before this mesh was made",
             fix=f"make the mesh before the first JAX computation, or set JAX_NUM_CPU_DEVICES={self.size}",

@@ -128,28 +128,34 @@ class Tensor:
         return f"{self!r}\n{np.asarray(self._array)}"
 
     def __format__(self, form: str) -> str:
-        return format(self.__array__().item(), form) if form else str(self)
+        return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._whole_value("np.asarray()"), dtype)
 
     def __float__(self) -> float:
-        return float(self._whole_value("float()"))
+        return float(self._one_value("float()"))
 
     def __int__(self) -> int:
-        return int(self._whole_value("int()"))
+        return int(self._one_value("int()"))
 
     def __bool__(self) -> bool:
-        return bool(self._whole_value("bool()"))
+        return bool(self._one_value("bool()"))
 
     @property
     def __jax_array__(self) -> Any:
         # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` it must not find it, so that
         # the tensor's own operator runs.
-        if sys._getframe(1).f_code.co_name == "deferring_binary_op":
+        caller = sys._getframe(1).f_code.co_name
+        if caller == "deferring_binary_op" or caller.startswith("_operator_"):
             raise AttributeError("__jax_array__")
         if not self._dims and self._region is None:
+            if "_check_scalar" in (caller, sys._getframe(2).f_code.co_name):
+                raise TensorError(
+                    f"jax.grad got a function that gives the tensor {self!r}",
+                    fix="use wf.grad or wf.value_and_grad, or return `loss.array`",
+                )
             return lambda: self._array
         raise self._plain_function("a plain JAX function")
 
@@ -182,6 +188,14 @@ class Tensor:
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
+    def _one_value(self, what: str) -> Any:
+        value = self._whole_value(what)
+        if self._dims:
+            raise TensorError(
+                f"{what} of {self!r}, which holds many values", fix="reduce it first, e.g. wf.sum or wf.any"
+            )
+        return value
+
     def _whole_value(self, what: str) -> Any:
         if self._region is not None:
             raise TensorError(
@@ -189,6 +203,8 @@ class Tensor:
                 state=self._region.state,
                 fix="return the tensor from the region, or use wf.print, wf.where or wf.cond",
             )
+        if isinstance(self._array, jax.ShapeDtypeStruct):
+            raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
         if isinstance(self._array, jax.core.Tracer):
             raise TensorError(
                 f"{what} of {self!r} while it is being traced, where values are not known",
@@ -326,6 +342,11 @@ def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
             ) from None
     if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
         raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
+    if isinstance(array, jax.core.Tracer) and (differing := jax.typeof(array).manual_axis_type.varying):
+        raise TensorError(
+            f"a tensor cannot be made of one processor's slice (it differs over {', '.join(sorted(differing))})",
+            fix="use `wf.local(fn, x, out=..., summed=...)`, which says how the slices make up the whole",
+        )
     shape = _shape_for(array, dims)
     if shape.sizes != tuple(array.shape):
         raise DimError(

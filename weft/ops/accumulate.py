@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, checked, is_tensor, make, placement
 from .control import scan
 from .create import zeros
 from .elementwise import add, cast
-from .meet import gathered_for, with_layout
+from .meet import gathered_for, need_function, operand, with_layout
 from .move import settle
 from .remat import remat
 from .trees import map_tensors
@@ -26,6 +26,7 @@ def accumulate(
     Global row i goes to microbatch i mod count, so no row moves. Differentiated, gradients are summed over
     processors once, at the end.
     """
+    need_function(fn, "accumulate")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over
@@ -34,6 +35,10 @@ def accumulate(
         raise DimError(
             f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
         )
+    for leaf in jax.tree.leaves(data, is_leaf=is_tensor):
+        if not is_tensor(leaf) and hasattr(leaf, "shape") and leaf.shape:
+            operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
+    union(*([x.dims.find(name)] for x in tensors))
     turn = Dim("microbatch", count)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
 
@@ -75,7 +80,7 @@ def _scalar(x: Any) -> Any:
         raise TensorError(
             f"accumulate's function gave {x!r} where a scalar is due", fix="sum it: `wf.sum(x, over=[...])`"
         )
-    return x if is_tensor(x) else make(jnp.asarray(x), (), None)
+    return x if is_tensor(operand(x, "accumulate")) else make(jnp.asarray(x), (), None)
 
 
 def _added(total: Tensor, x: Tensor) -> Tensor:

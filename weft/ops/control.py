@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from ..dims import Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, RegionError, TensorError
@@ -21,7 +21,7 @@ from ..tensor import Tensor, checked, is_tensor, make, placement
 from .collectives import as_varying, from_first, varying
 from .elementwise import aligned
 from .index import only
-from .meet import common_region, need_tensor, with_layout
+from .meet import common_region, need_function, need_tensor, operand, with_layout
 from .move import settle
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
@@ -40,6 +40,9 @@ def scan(
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
     """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
+    need_function(fn, "scan")
+    if not isinstance(unroll, int) or unroll < 0:
+        raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
     inputs, slots, structure = take_apart(_along(xs, dim))
@@ -206,6 +209,7 @@ def _array(leaf: Any) -> Any:
 
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
+    need_function(condition, "while_loop"), need_function(body, "while_loop")
     loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
 
     def holds(arrays: Sequence[Any]) -> Any:
@@ -217,6 +221,13 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`body(i, carry)` for i from `lower` up to `upper`; differentiable if both are Python integers."""
+    need_function(body, "fori_loop")
+    for bound in (lower, upper):
+        dtype = getattr(operand(bound, "fori_loop"), "dtype", None)
+        if (dtype is None and not isinstance(bound, int)) or (
+            dtype is not None and not jnp.issubdtype(dtype, jnp.integer)
+        ):
+            raise TensorError(f"fori_loop got the bound {bound!r}", fix="give whole numbers")
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
@@ -234,6 +245,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
+    need_function(on_true, "cond"), need_function(on_false, "cond")
     arrays, slots, structure = take_apart(operands)
     arrays = numbers(arrays, "the operands of cond")
     branches = [_Branch(fn, slots, structure) for fn in (on_true, on_false)]
@@ -319,6 +331,10 @@ def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
         raise TensorError(
             f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
         )
+    if not is_tensor(value) and not isinstance(value, bool | int | float) and not hasattr(value, "dtype"):
+        raise TensorError(
+            f"{what} got {value!r} for its predicate", fix="give one boolean, e.g. `wf.any(x > 0, over=...)`"
+        )
     array = jnp.asarray(value.local_array if is_tensor(value) else value)
     if array.shape != ():
         raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
@@ -339,10 +355,15 @@ def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
     return array
 
 
+def _is_sending(eqn: Any) -> bool:
+    # A constant made to vary has no gradient to sum.
+    is_constant = eqn.primitive.name == "pvary" and all(isinstance(var, Literal) for var in eqn.invars)
+    return eqn.primitive.name in COLLECTIVES and not is_constant
+
+
 def _sends(jaxpr: Any) -> bool:
     """Whether a program has a collective in it, or something whose gradient is one."""
     return any(
-        eqn.primitive.name in COLLECTIVES
-        or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
+        _is_sending(eqn) or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ..dims import Shape
-from ..errors import CheckError, TensorError
+from ..errors import CheckError, TensorError, user_line
 from ..layout import Region, open_region
 from ..tensor import is_tensor, placement
 from .collectives import all_gather_equal, as_varying, from_first, index, varying
@@ -28,6 +28,12 @@ def print(fmt: str, *xs: Any) -> None:
             f"print got {type(fmt).__name__} for its text", fix="give a format: `wf.print('loss {}', loss)`"
         )
     xs = tuple(operand(x, "print") for x in xs)
+    try:
+        fmt.format(*(np.zeros(x.dims.sizes if is_tensor(x) else ()) for x in xs))
+    except (IndexError, KeyError, ValueError, TypeError) as error:
+        raise TensorError(
+            f"print cannot put {len(xs)} values into {fmt!r}: {error}", fix="give one `{}` a value"
+        ) from None
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
     _once(lambda *values: builtins.print(fmt.format(*values), flush=True), [whole_value(x) for x in xs], region)
 
@@ -86,13 +92,13 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     meeting = meet([predicate, *tensors.values()])
     region = meeting.region
     dims = predicate.dims
-    state = region.state if region is not None else ""
+    state, at = region.state if region is not None else "", user_line()
     failures.checks_traced += 1
 
     def report(ok: Any, *values: Any) -> None:
         if not np.all(ok):
             failures.add(
-                _failure(message, state, dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors)
+                _failure(message, (state, at), dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors)
             )
 
     _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
@@ -102,7 +108,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
 
 
 def _failure(
-    message: str, state: str, dims: Shape, ok: np.ndarray, values: dict[str, Any], tensors: dict[str, Any]
+    message: str, place: tuple[str, str], dims: Shape, ok: np.ndarray, values: dict[str, Any], tensors: dict[str, Any]
 ) -> CheckError:
     bad = np.unravel_index(int(np.argmin(ok)), ok.shape) if dims else ()
     at = dict(zip(dims.names, (int(i) for i in bad), strict=True))
@@ -115,6 +121,7 @@ def _failure(
     count = int(np.size(ok) - np.sum(ok))
     return CheckError(
         f"check failed: {message}{where}" + (f" ({', '.join(shown)})" if shown else ""),
-        state="   ".join(part for part in (f"{count} of {np.size(ok)} values fail", state) if part),
+        state="   ".join(part for part in (f"{count} of {np.size(ok)} values fail", place[0]) if part),
+        at=place[1],
         fix="the condition is yours: mend the values, or the check",
     )

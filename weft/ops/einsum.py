@@ -4,7 +4,6 @@ An all-reduce over the axes of the dims summed out, or one reduce-scatter where 
 is split over such an axis.
 """
 
-import string
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,22 +28,22 @@ def einsum(*xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, d
     meeting = meet(xs)
     kept = _kept(meeting.dims, out, over)
     gone = meeting.dims.without(kept)
-    letters = dict(zip(meeting.dims.names, string.ascii_letters, strict=False))
-    formula = ",".join("".join(letters[dim.name] for dim in x.dims) for x in xs)
-    formula += "->" + "".join(letters[dim.name] for dim in kept)
+    numbers = {name: i for i, name in enumerate(meeting.dims.names)}
+    orders = [[numbers[dim.name] for dim in shape] for shape in (*(x.dims for x in xs), kept)]
     dtype = None if dtype is None else as_dtype(dtype)
     given = {} if dtype is None else {"preferred_element_type": dtype}
-    array = meeting.run(lambda *arrays: _product(formula, arrays, given), xs)
+    array = meeting.run(lambda *arrays: _product(orders, arrays, given), xs)
     if dtype is not None:
         array = array.astype(dtype)
     names = checked_rename(rename)
     return settle(array, renamed(kept, names), meeting.placement(kept), meeting.region, partial=meeting.axes(gone))
 
 
-def _product(formula: str, arrays: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def _product(orders: list[list[int]], arrays: tuple[Any, ...], given: dict[str, Any]) -> Any:
     if all(array.dtype == bool for array in arrays):
         raise TensorError("einsum got only booleans", fix="cast one to numbers: `wf.cast(x, 'int32')`, or use wf.any")
-    return jnp.einsum(formula, *arrays, **given)
+    pairs = [item for pair in zip(arrays, orders, strict=False) for item in pair]
+    return jnp.einsum(*pairs, orders[-1], **given)
 
 
 def _kept(dims: Shape, out: Any, over: Any) -> Shape:

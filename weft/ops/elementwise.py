@@ -5,13 +5,15 @@ order. Functions carry the names they have
 in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
 from ..dims import Dim
@@ -28,7 +30,8 @@ def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
         raise TensorError(
             f"elementwise got {fn!r}, which is no function", fix="give the function first: `wf.elementwise(jnp.exp, x)`"
         )
-    return _elementwise(fn, getattr(fn, "__name__", "elementwise"), xs)
+    name = getattr(fn, "__name__", "elementwise")
+    return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs)
 
 
 def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor:
@@ -47,6 +50,31 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor
     array = meeting.run(compute, xs)
     _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
     return result(array, meeting.dims, meeting.region)
+
+
+# What takes more than the values at one place, or knows which place it is.
+_NOT_ELEMENTWISE = re.compile(
+    r"reduce_|cum|arg(max|min)|sort|top_k|rev|transpose|fft|gather|scatter|dynamic_|dot_general|conv_general|iota|random_|"
+    r"concatenate|slice|pad$|triangular|cholesky|qr|eig|svd|axis_index|psum|pmax|pmin|all_|ppermute"
+)
+
+
+def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
+    """`fn` of the arrays, if nothing in it looks at more than one place at a time: that would depend on the slices."""
+    closed = jax.make_jaxpr(fn)(*arrays)
+    if used := next((word for word in _primitives(closed.jaxpr) if _NOT_ELEMENTWISE.match(word)), None):
+        raise TensorError(
+            f"{name} is not elementwise: it uses `{used}`, so its result would depend on how the tensor is split",
+            fix="use wf operations, or `wf.local(fn, x, out=..., whole=...)`, which says what must be whole",
+        )
+    return fn(*arrays)
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _primitives(getattr(inner, "jaxpr", inner))
 
 
 def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
@@ -199,4 +227,6 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 def stop_gradient(x: Any) -> Any:
     """`x`, through which no gradient flows; takes a tree of tensors too."""
+    for leaf in jax.tree.leaves(x, is_leaf=is_tensor):
+        operand(leaf, "stop_gradient")
     return lax.stop_gradient(x)

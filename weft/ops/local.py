@@ -11,10 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..dims import Dim, Shape, listed, resolve, union
-from ..errors import LayoutError, TensorError
+from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, is_tensor
-from .collectives import index
-from .meet import Meeting, meet, operand
+from .collectives import index, varying
+from .meet import Meeting, meet, need_function, operand
 from .move import settle
 
 
@@ -41,16 +41,26 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     `whole` dims must not be split; `summed` dims come back as partial sums and are added up. If `fn` takes `here`,
     it is told where its slices lie.
     """
+    need_function(fn, "local")
     xs = tuple(operand(x, "local") for x in xs)
     known = union(*(x.dims for x in xs if is_tensor(x)))
     shapes, is_single = _result_shapes(out, known)
     meeting = meet(xs, union(*shapes))
     gone = resolve(summed, known, what="summed")
+    if both := next((dim.name for dim in gone for shape in shapes if shape.has(dim)), None):
+        raise DimError(f"local sums `{both}` and keeps it in `out`", fix=f"take `{both}` out of `out` or of `summed`")
     _check_accounted(meeting, known, shapes, resolve(whole, meeting.dims, what="whole"), gone)
     takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
 
     def compute(*arrays: Any) -> Any:
-        return fn(*arrays, here=Here(meeting)) if takes_here else fn(*arrays)
+        try:
+            return fn(*arrays, here=Here(meeting)) if takes_here else fn(*arrays)
+        except (TypeError, ValueError) as error:
+            shapes = ", ".join(str(getattr(a, "shape", a)) for a in arrays)
+            raise TensorError(
+                f"local's function failed on slices of shapes {shapes}: {str(error).splitlines()[0]}",
+                fix="mend the function, or call it alone on arrays of these shapes to see where it fails",
+            ) from error
 
     found = meeting.run(compute, xs)
     arrays = [found] if is_single else list(found)
@@ -58,12 +68,32 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
         raise TensorError(
             f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them"
         )
+    _check_variation(meeting, arrays, xs, shapes)
     results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
 
+def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any], shapes: Sequence[Shape]) -> None:
+    """Raises where results differ over an axis that neither an operand nor a dim of the result accounts for."""
+    if meeting.region is None:
+        return
+    known = {axis for x in xs if is_tensor(x) for axis in varying(x._array) | set(meeting.axes(x.dims))}
+    for array, shape in zip(arrays, shapes, strict=True):
+        if differing := varying(array) - known - set(meeting.axes(shape)):
+            raise LayoutError(
+                f"local's result differs over {', '.join(f'`{axis}`' for axis in sorted(differing))}, "
+                f"which splits no dim of [{shape}]",
+                state=meeting.region.state,
+                fix="let the function depend on its slices and on `here` alone",
+            )
+
+
 def _settled(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
     sizes = meeting.local_sizes(shape)
+    if not hasattr(array, "shape") and not isinstance(array, bool | int | float | complex):
+        raise TensorError(
+            f"local's function gave {type(array).__name__}", fix="return an array for each shape in `out`"
+        )
     array = jnp.asarray(array)
     if array.shape != sizes:
         raise TensorError(

@@ -15,13 +15,15 @@ from ..layout import Axes, Region, open_region, opened
 from ..tensor import is_tensor, make
 from .collectives import as_varying
 from .index import only
-from .meet import Meeting, common_region, with_layout
+from .meet import Meeting, common_region, need_function, with_layout
 from .move import relocate, result, settle
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 
 def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
     """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
+
+    need_function(fn, "vmap")
 
     def mapped(*args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args, is_leaf=is_tensor)

@@ -124,6 +124,8 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
+        if isinstance(x, int) and not -(2**31) <= x < 2**32:
+            raise TensorError(f"{what} got {x}, which int32 cannot hold", fix=f"give a float: `{float(x):g}`")
         return x
     shape = getattr(x, "shape", None)
     if shape is None or not hasattr(x, "dtype"):
@@ -252,6 +254,13 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
     return result(_gathered(checked(x)._array, x=x, want=want, region=region, over=over), x.dims, region)
+
+
+def need_function(fn: Any, what: str) -> Callable[..., Any]:
+    """`fn`, if it can be called."""
+    if not callable(fn):
+        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of tensors")
+    return fn
 
 
 def with_layout(x: Tensor, region: Region | None) -> Tensor:

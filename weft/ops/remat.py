@@ -12,14 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import TensorError
 from ..tensor import is_tensor, make
-from .meet import need_tensor, rematted
+from .meet import need_function, need_tensor, rematted
 
 
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
     """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
+    need_function(fn, "remat")
     if isinstance(save, str):
         save = save.split()
-    if not all(isinstance(word, str) for word in save):
+    if not isinstance(save, Sequence) or not all(isinstance(word, str) for word in save):
         raise TensorError(
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
@@ -50,4 +51,6 @@ def _is_value(leaf: Any) -> bool:
 def name(x: Any, label: str) -> Any:
     """`x` under a name that `remat(..., save=[...])` can keep."""
     x = need_tensor(x, "name")
+    if not isinstance(label, str):
+        raise TensorError(f"name got {label!r} for the name", fix="give a word: `wf.name(x, 'attn')`")
     return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from ..errors import TensorError
 from ..layout import open_region
 from ..ops.collectives import as_varying
-from ..ops.meet import common_region, with_layout
+from ..ops.meet import common_region, need_function, with_layout
 from ..ops.move import result
-from ..tensor import Tensor, checked, is_tensor, make, placement
+from ..tensor import Tensor, as_dtype, checked, is_tensor, make, placement
 
 
 def value_and_grad(
@@ -27,8 +27,13 @@ def value_and_grad(
     Gradients are of float tensors; other leaves get None. `sum_dtype` says in which dtype gradient sums travel.
     """
 
+    need_function(fn, "value_and_grad")
+    positions = [argnums] if isinstance(argnums, int) else list(argnums) if isinstance(argnums, Sequence) else [argnums]
+    if bad := [i for i in positions if not isinstance(i, int)]:
+        raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
+    sum_dtype = None if sum_dtype is None else as_dtype(sum_dtype)
+
     def both(*args: Any, **kwargs: Any) -> Any:
-        positions = [argnums] if isinstance(argnums, int) else list(argnums)
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
             raise TensorError(
                 f"value_and_grad is to differentiate argument {bad[0]}, and {len(args)} were given",
@@ -94,7 +99,7 @@ def _start(x: Tensor, sum_dtype: Any) -> Tensor:
         x = make(as_varying(x._array, [axis for axes in placement(x) for axis in axes]), x.dims, x._region, x._kind)
     if sum_dtype is None:
         return x
-    return make(x._array, x.dims, x._region, replace(x._kind, sums=jnp.dtype(sum_dtype)))
+    return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
 
 
 def _with_aux(found: Any) -> tuple[Any, Any]:
@@ -104,6 +109,10 @@ def _with_aux(found: Any) -> tuple[Any, Any]:
 
 
 def _one_number(value: Any) -> Tensor:
+    if isinstance(value, tuple):
+        raise TensorError("the function to differentiate gave a tuple", fix="say `has_aux=True` for `(loss, aux)`")
+    if not is_tensor(value) and not hasattr(value, "dtype") and not isinstance(value, int | float):
+        raise TensorError(f"the function to differentiate gave {value!r:.60}", fix="return the loss, one number")
     if not is_tensor(value):
         value = make(jnp.asarray(value), (), None) if getattr(value, "shape", ()) == () else value
     if not is_tensor(value) or value.dims:

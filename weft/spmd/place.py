@@ -3,6 +3,8 @@
 Stands beside spmd at the border; imports what stands left of the ops.
 """
 
+import collections
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import RegionError
 from ..layout import Region, as_layout, spec
-from ..mesh import as_mesh
+from ..mesh import Mesh, as_mesh
 from ..tensor import Tensor, checked, is_tensor, make
 
 
@@ -62,6 +64,35 @@ def put_array(array: Any, wanted: NamedSharding) -> Any:
     return jax.device_put(array, wanted)
 
 
+_flying: collections.deque[Any] = collections.deque()
+_MOST_FLYING = 8
+
+
+def wait_for_earlier_calls(found: Any, mesh: Mesh) -> None:
+    """Keeps few calls in flight on virtual processors; real ones are left alone.
+
+    XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
+    and others are not, and its collectives wait for each other until the process is aborted.
+    """
+    first = next((leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array)), None)
+    is_virtual = mesh.size > 1 and mesh.jax_mesh().devices.flat[0].platform == "cpu"
+    if first is None or isinstance(first, jax.core.Tracer) or not is_virtual:
+        return
+    _flying.append(first)
+    if len(_flying) > _MOST_FLYING and not (earlier := _flying.popleft()).is_deleted():
+        jax.block_until_ready(earlier)
+
+
+def check_values(arrays: Sequence[Any]) -> None:
+    """Raises where a tensor holds only a shape."""
+    for array in arrays:
+        if isinstance(array, jax.ShapeDtypeStruct):
+            raise RegionError(
+                f"a tensor of shape {array.shape} holds no values (`jax.ShapeDtypeStruct`)",
+                fix="give values, or read the program without them: `wf.trace(fn, ..., mesh=..., layout=...)`",
+            )
+
+
 def _is_key(array: Any) -> bool:
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
@@ -73,8 +104,9 @@ def _whole(array: jax.Array) -> Any:
 
 
 def _outside(x: Tensor, what: str) -> Tensor:
-    if x._region is not None:
+    if x._region is not None or isinstance(x._array, jax.core.Tracer):
         raise RegionError(
-            f"{what} got {x!r} inside a region", state=x._region.state, fix=f"call wf.{what} outside of it"
+            f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
         )
+    check_values([x._array])
     return checked(x)

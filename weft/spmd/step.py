@@ -16,12 +16,14 @@ from ..errors import RegionError, TensorError
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
+from ..ops.debug import failures
 from ..ops.move import result
 from ..ops.trees import map_tensors
 from ..tensor import Kind, Tensor, is_tensor, make, placement
-from .border import Spmd, check_axes_used, with_statics, without_statics
+from .arguments import with_statics, without_statics
+from .border import Spmd, check_axes_used
 from .gradients import value_and_grad
-from .place import put
+from .place import put, wait_for_earlier_calls
 
 
 class TrainState(NamedTuple):
@@ -39,6 +41,8 @@ def train_step(
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`.
     """
+    if not callable(loss):
+        raise TensorError(f"train_step got {loss!r} for its loss", fix="give a function `loss(params, batch, key)`")
     if (mesh is None) != (layout is None):
         raise RegionError("train_step got only one of mesh and layout", fix="give both, or neither and use wf.spmd")
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
@@ -70,6 +74,7 @@ class TrainStep:
             Region(mesh, layout)
             check_axes_used(mesh, layout, strict)
             self._gradients = Spmd(self._local_gradients, mesh, layout, quiet=True)
+        self._has_checks = False
         self._jitted = jax.jit(self._run, donate_argnums=donate)
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
@@ -100,7 +105,14 @@ class TrainStep:
             raise TensorError(
                 f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
             )
+        before = failures.checks_traced
         found = self._jitted(with_statics(state), with_statics(self._placed(batch)), key)
+        self._has_checks = self._has_checks or failures.checks_traced > before
+        if self.mesh is not None:
+            wait_for_earlier_calls(found, self.mesh)
+        if self._has_checks:
+            jax.effects_barrier()
+            failures.raise_first()
         return without_statics(found)
 
     def abstract(self, state: TrainState, batch: Any, key: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
