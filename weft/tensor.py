@@ -5,7 +5,7 @@ the array's shape is the local sizes of the dims under the tensor's region; outs
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from .dims import Dim, Shape, new_dims
 from .errors import DimError, TensorError
 from .layout import Layout, Placement, Region, typed
+from .operators import Operators, operations
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,8 @@ class Kind:
 PLAIN = Kind()
 PARAMETER = Kind(store="params")
 
-_operations: dict[str, Callable[..., Any]] = {}
 
-
-def operation(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the function behind an operator or method of `Tensor`."""
-
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        _operations[name] = fn
-        return fn
-
-    return register
-
-
-class Tensor:
+class Tensor(Operators):
     """An array whose dims have names; inside a region, this processor's slice of it."""
 
     __slots__ = ("_array", "_dims", "_kind", "_memo", "_region")
@@ -114,7 +103,7 @@ class Tensor:
 
     def rename(self, **names: Dim | str) -> "Tensor":
         """This tensor with some dims renamed, moved where the new names are split otherwise."""
-        return _operations["rename"](self, **names)
+        return operations["rename"](self, **names)
 
     def __repr__(self) -> str:
         if not hasattr(self._array, "dtype"):
@@ -125,7 +114,7 @@ class Tensor:
     def __str__(self) -> str:
         if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
             return repr(self)
-        return f"{self!r}\n{np.asarray(self._array)}"
+        return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self._array)}"
 
     def __format__(self, form: str) -> str:
         return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
@@ -161,8 +150,8 @@ class Tensor:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
-        if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in _operations and not kwargs:
-            return _operations[ufunc.__name__](*inputs)
+        if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
+            return operations[ufunc.__name__](*inputs)
         raise self._plain_function(f"NumPy's `{ufunc.__name__}`")
 
     def _plain_function(self, what: str) -> TensorError:
@@ -211,103 +200,6 @@ class Tensor:
                 fix="return the tensor from the traced function, or use wf.print, wf.where or wf.cond",
             )
         return self._array
-
-    # Operators; the functions behind them are registered by weft.ops.elementwise.
-    def __add__(self, other: Any) -> "Tensor":
-        return _operations["add"](self, other)
-
-    def __radd__(self, other: Any) -> "Tensor":
-        return _operations["add"](other, self)
-
-    def __sub__(self, other: Any) -> "Tensor":
-        return _operations["subtract"](self, other)
-
-    def __rsub__(self, other: Any) -> "Tensor":
-        return _operations["subtract"](other, self)
-
-    def __mul__(self, other: Any) -> "Tensor":
-        return _operations["multiply"](self, other)
-
-    def __rmul__(self, other: Any) -> "Tensor":
-        return _operations["multiply"](other, self)
-
-    def __truediv__(self, other: Any) -> "Tensor":
-        return _operations["divide"](self, other)
-
-    def __rtruediv__(self, other: Any) -> "Tensor":
-        return _operations["divide"](other, self)
-
-    def __floordiv__(self, other: Any) -> "Tensor":
-        return _operations["floor_divide"](self, other)
-
-    def __rfloordiv__(self, other: Any) -> "Tensor":
-        return _operations["floor_divide"](other, self)
-
-    def __mod__(self, other: Any) -> "Tensor":
-        return _operations["remainder"](self, other)
-
-    def __rmod__(self, other: Any) -> "Tensor":
-        return _operations["remainder"](other, self)
-
-    def __pow__(self, other: Any) -> "Tensor":
-        return _operations["power"](self, other)
-
-    def __rpow__(self, other: Any) -> "Tensor":
-        return _operations["power"](other, self)
-
-    def __and__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_and"](self, other)
-
-    def __rand__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_and"](other, self)
-
-    def __or__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_or"](self, other)
-
-    def __ror__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_or"](other, self)
-
-    def __xor__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_xor"](self, other)
-
-    def __rxor__(self, other: Any) -> "Tensor":
-        return _operations["bitwise_xor"](other, self)
-
-    def __lshift__(self, other: Any) -> "Tensor":
-        return _operations["left_shift"](self, other)
-
-    def __rshift__(self, other: Any) -> "Tensor":
-        return _operations["right_shift"](self, other)
-
-    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]
-        return _operations["equal"](self, other)
-
-    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
-        return _operations["not_equal"](self, other)
-
-    def __lt__(self, other: Any) -> "Tensor":
-        return _operations["less"](self, other)
-
-    def __le__(self, other: Any) -> "Tensor":
-        return _operations["less_equal"](self, other)
-
-    def __gt__(self, other: Any) -> "Tensor":
-        return _operations["greater"](self, other)
-
-    def __ge__(self, other: Any) -> "Tensor":
-        return _operations["greater_equal"](self, other)
-
-    def __neg__(self) -> "Tensor":
-        return _operations["negative"](self)
-
-    def __pos__(self) -> "Tensor":
-        return self
-
-    def __abs__(self) -> "Tensor":
-        return _operations["abs"](self)
-
-    def __invert__(self) -> "Tensor":
-        return _operations["invert"](self)
 
 
 def tensor(array: Any, dims: Any) -> Tensor:

@@ -50,7 +50,9 @@ class Program:
 
 def subset(draw, items, least=1, most=None):
     items = list(items)
-    chosen = draw(st.lists(st.sampled_from(range(len(items))), min_size=least, max_size=most or len(items), unique=True))
+    chosen = draw(
+        st.lists(st.sampled_from(range(len(items))), min_size=least, max_size=most or len(items), unique=True)
+    )
     return [items[i] for i in chosen]
 
 

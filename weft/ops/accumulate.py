@@ -1,21 +1,22 @@
 """Microbatches: the same loss and gradient with less memory, and one gradient sum at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, checked, is_tensor, make, placement
-from .control import scan
-from .create import zeros
-from .elementwise import add, cast
+from .collectives import as_varying
+from .control import sliced
 from .meet import gathered_for, need_function, operand, with_layout
-from .move import settle
-from .remat import remat
-from .trees import map_tensors
+from .move import result, settle
+from .trees import Slot, map_tensors
 
 
 def accumulate(
@@ -42,17 +43,119 @@ def accumulate(
     turn = Dim("microbatch", count)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
 
-    def part(carry: Any, pieces: Any) -> tuple[Any, None]:
-        found = iter(pieces)
-        microbatch = map_tensors(lambda x: next(found) if x.dims.has(name) else x, data)
-        result = fn(params, microbatch)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
-        return tuple(_added(total, _scalar(x)) for total, x in zip(carry, result, strict=True)), None
-
     pieces = [_cut(x, name, turn) for x in tensors]
-    (total, weight), _ = scan(remat(part), (zeros([]), zeros([])), pieces, over=turn)
-    return total / weight
+    inner = [Slot(x.dims.without([turn]), x._region, x._kind) for x in pieces]
+    regions: list[Any] = []
+
+    def part(arrays: Sequence[Any]) -> list[Any]:
+        found = (slot.filled(array) for slot, array in zip(inner, arrays, strict=True))
+        microbatch = map_tensors(lambda x: next(found) if x.dims.has(name) else x, data)
+        given = fn(params, microbatch)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
+        scalars = [_scalar(x) for x in given]
+        regions[:] = [x._region for x in scalars]
+        return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
+
+    arrays = [x._array for x in pieces]
+    total, weight = _summed(sliced(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
+    return result(total, (), regions[0]) / result(weight, (), regions[1])
+
+
+def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
+    """Σsum and Σweight over the microbatches, where `closed` is the program of one.
+
+    Differentiated, each microbatch's gradients are made as soon as its sum is, and added up: nothing of one
+    microbatch is kept while the next one runs, and nothing is computed twice.
+    """
+    count = len(closed.consts)
+
+    def loop(values: Sequence[Any], starts: Sequence[Any], step: Callable[[list[Any]], tuple[Any, Any]]) -> Any:
+        def turn(totals: Sequence[Any], piece: Sequence[Any]) -> tuple[Any, Any]:
+            found, each = step([*values[:count], *piece])
+            return [total + x for total, x in zip(totals, found, strict=True)], each
+
+        return lax.scan(turn, [_zeros(a) for a in starts], list(values[count:]))
+
+    @jax.custom_vjp
+    def summed(values: Sequence[Any]) -> tuple[Any, Any]:
+        return tuple(loop(values, closed.out_avals, lambda v: (_outputs(closed, v), None))[0])
+
+    def forward(primals: Sequence[Any]) -> tuple[Any, Any]:
+        values = [primal.value for primal in primals]
+        wanted = [p.perturbed and jnp.issubdtype(p.value.dtype, jnp.inexact) for p in primals]
+        of_weight = _only_weight(closed)
+        both = [flag and fed for flag, fed in zip(wanted, _feeding(of_weight), strict=True)]
+        starts = [v for flags in (wanted, both) for v, flag in zip(values[:count], flags[:count], strict=True) if flag]
+
+        def step(values: list[Any]) -> tuple[Any, Any]:
+            (total, weight), slopes = _sloped(lambda v: tuple(_outputs(closed, v)), values, wanted)
+            _, by_weight = _sloped(lambda v: (_outputs(of_weight, v)[0], None), values, both)
+            ahead = [s for s in (*slopes[:count], *by_weight[:count]) if s is not None]
+            return [total, weight, *ahead], [slopes[count:], by_weight[count:]]
+
+        totals, (piecewise, piecewise_by_weight) = loop(values, [*closed.out_avals, *starts], step)
+        summed_slopes = iter(totals[2:])
+        ahead = [[next(summed_slopes) if flag else None for flag in flags[:count]] for flags in (wanted, both)]
+        return tuple(totals[:2]), ([*ahead[0], *piecewise], [*ahead[1], *piecewise_by_weight])
+
+    def backward(slopes: Any, gradients: Any) -> Any:
+        of_sum, of_weight = (
+            [None if s is None else s * g for s in of] for of, g in zip(slopes, gradients, strict=True)
+        )
+        return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)
+
+    def materialized(slopes: Any, gradients: Any) -> Any:
+        zero = jnp.zeros((), "float32")
+        return backward(slopes, [zero if isinstance(g, SymbolicZero) else g for g in gradients])
+
+    summed.defvjp(forward, materialized, symbolic_zeros=True)
+    return summed([*closed.consts, *pieces])
+
+
+def _outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
+    count = len(closed.jaxpr.constvars)
+    return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
+
+
+def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]) -> tuple[Any, Any]:
+    """What `fn` gives, and the slopes of its first output by the values wanted (None for the rest)."""
+    if not any(wanted):
+        return fn(values), [None] * len(values)
+
+    def of_wanted(chosen: Sequence[Any]) -> tuple[Any, Any]:
+        found = iter(chosen)
+        return fn([next(found) if flag else value for value, flag in zip(values, wanted, strict=True)])
+
+    chosen = [value for value, flag in zip(values, wanted, strict=True) if flag]
+    outputs, slopes = jax.value_and_grad(of_wanted, has_aux=True)(chosen)
+    found = iter(slopes)
+    return outputs, [next(found) if flag else None for flag in wanted]
+
+
+def _only_weight(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The part of the program that makes the weight."""
+    needed = set(closed.jaxpr.outvars[1:]) if not isinstance(closed.jaxpr.outvars[1], Literal) else set()
+    kept = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        if needed & set(eqn.outvars):
+            kept.append(eqn)
+            needed |= {var for var in eqn.invars if not isinstance(var, Literal)}
+    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=closed.jaxpr.outvars[1:], debug_info=None)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def _feeding(closed: ClosedJaxpr) -> list[bool]:
+    """Which constants and inputs a program uses."""
+    jaxpr = closed.jaxpr
+    used = {var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, Literal)}
+    used |= {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    return [var in used for var in (*jaxpr.constvars, *jaxpr.invars)]
+
+
+def _zeros(like: Any) -> Any:
+    kind = like if hasattr(like, "manual_axis_type") else jax.typeof(like)
+    return as_varying(jnp.zeros(kind.shape, kind.dtype), kind.manual_axis_type.varying)
 
 
 def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
@@ -81,7 +184,3 @@ def _scalar(x: Any) -> Any:
             f"accumulate's function gave {x!r} where a scalar is due", fix="sum it: `wf.sum(x, over=[...])`"
         )
     return x if is_tensor(operand(x, "accumulate")) else make(jnp.asarray(x), (), None)
-
-
-def _added(total: Tensor, x: Tensor) -> Tensor:
-    return add(total, cast(x, jnp.promote_types(x.dtype, "float32"))) if x.dtype != total.dtype else add(total, x)

@@ -58,7 +58,7 @@ def scan(
             )
         return result
 
-    loop = _Loop(body, carry, "scan", lambda trace: _sliced(trace, inputs))
+    loop = _Loop(body, carry, "scan", lambda trace: sliced(trace, inputs))
     last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
     outputs = [_stacked(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
@@ -98,7 +98,7 @@ def _along(xs: Any, dim: Dim) -> Any:
     return map_tensors(first, xs)
 
 
-def _sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
+def sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
     """The body traced on one slice of each input, taken where it leaves nothing behind."""
     found = []
 

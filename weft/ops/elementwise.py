@@ -17,8 +17,9 @@ from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
 from ..dims import Dim
-from ..errors import TensorError
-from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, operation, placement
+from ..errors import RegionError, TensorError
+from ..operators import operation
+from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
 from .meet import common_region, meet, operand
 from .move import result
@@ -89,6 +90,11 @@ def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
 def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
     try:
         return fn(*arrays)
+    except jax.errors.UnexpectedTracerError:
+        raise RegionError(
+            f"{name} got a tensor that left its region, or a traced function, by the back door",
+            fix="return it from there, and use what the call gives",
+        ) from None
     except (TypeError, ValueError) as error:
         cure = "cast the operands to dtypes the function takes (`wf.cast(x, 'float32')`), or use another function"
         if "argument" in str(error) and "dtype" not in str(error):

@@ -63,12 +63,15 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
             ) from error
 
     found = meeting.run(compute, xs)
-    arrays = [found] if is_single else list(found)
+    arrays = [found] if is_single else list(found) if isinstance(found, list | tuple) else [found]
     if len(arrays) != len(shapes):
         raise TensorError(
             f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them"
         )
-    _check_variation(meeting, arrays, xs, shapes)
+    for array in arrays:
+        if not hasattr(array, "shape") and not isinstance(array, bool | int | float | complex):
+            raise TensorError(f"local's function gave {type(array).__name__}", fix="return an array a shape in `out`")
+    _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
     results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
@@ -90,10 +93,6 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
 
 def _settled(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
     sizes = meeting.local_sizes(shape)
-    if not hasattr(array, "shape") and not isinstance(array, bool | int | float | complex):
-        raise TensorError(
-            f"local's function gave {type(array).__name__}", fix="return an array for each shape in `out`"
-        )
     array = jnp.asarray(array)
     if array.shape != sizes:
         raise TensorError(

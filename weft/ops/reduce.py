@@ -136,11 +136,16 @@ def var(x: Tensor, *, over: Any) -> Tensor:
 
     def part(a: Any) -> Any:
         a = a.astype(_mean_dtype(a.dtype, None))
-        return jnp.stack([jnp.mean(a, axis=r.positions), jnp.var(a, axis=r.positions)])[None]
+        center = jnp.mean(a, axis=r.positions, keepdims=True)
+        rest = a - center
+        return jnp.stack([jnp.squeeze(center, r.positions), jnp.mean(rest, r.positions), jnp.var(rest, r.positions)])[
+            None
+        ]
 
-    # Each processor's mean and variance; sums of squares over all would cancel where the mean is large.
-    means, variances = jnp.moveaxis(all_gather_equal(r.local(part), r.axes, 0), 1, 0)
-    array = jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
+    # Each processor's mean, what rounding took from it, and its variance. Sums of squares over all would cancel
+    # where the mean is large; the differences of nearby means are exact.
+    centers, rests, variances = jnp.moveaxis(all_gather_equal(r.local(part), r.axes, 0), 1, 0)
+    array = jnp.mean(variances, axis=0) + jnp.var((centers - centers[:1]) + rests, axis=0)
     return r.result(array.astype(_mean_result(r.x.dtype)))
 
 

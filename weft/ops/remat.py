@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..errors import TensorError
 from ..tensor import is_tensor, make
 from .meet import need_function, need_tensor, rematted
+from .trees import numbers
 
 
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
@@ -35,7 +36,12 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             whole = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
             with rematted():
                 inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
-                return fn(*inner_args, **inner_kwargs)
+                given = fn(*inner_args, **inner_kwargs)
+            numbers(
+                [leaf for leaf in jax.tree.leaves(given, is_leaf=is_tensor) if not is_tensor(leaf)],
+                "the result of remat",
+            )
+            return given
 
         policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None
         values = [leaf for leaf, value in zip(leaves, is_value, strict=True) if value]

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape, new_dims, union
 from ..errors import DimError, closest
-from ..tensor import Tensor, make, operation
+from ..operators import operation
+from ..tensor import Tensor, make
 from .collectives import as_varying
 from .elementwise import aligned
 from .meet import Meeting, need_tensor

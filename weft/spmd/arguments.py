@@ -87,9 +87,14 @@ class Call:
 
 
 def read(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static: Sequence[int],
+    donate: Sequence[int],
+    state: str,
 ) -> tuple[Call, list[Any]]:
-    """What a call compiles for, and its arrays."""
+    """What a call compiles for, and its arrays; `state` is what an error says of the region."""
     args, kwargs = _marked(fn, args, kwargs, static)
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
     owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)] if donate else []
@@ -97,7 +102,7 @@ def read(
     for i, leaf in enumerate(leaves):
         slot, array = _read_leaf(leaf)
         if slot is None:
-            raise _unnamed(args, kwargs, i)
+            raise _unnamed(args, kwargs, i, state)
         slots.append(slot)
         if array is not None:
             arrays.append(array)
@@ -160,18 +165,21 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     return Static(leaf), None
 
 
-def _unnamed(args: Any, kwargs: Any, i: int) -> TensorError:
+def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
     path, leaf = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_tensor)[0][i]
     keyword = path[0].idx == 1
     where = f"argument {'' if keyword else path[1].idx}{jax.tree_util.keystr(path[1 if keyword else 2 :])}"
     if not getattr(leaf, "shape", ()):
         return TensorError(
-            f"{where} is {type(leaf).__name__}, which cannot be compiled in", fix="make it hashable, or close over it"
+            f"{where} is {type(leaf).__name__}, which cannot be compiled in",
+            state=state,
+            fix="make it hashable, or close over it",
         )
     cure = f"name them: `wf.tensor(array, [{', '.join('...' for _ in leaf.shape)}])`"
     if leaf.shape == (2,) and leaf.dtype == np.uint32:
         cure += "; if it is a random key, make it by `jax.random.key(seed)`"
-    return TensorError(f"{where} is a plain array of shape {tuple(leaf.shape)}, whose dims have no names", fix=cure)
+    fact = f"{where} is a plain array of shape {tuple(leaf.shape)}, whose dims have no names"
+    return TensorError(fact, state=state, fix=cure)
 
 
 def _check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:

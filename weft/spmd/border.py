@@ -106,7 +106,7 @@ class Spmd:
         return lambda gone, kept: self.run(call, gone, kept, mesh), call.parted(arrays)
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
-        return read(self.fn, args, kwargs, self.static, self.donate)
+        return read(self.fn, args, kwargs, self.static, self.donate, f"layout: {self.layout}   mesh: {self.mesh}")
 
     def _placed(self, call: Call, arrays: Sequence[Any]) -> list[Any]:
         """The arrays where the program wants them, so that nothing is copied inside and donation works."""

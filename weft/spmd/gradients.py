@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import TensorError
+from ..errors import TensorError, WeftError
 from ..layout import open_region
 from ..ops.collectives import as_varying
 from ..ops.meet import common_region, need_function, with_layout
@@ -60,7 +60,7 @@ def value_and_grad(
             value = _one_number(value)
             return value._array, (value, aux)
 
-        (_, (value, aux)), gradients = jax.value_and_grad(scalar, has_aux=True)([x._array for x in starts])
+        (_, (value, aux)), gradients = _differentiated(scalar, [x._array for x in starts])
         found: list[Any] = [None] * len(leaves)
         for i, start, gradient in zip(picked, starts, gradients, strict=True):
             found[i] = make(gradient, start.dims, start._region, replace(start._kind, sums=None, cast_to=None))
@@ -69,6 +69,18 @@ def value_and_grad(
         return ((value, aux) if has_aux else value), given
 
     return both
+
+
+def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+    try:
+        return jax.value_and_grad(scalar, has_aux=True)(arrays)
+    except ValueError as error:
+        if "while_loop" not in str(error) or isinstance(error, WeftError):
+            raise
+        raise TensorError(
+            "a gradient was asked for through a while_loop, which keeps nothing of its turns",
+            fix="use `wf.scan`, or `wf.fori_loop` with Python integers for its bounds",
+        ) from error
 
 
 def grad(

@@ -1,0 +1,114 @@
+"""Every program in README.md and docs/ runs, and prints what the text says it prints.
+
+The python blocks of a file are one program: they share a namespace, in one fresh interpreter. A text block right after
+one is what it prints. Commands in console blocks name targets and files that exist.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+RUNNER = """
+import contextlib, io, json, sys, traceback, warnings
+import jax
+import weft as wf
+
+warnings.simplefilter("error", wf.WeftWarning)
+name, blocks = json.load(sys.stdin)
+namespace, results = {"__name__": "__main__"}, []
+for line, source in blocks:
+    printed, failure = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile("\\n" * line + source, name, "exec"), namespace)
+            jax.effects_barrier()
+        except BaseException:
+            failure = traceback.format_exc()
+    results.append([printed.getvalue(), failure])
+    if failure:
+        break
+json.dump(results, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, text and first line, and whether nothing stands between it and the one before."""
+
+    language: str
+    text: str
+    line: int
+    follows: bool
+
+
+def blocks_of(path):
+    text, found, end = path.read_text(), [], None
+    for match in FENCE.finditer(text):
+        follows = end is not None and not text[end : match.start()].strip()
+        found.append(Block(match[1], match[2], text.count("\n", 0, match.start()) + 1, follows))
+        end = match.end()
+    return found
+
+
+def run(name, programs):
+    """What each program printed and how it failed, in one fresh interpreter."""
+    given = json.dumps([name, [[block.line, block.text] for block in programs]])
+    done = subprocess.run([sys.executable, "-c", RUNNER], input=given, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def as_read(text):
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_program_runs_and_prints_what_the_text_says(path):
+    blocks = blocks_of(path)
+    programs = [block for block in blocks if block.language == "python"]
+    results = run(str(path.relative_to(ROOT)), programs)
+    for block, (printed, failure) in zip(programs, results, strict=False):
+        assert failure is None, f"the block at {path.name}:{block.line} failed\n{failure}"
+        after = next((other for other in blocks if other.line > block.line), None)
+        shown = after.text if after is not None and after.language == "text" and after.follows else ""
+        assert as_read(printed) == as_read(shown), f"the block at {path.name}:{block.line} prints something else"
+    assert len(results) == len(programs)
+
+
+@pytest.mark.parametrize("path", ALL_TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_names_a_target_or_a_file_that_exists(path):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for block in blocks_of(path):
+        if block.language not in ("console", "sh", "bash", "shell"):
+            continue
+        for line in block.text.splitlines():
+            command = line.split("#")[0].split()
+            if command[:1] == ["make"]:
+                assert command[1] in targets, f"{path.name}:{block.line}: `{line}` is no target of the Makefile"
+            files = [word for word in command if word.endswith((".py", ".toml", ".lock"))]
+            missing = [word for word in files if not (ROOT / word).is_file()]
+            assert not missing, f"{path.name}:{block.line}: `{line}` names {missing}, which are not there"
+
+
+@pytest.mark.parametrize("path", ALL_TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path):
+    prose = FENCE.sub("", path.read_text())
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose)]
+    missing = [link for link in links if link and "://" not in link and not (path.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_fence_names_its_language_and_is_closed(path):
+    fences = re.findall(r"^```(.*)$", path.read_text(), re.MULTILINE)
+    assert all(opening and not closing for opening, closing in zip(fences[::2], fences[1::2], strict=True))

@@ -1,0 +1,150 @@
+"""Every example runs as a user runs it, in a fresh interpreter, and prints what it promises."""
+
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name, *arguments, status=0):
+    """What an example prints, and what it says on stderr; it must end with this status."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == status, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_two_layer_net_prints_placed_types_what_it_sends_and_the_answer():
+    printed, _ = run("01_two_layer_net.py")
+    for line in [
+        "x  f32[batch/rows d_io]            local shape (128, 1024)",
+        "w  f32[d_io hidden/cols]           local shape (1024, 2048)",
+        "h  f32[batch/rows hidden/cols]     local shape (128, 2048)",
+        "y  f32[batch/rows d_io]            local shape (128, 1024)",
+        "all_reduce over cols  524288 B x1",
+        "The result is f32[batch d_io]",
+    ]:
+        assert line in printed
+    assert printed.count("all_reduce") == 1
+    assert float(re.search(r"from one processor: (\S+)", printed)[1]) < 1e-5
+
+
+# From the sizes, batch=64, d_io=128, hidden=512, on 4 x 2 processors: two weight gradients of d_io x hidden, summed
+# where batch is split, and one output of batch x d_io, summed where hidden is; float32, bytes on each processor.
+SENT = {
+    "data parallel": [("all_reduce x2", "rows+cols", 2 * 128 * 512 * 4)],
+    "model parallel": [("all_reduce x1", "rows+cols", 64 * 128 * 4)],
+    "both": [("all_reduce x1", "cols", 64 // 4 * 128 * 4), ("all_reduce x2", "rows", 2 * 128 * 512 // 2 * 4)],
+}
+
+
+def test_same_answer_prints_one_loss_and_what_each_layout_sends():
+    printed, _ = run("02_same_answer.py")
+    table = printed.split("\n\n")[1].splitlines()
+    assert len(set(re.findall(r"\b\d\.\d{6}\b", printed))) == 1
+    differences = [float(found) for found in re.findall(r"\d\.\d{6}   (\S+e-\d+)", printed)]
+    assert len(differences) == 4
+    assert max(differences) < 3e-6
+    for name, rows in SENT.items():
+        at = next(i for i, line in enumerate(table) if line.startswith(name))
+        for line, (what, axes, size) in zip(table[at:], rows, strict=False):
+            assert line.split()[-4:] == [*what.split(), axes, f"{size:,}"]
+    sharded = table[-2] + table[-1]
+    assert "fully sharded" in sharded
+    assert "all_gather x3" in sharded
+    assert f"reduce_scatter x2  rows+cols   {2 * 128 * 512 * 4:,}" in sharded
+    assert max(map(len, printed.splitlines())) <= 105
+
+
+def test_same_answer_fails_when_an_answer_differs():
+    source = (ROOT / "examples" / "02_same_answer.py").read_text()
+    spoiled = source.replace("TOLERANCE = ", "TOLERANCE = 0 * ")
+    assert spoiled != source
+    done = subprocess.run([sys.executable, "-c", spoiled], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "FAILED: the answer differs under data parallel" in done.stderr
+
+
+def test_your_own_op_agrees_with_one_processor_and_shows_the_error_and_its_mend():
+    printed, _ = run("03_your_own_op.py")
+    assert "batch:rows, length:cols: differs from one processor by 0e+00, sends all_reduce over rows+cols" in printed
+    assert re.search(r"length:rows, heads:cols: differs from one processor by \S+, sends nothing", printed)
+    assert "local needs `memory_length` whole, and it is split over `rows`" in printed
+    assert "fix: rename it to an unsplit dim first: `x.rename(memory_length='memory_length_whole')`" in printed
+    assert printed.rstrip().endswith("sends all_gather over rows, all_gather over rows")
+    assert max(map(float, re.findall(r"one processor by (\S+),", printed))) < 1e-5
+
+
+def accuracy(printed):
+    return float(re.search(r"test accuracy (\S+)% of", printed)[1])
+
+
+def losses(printed):
+    return [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
+
+
+def test_mnist_learns_digits_it_draws():
+    printed, _ = run("04_mnist.py", "--steps", 100)
+    found = losses(printed)
+    assert len(found) == 11
+    assert found[-1] < found[0] / 5
+    assert accuracy(printed) > 93
+
+
+def test_mnist_prints_the_same_losses_under_every_layout():
+    alone, _ = run("04_mnist.py", "--steps", 10, "--mesh", "all=1", "--layout", "batch:all")
+    for mesh, layout in [("all=8", "batch:all"), ("rows=4,cols=2", "batch:rows, hidden:cols, params.height:rows")]:
+        printed, _ = run("04_mnist.py", "--steps", 10, "--mesh", mesh, "--layout", layout)
+        np.testing.assert_allclose(losses(printed), losses(alone), atol=2e-4)  # four digits are printed
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape)
+    return header + array.astype("uint8").tobytes()
+
+
+def test_mnist_reads_idx_files_gzipped_or_not(tmp_path):
+    labels = np.arange(512) % 10
+    images = np.zeros([512, 28, 28])
+    images[np.arange(512), labels * 2] = 255  # the label says which row is lit
+    for part in ("train", "t10k"):
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    printed, _ = run("04_mnist.py", "--data", tmp_path, "--steps", 20)
+    assert "test accuracy 100.00% of 512 images" in printed
+
+
+def test_mnist_names_the_file_that_is_missing(tmp_path):
+    printed, said = run("04_mnist.py", "--data", tmp_path / "nowhere", status=1)
+    assert printed == ""
+    assert "nowhere/train-images-idx3-ubyte.gz" in said
+    assert "--data takes the directory of the MNIST files" in said
+    assert "Traceback" not in said
+
+
+def test_mnist_names_a_file_that_holds_something_else(tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").write_text("a page that says: not found")
+    _, said = run("04_mnist.py", "--data", tmp_path, status=1)
+    assert said.endswith("train-images-idx3-ubyte is not an idx file of bytes\n")
+
+
+def test_mnist_names_the_rule_that_is_wrong():
+    _, said = run("04_mnist.py", "--layout", "bacth:rows, hidden:cols", status=1)
+    assert "rule `bacth:rows` matches nothing" in said
+    assert "did you mean `batch`?" in said
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short_and_listed(path):
+    assert len(path.read_text().splitlines()) < 80
+    assert f"({path.name})" in (ROOT / "examples" / "README.md").read_text()
