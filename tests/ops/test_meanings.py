@@ -34,6 +34,14 @@ pytestmark = [
 EPS = float(jnp.finfo("float32").eps)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly():
+    """Most of the time here is XLA's; its optimizations change no meaning."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def run(place: Any, fn: Any, *tensors: wf.Tensor) -> Any:
     """`fn` of the tensors at a place, with the rules of the dims they have."""
     if place is None:
@@ -69,35 +77,41 @@ def assert_same(got: Any, want: Any, allowed: float = 0.0) -> None:
 # ---- indices outside the dim
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8", "int16", "uint32"])
-def test_an_index_outside_a_dim_gives_zero_and_no_gradient(place, dtype):
+def odd_ids(dtype: str) -> np.ndarray:
     limits = jnp.iinfo(dtype)
     odd = [-1, -8, -9, 8, 9, 100, int(limits.min), int(limits.max), int(limits.max) - 1]
-    ids = np.array([*range(8)] + [i for i in odd if limits.min <= i <= limits.max], "int64")
-    ids = np.resize(ids, 16).astype(dtype)
-    # The rows an index outside must not be clipped or wrapped to hold what would show.
+    return np.resize([*range(8), *(i for i in odd if limits.min <= i <= limits.max)], 16).astype(dtype)
+
+
+def test_an_index_outside_a_dim_gives_zero_and_no_gradient(place):
+    dtypes = ["int32", "int8", "uint8", "int16", "uint32"]
+    # The rows that an index outside must not be clipped or wrapped to hold what would show.
     rows = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     rows[0, 0], rows[7, 1], rows[7, 2] = np.inf, np.nan, -np.inf
-    wide = ids.astype("int64")
-    inside = (wide >= 0) & (wide < 8)
     weight = np.random.default_rng(1).normal(size=(16, 4)).astype("float32")
-    picked = np.where(inside[:, None], rows[np.clip(wide, 0, 7)], 0).astype("float32")
-    gradient = np.zeros((8, 4), "float32")
-    np.add.at(gradient, wide[inside], weight[inside])
 
-    def both(table, ids, weight):
-        def loss(table):
-            found = wf.take(table, ids, over="vocab")
-            return wf.sum(found * weight, over=found.dims), found
+    def weft_form(table, weight, *all_ids):
+        def one(ids):
+            def loss(table):
+                found = wf.take(table, ids, over="vocab")
+                return wf.sum(found * weight, over=found.dims), found
 
-        gradient, found = wf.grad(loss, has_aux=True)(table)
-        return found, gradient, wf.one_hot(ids, vocab)
+            gradient, found = wf.grad(loss, has_aux=True)(table)
+            return found, gradient, wf.one_hot(ids, vocab)
 
-    got = run(
-        place, both, wf.tensor(rows, [vocab, d_model]), wf.tensor(ids, [batch]), wf.tensor(weight, [batch, d_model])
-    )
-    one_hot = (wide[:, None] == np.arange(8)).astype("float32")
-    assert_same(got, (picked, gradient, one_hot), 4 * EPS)
+        return {dtype: one(ids) for dtype, ids in zip(dtypes, all_ids, strict=True)}
+
+    def plain_form(ids):
+        ids = ids.astype("int64")
+        inside = (ids >= 0) & (ids < 8)
+        gradient = np.zeros((8, 4), "float32")
+        np.add.at(gradient, ids[inside], weight[inside])
+        found = np.where(inside[:, None], rows[np.clip(ids, 0, 7)], 0).astype("float32")
+        return found, gradient, (ids[:, None] == np.arange(8)).astype("float32")
+
+    tensors = [wf.tensor(rows, [vocab, d_model]), wf.tensor(weight, [batch, d_model])]
+    got = run(place, weft_form, *tensors, *(wf.tensor(odd_ids(dtype), [batch]) for dtype in dtypes))
+    assert_same(got, {dtype: plain_form(odd_ids(dtype)) for dtype in dtypes}, 4 * EPS)
 
 
 # ---- odd values in reductions
@@ -125,7 +139,8 @@ def odd_columns() -> np.ndarray:
     return x
 
 
-REDUCTIONS = "max min sum mean prod var logsumexp softmax log_softmax".split()
+SOFTMAXES = ["logsumexp", "softmax", "log_softmax"]
+REDUCTIONS = ["max", "min", "sum", "mean", "prod", "var", *SOFTMAXES]
 
 
 def plainly(name: str) -> Any:
@@ -202,48 +217,57 @@ def test_zeros_keep_their_sign_in_max_and_min(place):
         np.testing.assert_array_equal(np.signbit(found), np.arange(16) % 2 == 0)
 
 
-@pytest.mark.parametrize("name", ["max", "min"])
-def test_ties_share_the_gradient_over_processors(place, name):
+def test_ties_share_the_gradient_over_processors(place):
     x = np.random.default_rng(4).integers(0, 3, (8, 16)).astype("float32")
-    got = run(
-        place,
-        lambda x: (
-            wf.grad(lambda x: wf.sum(getattr(wf, name)(x, over="vocab"), over="batch"))(x),
-            wf.grad(lambda x: getattr(wf, name)(x, over=x.dims))(x),
-        ),
-        wf.tensor(x, [vocab, batch]),
-    )
-    plain = getattr(jnp, name)
-    assert_same(got, (jax.grad(lambda x: plain(x, axis=0).sum())(x), jax.grad(plain)(x)), 2 * EPS)
+
+    def gradients(x):
+        return [
+            (
+                wf.grad(lambda x: wf.sum(reduce(x, over="vocab"), over="batch"))(x),  # noqa: B023
+                wf.grad(lambda x: reduce(x, over=x.dims))(x),  # noqa: B023
+            )
+            for reduce in (wf.max, wf.min)
+        ]
+
+    got = run(place, gradients, wf.tensor(x, [vocab, batch]))
+    along = [jax.grad(lambda x, plain=plain: plain(x, axis=0).sum())(x) for plain in (jnp.max, jnp.min)]
+    want = list(zip(along, [jax.grad(jnp.max)(x), jax.grad(jnp.min)(x)], strict=True))
+    assert_same(got, want, 2 * EPS)
 
 
-@pytest.mark.parametrize("kind", ["half", "bfloat"])
-def test_odd_values_in_short_floats(place, kind):
-    dtype = {"half": "float16", "bfloat": "bfloat16"}[kind]
-    x = odd_columns().astype(jnp.dtype(dtype))
-    got = run(
-        place, lambda x: {n: getattr(wf, n)(x, over="vocab") for n in ("max", "min")}, wf.tensor(x, [vocab, batch])
-    )
-    assert_same(got, {n: getattr(jnp, n)(x, axis=0) for n in ("max", "min")})
+def test_odd_values_in_short_floats(place):
+    given = [odd_columns().astype(jnp.dtype(dtype)) for dtype in ("float16", "bfloat16")]
+
+    def extremes(*xs):
+        return [(wf.max(x, over="vocab"), wf.min(x, over="vocab")) for x in xs]
+
+    got = run(place, extremes, *(wf.tensor(x, [vocab, batch]) for x in given))
+    assert_same(got, [(jnp.max(x, axis=0), jnp.min(x, axis=0)) for x in given])
 
 
-def test_a_masked_row_on_one_processor_leaves_softmax_finite(place):
-    x = np.full((8, 16), -np.inf, "float32")
-    x[5] = np.arange(16)
-    x[6] = 1.0
-    got = run(
-        place, lambda x: {n: getattr(wf, n)(x, over="vocab") for n in REDUCTIONS[6:]}, wf.tensor(x, [vocab, batch])
-    )
-    assert_same(got, {n: getattr(jax.nn, n)(x, axis=0) for n in REDUCTIONS[6:]}, 16 * EPS)
-    assert np.isfinite(np.asarray(got["softmax"].array)).all()
+def test_softmax_family_with_masked_processors_large_values_and_integers(place):
+    masked = np.full((8, 16), -np.inf, "float32")
+    masked[5], masked[6] = np.arange(16), 1.0
+    given = {
+        "masked": masked,
+        "large": np.linspace(-3e4, 3e4, 128, dtype="float32").reshape(8, 16)[::-1].copy(),
+        "int8": np.random.default_rng(7).integers(-5, 5, (8, 16)).astype("int8"),
+        "int32": np.random.default_rng(8).integers(-5, 5, (8, 16)).astype("int32"),
+    }
 
+    def family(*xs):
+        return {
+            kind: {name: getattr(wf, name)(x, over="vocab") for name in SOFTMAXES}
+            for kind, x in zip(given, xs, strict=True)
+        }
 
-def test_large_values_do_not_overflow_the_softmax_family(place):
-    x = np.linspace(-3e4, 3e4, 128, dtype="float32").reshape(8, 16)[::-1].copy()
-    got = run(
-        place, lambda x: {n: getattr(wf, n)(x, over="vocab") for n in REDUCTIONS[6:]}, wf.tensor(x, [vocab, batch])
-    )
-    assert_same(got, {n: getattr(jax.nn, n)(x, axis=0) for n in REDUCTIONS[6:]}, 16 * EPS)
+    got = run(place, family, *(wf.tensor(x, [vocab, batch]) for x in given.values()))
+    want = {
+        kind: {name: getattr(jax.nn, name)(x.astype("float32"), axis=0) for name in SOFTMAXES}
+        for kind, x in given.items()
+    }
+    assert_same(got, want, 16 * EPS)
+    assert np.isfinite(np.asarray(got["masked"]["softmax"].array)).all()
 
 
 def test_var_of_a_large_mean_is_as_exact_as_two_passes(place):
@@ -265,27 +289,28 @@ def test_var_of_a_large_mean_is_as_exact_as_two_passes(place):
 # ---- integers and booleans
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "bool"])
-def test_integers_and_booleans_are_reduced_in_jnp_s_dtypes(place, dtype):
+def test_integers_and_booleans_are_reduced_in_jnp_s_dtypes(place):
     names = ["sum", "max", "min", "prod", "any", "all", "mean", "var"]
+    given = {dtype: whole_numbers(dtype) for dtype in ["int8", "uint8", "int16", "int32", "uint32", "bool"]}
+
+    def reduced(*xs):
+        return {
+            dtype: {name: getattr(wf, name)(x, over="vocab") for name in names}
+            for dtype, x in zip(given, xs, strict=True)
+        }
+
+    got = run(place, reduced, *(wf.tensor(x, [vocab, batch]) for x in given.values()))
+    want = {dtype: {name: getattr(jnp, name)(x, axis=0) for name in names} for dtype, x in given.items()}
+    assert_same(got, want, 16 * EPS)
+
+
+def whole_numbers(dtype: str) -> np.ndarray:
+    """Numbers up to the limits of their dtype, whose sums and products wrap."""
     top = 1 if dtype == "bool" else int(jnp.iinfo(dtype).max)
     x = np.random.default_rng(6).integers(0, min(top, 100), (8, 16), endpoint=True)
     x[:, 0], x[:, 1] = 0, top
-    x = x.astype(dtype)
-    if jnp.issubdtype(dtype, jnp.signedinteger):
-        x[3, 2] = jnp.iinfo(dtype).min
-    got = run(place, lambda x: {n: getattr(wf, n)(x, over="vocab") for n in names}, wf.tensor(x, [vocab, batch]))
-    assert_same(got, {n: getattr(jnp, n)(x, axis=0) for n in names}, 16 * EPS)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int32"])
-def test_softmax_of_integers_is_that_of_floats(place, dtype):
-    x = np.random.default_rng(7).integers(-5, 5, (8, 16)).astype(dtype)
-    got = run(
-        place, lambda x: {n: getattr(wf, n)(x, over="vocab") for n in REDUCTIONS[6:]}, wf.tensor(x, [vocab, batch])
-    )
-    want = {n: getattr(jax.nn, n)(x.astype("float32"), axis=0) for n in REDUCTIONS[6:]}
-    assert_same(got, want, 16 * EPS)
+    x[3, 2] = int(jnp.iinfo(dtype).min) if dtype != "bool" else 0
+    return x.astype(dtype)
 
 
 # ---- dtypes

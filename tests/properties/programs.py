@@ -305,7 +305,7 @@ def vmap(draw, found, ids):
     def run(t, ids):
         def one(x, y=None):
             y = t[j] if y is None else y
-            return wf.tanh(wf.einsum(x, y, out=[d for d in x.dims]) - wf.mean(x, over=x.dims))
+            return wf.tanh(wf.einsum(x, y, out=x.dims) - wf.mean(x, over=x.dims))
 
         return wf.vmap(one, over=dim)(t[i], t[j]) if as_argument else wf.vmap(one, over=dim)(t[i])
 

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 import weft as wf
-
 from tests.properties.programs import MESHES, draw_layout, draw_program
 
 CASES = int(os.environ.get("WEFT_CASES", "0"))

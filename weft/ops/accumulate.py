@@ -134,14 +134,14 @@ def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wante
 
 
 def _only_weight(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The part of the program that makes the weight."""
+    """The part of the program that makes the weight, which it then gives twice."""
     needed = set(closed.jaxpr.outvars[1:]) if not isinstance(closed.jaxpr.outvars[1], Literal) else set()
     kept = []
     for eqn in reversed(closed.jaxpr.eqns):
         if needed & set(eqn.outvars):
             kept.append(eqn)
             needed |= {var for var in eqn.invars if not isinstance(var, Literal)}
-    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=closed.jaxpr.outvars[1:], debug_info=None)
+    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=[closed.jaxpr.outvars[1]] * 2)
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
