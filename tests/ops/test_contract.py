@@ -67,9 +67,9 @@ SLOW = [
     Placement("one=1,x=4", "batch:one,length:x"),
     Placement("one=1,x=4", "d_model:one+x,batch:one"),
     Placement("one=1", "batch:one,params.d_model:one"),
-    Placement("x=8", "batch:x,params.layers:x,params.length:x,params.heads:x"),
+    Placement("x=8", "batch:x,params.layers:x,params.heads:x,params.vocab:x"),
     Placement("rows=2,cols=4", "batch:rows,d_model:cols,params.length:rows,params.heads_whole:rows"),
-    Placement("a=2,b=2,c=2", "batch:a+b,d_model:c,params.heads:a+b,params.layers:b,params.length:a"),
+    Placement("a=2,b=2,c=2", "batch:a+b,d_model:c,params.heads:a+b,params.heads_whole:b,params.vocab:a"),
     Placement("a=2,b=2,c=2", "length:c,params.d_model:a+b,params.vocab:c,params.layers:c"),
 ]
 OUTSIDE = [QUICK[1], QUICK[0], QUICK[2], SLOW[6], SLOW[13], SLOW[22]]

@@ -318,35 +318,27 @@ def whole_numbers(dtype: str) -> np.ndarray:
 DTYPES = ["bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64"]
 
 
+def promoted(where: Any, xs: Any) -> Any:
+    """Results of every two dtypes, and of each with plain numbers."""
+    given = dict(zip(DTYPES, xs, strict=True))
+    found = {f"{a} + 1": x + 1 for a, x in given.items()}
+    found |= {f"2.5 * {a}": 2.5 * x for a, x in given.items()}
+    found |= {f"{a} + True": x + True for a, x in given.items()}
+    for a, b in itertools.combinations_with_replacement(DTYPES, 2):
+        found[f"{a} * {b}"] = given[a] * given[b]
+        found[f"{b} / {a}"] = given[b] / (given[a] + 1)
+        found[f"{a} == {b}"] = given[a] == given[b]
+        found[f"where {a} {b}"] = where(given["bool"], given[a], given[b])
+    return found
+
+
 def test_two_dtypes_promote_as_in_jnp(place):
     rng = np.random.default_rng(8)
-    values = {dtype: rng.integers(0, 2, (8, 16)).astype(jnp.dtype(dtype)) for dtype in DTYPES}
-    functions = {
-        "+": operator.add, "*": operator.mul, "/": lambda a, b: a / (b + 1), "==": operator.eq,
-        "+1": lambda a, b: a + 1, "*2.5": lambda a, b: 2.5 * a, "+True": lambda a, b: a + True,
-    }  # fmt: skip
-
-    def results(where: Any, **given: Any) -> Any:
-        found = {}
-        for a in DTYPES:
-            for b in DTYPES:
-                found |= {f"{a} {sign} {b}": fn(given[a], given[b]) for sign, fn in functions.items()}
-                found[f"where {a} {b}"] = where(given["bool"], given[a], given[b])
-        return found
-
-    kinds = jax.eval_shape(functools.partial(results, jnp.where), **values)
-    tensors = [wf.tensor(values[dtype], [vocab, batch]) for dtype in DTYPES]
-
-    def named(*xs):
-        return results(wf.where, **dict(zip(DTYPES, xs, strict=True)))
-
-    if place is None:
-        found = jax.eval_shape(named, *tensors)
-    else:
-        rules = wf.Layout(place[1])
-        rules = rules.drop(*(name for name in rules.rules if name == "d_model"))
-        found = jax.eval_shape(wf.spmd(named, mesh=place[0], layout=rules), *tensors)
-    wrong = {name: (found[name].dtype, kind.dtype) for name, kind in kinds.items() if found[name].dtype != kind.dtype}
+    values = [rng.integers(0, 2, (8, 16)).astype(jnp.dtype(dtype)) for dtype in DTYPES]
+    want = jax.eval_shape(functools.partial(promoted, jnp.where), values)
+    tensors = [wf.tensor(x, [vocab, batch]) for x in values]
+    got = jax.eval_shape(lambda *xs: run(place, lambda *xs: promoted(wf.where, xs), *xs), *tensors)
+    wrong = {name: (got[name].dtype, due.dtype) for name, due in want.items() if got[name].dtype != due.dtype}
     assert not wrong
 
 
@@ -402,27 +394,34 @@ def test_sums_of_short_floats_accumulate_in_f32_on_each_processor(place):
 # ---- plain numbers beside tensors
 
 
-def test_numbers_and_0d_arrays_stand_on_either_side_of_operators(place):
-    x = np.linspace(0.5, 3, 16, dtype="float32")
+def with_numbers(x: Any) -> Any:
+    """Every kind of number on both sides of operators."""
     signs = [
-        operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
-        operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
-    ]  # fmt: skip
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.mod,
+        operator.pow,
+        operator.lt,
+        operator.eq,
+    ]
     numbers = {
         "jax": jnp.float32(2.0), "numpy": np.float32(2.0), "0-d numpy": np.array(2.0, "float32"), "python": 2.0,
         "weak": jnp.asarray(2.0),
     }  # fmt: skip
+    return {
+        f"{kind} {sign.__name__}": (sign(x, number), sign(number, x))
+        for kind, number in numbers.items()
+        for sign in signs
+    }
 
-    def both_sides(x):
-        return {
-            f"{kind} {sign.__name__}": (sign(x, number), sign(number, x))
-            for kind, number in numbers.items()
-            for sign in signs
-        }
 
-    got = run(place, both_sides, wf.tensor(x, [batch]))
+def test_numbers_and_0d_arrays_stand_on_either_side_of_operators(place):
+    x = np.linspace(0.5, 3, 16, dtype="float32")
+    got = run(place, with_numbers, wf.tensor(x, [batch]))
     assert all(isinstance(found, wf.Tensor) for pair in got.values() for found in pair)
-    assert_same(got, jax.jit(both_sides)(x), 4 * EPS)
+    assert_same(got, jax.jit(with_numbers)(x), 4 * EPS)
 
 
 def test_a_number_that_is_an_argument_of_the_region_stands_on_either_side(place):
@@ -453,13 +452,26 @@ def test_integers_and_booleans_stand_beside_plain_ones(place):
 SHAPE = [batch, vocab, d_model]
 
 
+@functools.cache
+def samples_by_jax() -> Any:
+    key = jax.random.key(11)
+    first, second = jax.random.split(jax.random.fold_in(key, 3))
+    return {
+        "uniform": jax.random.uniform(key, (16, 8, 4)),
+        "limits": jax.random.uniform(first, (16, 8, 4), minval=-2, maxval=5),
+        "bf16": jax.random.uniform(second, (16, 8, 4), "bfloat16"),
+        "half": jax.random.uniform(second, (16, 8, 4), "float16"),
+        "bernoulli": jax.random.bernoulli(first, 0.3, (16, 8, 4)),
+        "one dim": jax.random.uniform(second, (8,)),
+        "other order": jax.random.uniform(second, (4, 16)),
+    }
+
+
 def test_random_bits_are_those_of_jax_on_the_global_shape(place):
-    x = wf.tensor(np.zeros((16, 8, 4), "float32"), SHAPE)
     key = jax.random.key(11)
 
-    def samples(x, like):
+    def samples(like):
         first, second = jax.random.split(jax.random.fold_in(key, 3))
-        like = x if like else None
         return {
             "uniform": wf.random.uniform(key, SHAPE, like=like),
             "limits": wf.random.uniform(first, SHAPE, like=like, minval=-2, maxval=5),
@@ -470,21 +482,9 @@ def test_random_bits_are_those_of_jax_on_the_global_shape(place):
             "other order": wf.random.uniform(second, [d_model, batch], like=like),
         }
 
-    def plain():
-        first, second = jax.random.split(jax.random.fold_in(key, 3))
-        return {
-            "uniform": jax.random.uniform(key, (16, 8, 4)),
-            "limits": jax.random.uniform(first, (16, 8, 4), minval=-2, maxval=5),
-            "bf16": jax.random.uniform(second, (16, 8, 4), "bfloat16"),
-            "half": jax.random.uniform(second, (16, 8, 4), "float16"),
-            "bernoulli": jax.random.bernoulli(first, 0.3, (16, 8, 4)),
-            "one dim": jax.random.uniform(second, (8,)),
-            "other order": jax.random.uniform(second, (4, 16)),
-        }
-
-    got = run(place, lambda x: (samples(x, True), samples(x, False)), x)
-    want = jax.jit(plain)()
-    assert_same(got, (want, want))
+    x = wf.tensor(np.zeros((16, 8, 4), "float32"), SHAPE)
+    got = run(place, lambda x: (samples(x), samples(None)), x)
+    assert_same(got, (samples_by_jax(), samples_by_jax()))
     uniform = np.asarray(got[0]["uniform"].array)
     assert uniform.min() >= 0 and uniform.max() < 1
 

@@ -59,8 +59,7 @@ TABLE = [
 def test_the_two_layer_net_sends_what_the_paper_says(layout, mesh, expected):
     step = wf.train_step(net_loss, optax.sgd(0.1))
     params = weight(IO, H), weight(H, IO)
-    state = wf.TrainState(params, jax.eval_shape(optax.sgd(0.1).init, params), jnp.zeros((), "int32"))
-    program = wf.trace(step, state, shape(B, IO), mesh=mesh, layout=layout)
+    program = wf.trace(step, step.init(params), shape(B, IO), mesh=mesh, layout=layout)
     assert {row.collective for row in program.ledger} == {"all_reduce"}
     assert elements(program) == expected
 
@@ -89,9 +88,7 @@ def test_a_gather_is_not_repeated_where_the_backward_pass_does_not_need_it():
 def test_gradients_of_stored_optimizer_state_leave_by_one_reduce_scatter():
     step = wf.train_step(net_loss, optax.adam(0.1))
     params = weight(IO, H), weight(H, IO)
-    arrays = jax.tree.map(lambda t: t._array, params, is_leaf=lambda t: isinstance(t, wf.Tensor))
-    state = wf.TrainState(params, jax.eval_shape(optax.adam(0.1).init, arrays), jnp.zeros((), "int32"))
-    program = wf.trace(step, state, shape(B, IO), mesh="x=4", layout="batch:x,optimizer.io:x")
+    program = wf.trace(step, step.init(params), shape(B, IO), mesh="x=4", layout="batch:x,optimizer.io:x")
     assert sent(program) == {("reduce_scatter", "x"): 2}
 
 
@@ -234,8 +231,7 @@ def test_a_slice_of_something_whole_sends_its_gradient_as_a_gather():
 def test_axes_of_size_one_send_nothing():
     step = wf.train_step(net_loss, optax.sgd(0.1))
     params = weight(IO, H), weight(H, IO)
-    state = wf.TrainState(params, jax.eval_shape(optax.sgd(0.1).init, params), jnp.zeros((), "int32"))
-    program = wf.trace(step, state, shape(B, IO), mesh="r=1,c=1", layout="batch:r,hidden:c")
+    program = wf.trace(step, step.init(params), shape(B, IO), mesh="r=1,c=1", layout="batch:r,hidden:c")
     assert len(program.ledger) == 0
 
 

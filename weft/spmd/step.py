@@ -82,7 +82,10 @@ class TrainStep:
         return TrainStep(self.loss, self.optimizer, mesh, layout, has_aux=self.has_aux, strict=strict, donate=donate)
 
     def init(self, params: Any) -> TrainState:
-        """The state before the first step, placed as the layout says."""
+        """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes."""
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+            shapes = jax.eval_shape(self.optimizer.init, _trained(params))
+            return TrainState(params, shapes, jax.ShapeDtypeStruct((), "int32"))
         if self.mesh is not None:
             params = put(params, mesh=self.mesh, layout=self.layout)
         trained = _trained(params)
