@@ -195,6 +195,11 @@ class Region:
         return tuple(dim.size // self.ways(axes) for dim, axes in zip(dims, placement, strict=True))
 
     def _place(self, dims: Sequence[Dim], store: str | None) -> Placement:
+        placed = self.axes(dims, store)
+        return tuple(self._divided(dim, axes, store) for dim, axes in zip(dims, placed, strict=True))
+
+    def axes(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
+        """As `placement`, whatever the sizes."""
         for dim in dims:
             self.seen.update(name for name in (dim.name, dim.follows) if name is not None)
         if store:
@@ -215,7 +220,10 @@ class Region:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims)
                 placed[dim.name] = placed.get(dim.name, ()) + more
-        return tuple(self._divided(dim, placed.get(dim.name, ()), store) for dim in dims)
+        return tuple(self._dividing(placed.get(dim.name, ())) for dim in dims)
+
+    def _dividing(self, axes: Axes) -> Axes:
+        return tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
 
     def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
         rules = {
@@ -236,7 +244,6 @@ class Region:
                 )
 
     def _divided(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
-        axes = tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
         ways = self.ways(axes)
         if dim.size % ways:
             lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways

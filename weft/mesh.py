@@ -169,6 +169,8 @@ def _checked_devices(devices: Any) -> tuple[Any, ...]:
 
 def _ask_for_virtual_processors(count: int) -> None:
     """Asks JAX for `count` CPU devices if it has not started; it is no error if it has."""
+    if jax.distributed.is_initialized():
+        return  # each of many processes has its own share, which whoever started them has set
     if count > MOST_VIRTUAL or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     # A fresh JAX reads -1 (unset); a larger mesh made earlier, or the environment, may have asked for more.

@@ -21,7 +21,7 @@ from ..tensor import Tensor, checked, is_tensor, make, placement
 from .collectives import as_varying, from_first, varying
 from .elementwise import aligned
 from .index import only
-from .meet import common_region, need_function, need_tensor, operand, with_layout
+from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
@@ -143,7 +143,8 @@ class _Loop:
 
     def _flat(self, body: Callable[..., Any]) -> Callable[..., Any]:
         def flat(arrays: Sequence[Any], *inputs: Any) -> tuple[list[Any], list[Any]]:
-            carry, extra = body(put_together(arrays, self.slots, self.structure), *inputs)
+            with rematted(False):
+                carry, extra = body(put_together(arrays, self.slots, self.structure), *inputs)
             leaves, structure = jax.tree.flatten(carry, is_leaf=is_tensor)
             if structure != self.structure:
                 raise TensorError(

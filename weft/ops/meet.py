@@ -27,9 +27,12 @@ _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat",
 
 
 @contextlib.contextmanager
-def rematted() -> Iterator[None]:
-    """While a function is traced that is recomputed as a whole, so that gathers need no recomputation of their own."""
-    token = _rematted.set(True)
+def rematted(is_whole: bool = True) -> Iterator[None]:
+    """While a function is traced that is recomputed as a whole, so that gathers need no recomputation of their own.
+
+    A loop inside it keeps what each turn needs while it is recomputed: in its body gathers do (`is_whole=False`).
+    """
+    token = _rematted.set(is_whole)
     try:
         yield
     finally:

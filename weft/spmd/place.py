@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..dims import Shape
 from ..errors import RegionError
-from ..layout import Region, as_layout, spec
+from ..layout import Axes, Region, as_layout, spec
 from ..mesh import Mesh, as_mesh
 from ..tensor import Tensor, checked, is_tensor, make
 
@@ -20,7 +21,8 @@ from ..tensor import Tensor, checked, is_tensor, make
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
 
-    With many processes each gives its own rows of every tensor that is split between them.
+    With many processes each gives its own rows of a tensor that is split between them, and the result has the dims
+    of all rows; parameters are given whole by all.
     """
     mesh = as_mesh(mesh)
     region = Region(mesh, as_layout(layout))
@@ -28,10 +30,11 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
 
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
+            leaf = _outside(leaf, "put")
+            if jax.process_count() > 1 and leaf._kind.store is None and _is_local(leaf._array):
+                return _joined_rows(leaf, region, devices)
             placed = spec(region.placement(leaf.dims, leaf._kind.store))
-            return make(
-                put_array(_outside(leaf, "put")._array, NamedSharding(devices, placed)), leaf.dims, None, leaf._kind
-            )
+            return make(put_array(leaf._array, NamedSharding(devices, placed)), leaf.dims, None, leaf._kind)
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
@@ -57,11 +60,35 @@ def put_array(array: Any, wanted: NamedSharding) -> Any:
         return array
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
-    if jax.process_count() > 1 and not isinstance(array, jax.Array):
-        return jax.make_array_from_process_local_data(wanted, array)
+    if jax.process_count() > 1 and _is_local(array) and not _is_key(array):
+        whole = np.asarray(array)
+        return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
     if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
         array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
     return jax.device_put(array, wanted)
+
+
+def _is_local(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
+    """The global tensor of which each process holds some rows."""
+    placed = region.axes(x.dims)
+    dims = Shape(
+        dim.resized(dim.size * region.ways(axes) // _local_ways(devices, axes))
+        for dim, axes in zip(x.dims, placed, strict=True)
+    )
+    wanted = NamedSharding(devices, spec(region.placement(dims)))
+    array = jax.make_array_from_process_local_data(wanted, np.asarray(x._array), dims.sizes)
+    return make(array, dims, None, x._kind)
+
+
+def _local_ways(devices: Any, axes: Axes) -> int:
+    """How many of the slices along these axes lie on this process's devices."""
+    names = list(devices.axis_names)
+    here = [place for place, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
+    return len({tuple(place[names.index(axis)] for axis in axes) for place in here})
 
 
 _flying: collections.deque[Any] = collections.deque()
