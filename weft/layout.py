@@ -214,11 +214,11 @@ class Region:
             inherited[name] = tuple(axis for axis in axes if axis not in settled)
             self._hold(name, inherited[name], held, dims)
         placed |= explicit | inherited
-        for rules in (self.layout.params, self.layout.optimizer)[: 0 if not store else _STORES.index(store) + 1]:
-            settled = set(held)
+        for level in _STORES[: 0 if not store else _STORES.index(store) + 1]:
+            rules, settled = getattr(self.layout, level), set(held)
             for dim in dims:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
-                self._hold(dim.name, more, held, dims)
+                self._hold(dim.name, more, held, dims, level)
                 placed[dim.name] = placed.get(dim.name, ()) + more
         return tuple(self._dividing(placed.get(dim.name, ())) for dim in dims)
 
@@ -233,14 +233,16 @@ class Region:
         inherited = {dim.name: rules[dim.follows] for dim in dims if dim.name not in rules and dim.follows in rules}
         return explicit, inherited
 
-    def _hold(self, name: str, axes: Axes, held: dict[str, str], dims: Sequence[Dim]) -> None:
+    def _hold(self, name: str, axes: Axes, held: dict[str, str], dims: Sequence[Dim], store: str = "") -> None:
         for axis in axes:
             if held.setdefault(axis, name) != name:
+                own = name if name in self.layout.rules else Shape(dims).find(name).follows
+                how, rule = ("stored split", f"{store}.{name}") if store else ("split", own)
+                rename = "" if store else f", or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`"
                 raise LayoutError(
-                    f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both split over axis `{axis}`",
+                    f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {how} over axis `{axis}`",
                     state=self.state,
-                    fix=f"drop one rule (`layout.drop('{name}')`), give it another axis, "
-                    f"or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`",
+                    fix=f"drop one rule (`layout.drop('{rule}')`) or give it another axis{rename}",
                 )
 
     def _divided(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
