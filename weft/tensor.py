@@ -177,6 +177,9 @@ class Tensor(Operators):
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
+    def _number_hint(self) -> str:
+        return "" if self._dims else "; for a JAX function that takes one number, give it `x.local_array`"
+
     def _one_value(self, what: str) -> Any:
         value = self._whole_value(what)
         if self._dims:
@@ -190,14 +193,14 @@ class Tensor(Operators):
             raise TensorError(
                 f"{what} of {self!r} inside a region, where values are not known and each processor has a slice",
                 state=self._region.state,
-                fix="return the tensor from the region, or use wf.print, wf.where or wf.cond",
+                fix=f"return the tensor from the region, or use wf.print, wf.where or wf.cond{self._number_hint()}",
             )
         if isinstance(self._array, jax.ShapeDtypeStruct):
             raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
         if isinstance(self._array, jax.core.Tracer):
             raise TensorError(
                 f"{what} of {self!r} while it is being traced, where values are not known",
-                fix="return the tensor from the traced function, or use wf.print, wf.where or wf.cond",
+                fix=f"return the tensor from the traced function, or use wf.print or wf.cond{self._number_hint()}",
             )
         return self._array
 

@@ -85,9 +85,11 @@ def cases(quick: dict[str, list[Placement]], placements: list[Placement]) -> lis
     ]
 
 
-# Nothing is sent elementwise, so one placement is enough for the default run; gradients taken outside a region differ
-# from those inside only by what the border does, so the families with the most movement stand for the rest.
-INSIDE_QUICK = {family: QUICK[1:2] if family == "elementwise" else QUICK for family in FAMILIES}
+# The default run: little is sent elementwise and reductions do not see `params.` rules, so fewer placements do for the
+# families with the most rows. Gradients taken outside a region differ from those inside only by what the border does,
+# so the families with the most movement stand for the rest.
+FEWER = {"elementwise": QUICK[1:2], "binary": QUICK[1:], "reduce": QUICK[1:]}
+INSIDE_QUICK = {family: FEWER.get(family, QUICK) for family in FAMILIES}
 OUTSIDE_QUICK = dict.fromkeys(["einsum", "index", "move", "control"], OUTSIDE[:1])
 
 

@@ -22,7 +22,7 @@ PLACES = [
     None,
     ("one=1,unit=1", "vocab:one,batch:unit"),
     ("x=8", "vocab:x"),
-    ("x=4", "batch:x"),
+    pytest.param(("x=4", "batch:x"), marks=pytest.mark.slow),
     ("rows=2,cols=4", "vocab:cols,batch:rows"),
     ("a=2,b=2,c=2", "vocab:c+a,d_model:b"),
 ]

@@ -45,7 +45,7 @@ class Program:
         for i, x in enumerate(found[len(inputs) :] or found):
             weights = wf.random.normal(jax.random.key(i), x.dims)
             total = total + wf.sum(wf.cast(x, "float32") * weights, over=x.dims)
-        return total, found[-3:]
+        return total, found[len(inputs) :]
 
 
 def subset(draw, items, least=1, most=None):
@@ -339,8 +339,6 @@ def cond(draw, found, ids):
 
     def run(t, ids):
         predicate = wf.sum(ids[0], over=ids[0].dims) % 2 == odd
-        scale = t[0]
-        del scale
         return wf.cond(predicate, lambda x: wf.tanh(x), lambda x: wf.softmax(x, over=x.dims) if x.dims else x, t[i])
 
     return run

@@ -154,6 +154,38 @@ def test_a_gathered_tensor_may_leave():
     np.testing.assert_array_equal(total(odd).array, [3.0, 5.0, 7.0])
 
 
+@pytest.mark.parametrize("layout", ["batch:rows", "batch:cols", "batch:rows,d_model:cols"])
+def test_a_gradient_by_a_gathered_tensor_is_whole(layout):
+    def fn(x, w):
+        whole = x.rename(batch="whole")
+        first = wf.grad(lambda g: wf.sum(g * g, over=g.dims))(whole)
+        second = wf.grad(lambda g: wf.sum(wf.einsum(g, wf.tanh(product(x, w)), out=["d_model"]), over=D))(whole * 2)
+        return first, second, wf.vmap(lambda row: row * 2, over="whole")(whole)
+
+    for got, expected in zip(wf.spmd(fn, mesh=MESH, layout=layout)(X, W), fn(X, W), strict=True):
+        np.testing.assert_allclose(got.array, expected.array, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_inside_a_scan_over_a_gathered_dim_is_whole():
+    def fn(x, s):
+        slope = wf.grad(lambda row, s: wf.sum(row * s * s, over=D), argnums=(0, 1))
+        return wf.scan(lambda c, row: (c, slope(row, s)), wf.zeros([D]), x.rename(batch="whole"), over="whole")[1]
+
+    scale = numbers(D, seed=2)
+    run = wf.spmd(fn, mesh="rows=2", layout="batch:rows")
+    for got, expected in zip(run(X, scale), fn(X, scale), strict=True):
+        np.testing.assert_allclose(got.array, expected.array, rtol=1e-5)
+
+
+def test_a_loop_index_can_be_folded_into_a_key():
+    def fn(x, key):
+        return wf.fori_loop(0, 3, lambda i, c: wf.dropout(c, 0.5, jax.random.fold_in(key, i)) + i, x)
+
+    key = jax.random.key(0)
+    got = wf.spmd(fn, mesh=MESH, layout="batch:rows,d_model:cols")(X, key)
+    np.testing.assert_array_equal(got.array, fn(X, key).array)
+
+
 def test_the_compiled_form_can_be_had():
     run = wf.spmd(product, mesh=MESH, layout="batch:rows,d_model:cols")
     compiled = jax.jit(run).lower(X, W).compile()

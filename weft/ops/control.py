@@ -221,7 +221,10 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """`body(i, carry)` for i from `lower` up to `upper`; differentiable if both are Python integers."""
+    """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
+
+    Differentiable if both bounds are Python integers.
+    """
     need_function(body, "fori_loop")
     for bound in (lower, upper):
         dtype = getattr(operand(bound, "fori_loop"), "dtype", None)
@@ -234,11 +237,11 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
             return carry
         steps = Dim("step", upper - lower)
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
-        return scan(lambda c, i: (body(i, c), None), carry, count, over=steps)[0]
+        return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
 
     def turn(state: Any) -> Any:
         i, carry = state
-        return i + 1, body(i, carry)
+        return i + 1, body(i.local_array, carry)
 
     bounds = [b if is_tensor(b) else make(jnp.asarray(b), (), None) for b in (lower, upper)]
     return while_loop(lambda state: state[0] < bounds[1], turn, (bounds[0], carry))[1]

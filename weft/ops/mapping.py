@@ -12,8 +12,8 @@ import jax
 from ..dims import Dim, Shape, listed, union
 from ..errors import DimError
 from ..layout import Axes, Region, open_region, opened
-from ..tensor import is_tensor, make
-from .collectives import as_varying
+from ..tensor import Kind, is_tensor, make
+from .collectives import as_varying, varying
 from .index import only
 from .meet import Meeting, common_region, need_function, with_layout
 from .move import relocate, result, settle
@@ -78,7 +78,7 @@ def _prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, 
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
     placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
-    return make(placed, leaf.dims, region)
+    return make(placed, leaf.dims, region, Kind(equal=varying(placed) - {a for axes in want.values() for a in axes}))
 
 
 def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
@@ -86,7 +86,7 @@ def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
         return Slot()
     if not leaf.dims.has(dim):
         return slot_of(leaf)
-    return Slot(leaf.dims.without([dim]), inner)
+    return Slot(leaf.dims.without([dim]), inner, leaf._kind)
 
 
 def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from ..errors import TensorError, WeftError
 from ..layout import open_region
-from ..ops.collectives import as_varying
+from ..ops.collectives import all_reduce, as_varying
 from ..ops.meet import common_region, need_function, with_layout
 from ..ops.move import result
-from ..tensor import Tensor, as_dtype, checked, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, placement
 
 
 def value_and_grad(
@@ -63,7 +63,7 @@ def value_and_grad(
         (_, (value, aux)), gradients = _differentiated(scalar, [x._array for x in starts])
         found: list[Any] = [None] * len(leaves)
         for i, start, gradient in zip(picked, starts, gradients, strict=True):
-            found[i] = make(gradient, start.dims, start._region, replace(start._kind, sums=None, cast_to=None))
+            found[i] = _gradient_of(start, gradient)
         results = jax.tree.unflatten(structure, found)
         given = results[0] if isinstance(argnums, int) else tuple(results)
         return ((value, aux) if has_aux else value), given
@@ -94,6 +94,13 @@ def grad(
         return (found, value[1]) if has_aux else found
 
     return gradients
+
+
+def _gradient_of(x: Tensor, gradient: Any) -> Tensor:
+    # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
+    if x._kind.equal:
+        gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
+    return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
 
 
 def _is_differentiable(leaf: Any) -> bool:
