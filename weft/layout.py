@@ -273,7 +273,9 @@ class Region:
                 raise unmatched(dim, axes, self.seen, self.state, "no tensor of this program has that dim")
         for dim, axes in self.layout.params.items():
             if dim not in self.seen_params:
-                why = "no parameter of this program has that dim (`wf.parameter` makes one)"
+                why = (
+                    "no parameter among the arguments has that dim (`wf.parameter` makes one; closed over it is whole)"
+                )
                 raise unmatched(f"params.{dim}", axes, self.seen_params, self.state, why)
         for dim, axes in self.layout.optimizer.items():
             if dim not in self.seen:

@@ -174,6 +174,12 @@ class Tensor(Operators):
     def __len__(self) -> int:
         raise TensorError(f"len() of {self!r} does not say of which dim", fix="use `x.size('batch')`")
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a tensor has no `{name}`; it has `dims`, `dim(name)`, `size(name)`, `dtype`, `layout`, `array`; "
+            "functions are `wf.name(x, ...)`"
+        )
+
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
@@ -305,8 +311,7 @@ def checked(x: Tensor) -> Tensor:
             f"a tensor says [{x._dims}] and its array has shape {tuple(shape)} where {sizes} is due: "
             "an axis was stripped, added or resized behind the names",
             state="" if x._region is None else x._region.state,
-            fix="use the named form: `wf.scan` for lax.scan or lax.map, `wf.vmap` for jax.vmap, "
-            "`wf.associative_scan` for jax.lax.associative_scan",
+            fix="use the named form: `wf.scan` for lax.scan or lax.map, `wf.vmap` for jax.vmap",
         )
     if x._region is not None and (differing := excess(x) - x._kind.equal):
         raise TensorError(

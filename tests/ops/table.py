@@ -327,7 +327,8 @@ row("create", "full", floats(_x), *_fresh(lambda like: wf.full(_LD, 2.5, like=li
 row("create", "full int", floats(_x), *_fresh(lambda like: wf.full(_LD, 3, like=like, dtype="int32"),
     lambda: jnp.full((8, 8), 3)))  # fmt: skip
 row("create", "full traced", floats("batch length"), lambda x: wf.full(_LD, wf.mean(x, over=x.dims), like=x),
-    lambda x: jnp.full((8, 8), jnp.mean(x)), sums="batch length")  # fmt: skip
+    lambda x: jnp.full((8, 8), jnp.mean(x)), sums="batch length",
+    meetings=("batch length", "length d_model"))  # fmt: skip
 row(
     "create",
     "arange",

@@ -71,3 +71,23 @@ def test_a_failed_check_is_not_left_behind_for_the_next_call():
     with pytest.raises(wf.CheckError, match="no"):
         bad(X)
     good(X)
+
+
+def test_a_check_in_someones_own_jit_raises_there_and_nowhere_else():
+    inside = jax.jit(wf.spmd(lambda x: (wf.check(x < 0, "no"), x)[1], mesh="x=2", layout="batch:x"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="check failed: no"):
+        jax.block_until_ready(inside(X).array)
+        jax.effects_barrier()
+    wf.spmd(lambda x: (wf.check(x >= 0, "yes"), x)[1], mesh="x=2", layout="batch:x")(X)
+
+
+@pytest.mark.parametrize("layout", ["batch:x", "batch:x+y"])
+def test_a_check_may_stand_in_a_map_over_a_split_dim(layout):
+    run = wf.spmd(
+        lambda x: wf.vmap(lambda row: (wf.check(row < 21, "large", row=row), row * 2)[1], over=B)(x),
+        mesh="x=2,y=2",
+        layout=layout,
+    )
+    with pytest.raises(wf.CheckError, match="large"):
+        run(X)
+    np.testing.assert_array_equal(run(X * 0).array, np.zeros((8, 4)))

@@ -166,6 +166,25 @@ def test_a_gradient_by_a_gathered_tensor_is_whole(layout):
         np.testing.assert_allclose(got.array, expected.array, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["batch:rows", "batch:rows,params.d_model:rows", "batch:rows,d_model:cols"])
+def test_a_parameter_closed_over_by_vmap_meets_each_example(layout):
+    def total(w, a):
+        each = wf.vmap(lambda s: wf.sum(w * s, over="d_model d_ff"), over=B)(a)
+        return wf.sum(each * a, over=B)
+
+    a = numbers(B, seed=3)
+    run = wf.spmd(wf.value_and_grad(total, argnums=(0, 1)), mesh=MESH, layout=layout)
+    for got, expected in zip(
+        jax.tree.leaves(run(W, a)), jax.tree.leaves(wf.value_and_grad(total, argnums=(0, 1))(W, a)), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_new_tensor_may_be_filled_with_a_number_made_in_the_region():
+    got = wf.spmd(lambda x: wf.full([B], wf.sum(x, over="batch d_model")), mesh=MESH, layout="batch:rows")(X)
+    np.testing.assert_allclose(got.array, np.full(8, np.sum(X.array)), rtol=1e-5)
+
+
 def test_a_gradient_inside_a_scan_over_a_gathered_dim_is_whole():
     def fn(x, s):
         slope = wf.grad(lambda row, s: wf.sum(row * s * s, over=D), argnums=(0, 1))

@@ -73,6 +73,15 @@ def test_fully_sharded_parameters_are_gathered_at_use_and_their_gradients_scatte
     assert sent(program) == {("all_gather", "x"): 4, ("reduce_scatter", "x"): 2}
 
 
+def test_a_stored_gradient_is_scattered_before_it_is_summed_over_other_axes():
+    def loss(w, x):
+        return wf.sum(wf.square(wf.einsum(x, w, over=IO)), over=[B, H])
+
+    program = wf.trace(wf.grad(loss), weight(IO, H), shape(B, IO), mesh="x=4,y=2", layout="batch:x+y,params.io:x")
+    rows = [(row.collective, row.axes, row.bytes) for row in program.ledger if row.bytes > 4]
+    assert rows[-2:] == [("reduce_scatter", ("x",), 4 * 128 * 512), ("all_reduce", ("y",), 128 * 512)]
+
+
 def test_a_gather_is_not_repeated_where_the_backward_pass_does_not_need_it():
     program = wf.trace(
         wf.value_and_grad(net_loss),

@@ -41,7 +41,7 @@ def scan(
 ) -> tuple[Any, Any]:
     """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
     need_function(fn, "scan")
-    if not isinstance(unroll, int) or unroll < 0:
+    if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
@@ -87,7 +87,7 @@ def _along(xs: Any, dim: Dim) -> Any:
                 f"scan goes over `{dim.name}` in turn, and `{dim.name}` is split over `{axes}`",
                 state=x._region.state,
                 fix=f"rename it to an unsplit dim first (`x.rename({dim.name}='{dim.name}_whole')`), "
-                f"drop `{dim.name}:{axes}`, or use `wf.associative_scan`",
+                f"or drop `{dim.name}:{axes}`",
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
             x = with_layout(x, x._region)
@@ -228,6 +228,8 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     need_function(body, "fori_loop")
     for bound in (lower, upper):
         dtype = getattr(operand(bound, "fori_loop"), "dtype", None)
+        if is_tensor(bound) and bound.dims:
+            raise TensorError(f"fori_loop got {bound!r} for a bound", fix="give one whole number")
         if (dtype is None and not isinstance(bound, int)) or (
             dtype is not None and not jnp.issubdtype(dtype, jnp.integer)
         ):

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..dims import Dim, Shape, new_dims
-from ..errors import DimError
+from ..errors import DimError, TensorError
 from ..layout import Placement, Region
 from ..tensor import Tensor, as_dtype, is_tensor
 from .collectives import index
@@ -27,12 +27,13 @@ def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Te
 
 def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None) -> Tensor:
     """A tensor that holds one value everywhere."""
-    shape, region, _, sizes = slice_of(dims, like, "full")
     value = operand(value, "full")
     if is_tensor(value):
         if value.dims:
             raise DimError(f"full got {value!r} for its value", fix="give a number, or use `wf.broadcast(x, dims)`")
-        region, value = region or value._region, value.local_array
+        like = value if like is None else like
+        value = value.local_array
+    shape, region, _, sizes = slice_of(dims, like, "full")
     return result(jnp.full(sizes, value, None if dtype is None else as_dtype(dtype)), shape, region)
 
 
@@ -42,6 +43,8 @@ def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") 
     if len(shape) != 1:
         raise DimError(f"arange goes along one dim, and [{shape}] are {len(shape)}", fix="name one dim")
     dtype = as_dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.number):
+        raise TensorError(f"arange cannot count in {dtype}", fix="ask for 'int32' or 'float32'")
     array = jnp.arange(sizes[0], dtype=dtype)
     if placement[0]:
         array = array + (index(placement[0]) * sizes[0]).astype(dtype)

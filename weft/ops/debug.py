@@ -4,7 +4,10 @@
 """
 
 import builtins
+import contextlib
+import contextvars
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,9 +19,9 @@ from ..dims import Shape
 from ..errors import CheckError, TensorError, user_line
 from ..layout import Region, open_region
 from ..tensor import is_tensor, placement
-from .collectives import all_gather_equal, as_varying, from_first, index, varying
+from .collectives import all_gather_equal, as_varying, index
 from .meet import common_region, meet, need_tensor, operand, with_layout
-from .move import relocate
+from .move import equalized, relocate
 
 
 def print(fmt: str, *xs: Any) -> None:
@@ -44,8 +47,7 @@ def whole_value(x: Any) -> Any:
         return x.local_array if is_tensor(x) else x
     x = with_layout(x, x._region)
     array = relocate(x._array, placement(x), ((),) * len(x.dims), x._region, all_gather_equal)
-    excess = tuple(sorted(varying(array) - set(x._region.taken)))
-    return from_first(array, excess) if excess else array
+    return equalized(array, x._region)
 
 
 def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
@@ -55,6 +57,9 @@ def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
         return
     axes = tuple(axis for axis in region.mesh.axes if axis not in region.taken)
     arrays = [as_varying(jnp.asarray(array), region.mesh.axes) for array in arrays]
+    if not axes:  # a mapped dim has taken them all: every processor has examples of its own
+        jax.debug.callback(fn, *arrays)
+        return
     is_first = as_varying(index(axes) == 0, region.mesh.axes)
     lax.cond(is_first, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
 
@@ -65,11 +70,25 @@ class Failures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: list[CheckError] = []
+        self._is_raised_after = contextvars.ContextVar("checks raised after the call", default=False)
         self.checks_traced = 0
 
     def add(self, error: CheckError) -> None:
         with self._lock:
             self._found.append(error)
+
+    @contextlib.contextmanager
+    def raised_after(self) -> Iterator[None]:
+        """While a program is traced or run whose caller raises what its checks find, once it has run."""
+        token = self._is_raised_after.set(True)
+        try:
+            yield
+        finally:
+            self._is_raised_after.reset(token)
+
+    @property
+    def is_raised_after(self) -> bool:
+        return self._is_raised_after.get()
 
     def raise_first(self) -> None:
         with self._lock:
@@ -83,6 +102,10 @@ failures = Failures()
 
 def check(predicate: Any, message: str, **tensors: Any) -> None:
     """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
+    if not isinstance(message, str):
+        raise TensorError(
+            f"check got {message!r} for its message", fix="give a text: `wf.check(x > 0, 'x is negative')`"
+        )
     predicate = need_tensor(predicate, "check")
     if predicate.dtype != bool:
         raise TensorError(
@@ -95,14 +118,19 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     state, at = region.state if region is not None else "", user_line()
     failures.checks_traced += 1
 
+    is_eager = region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None
+    is_kept = is_eager or failures.is_raised_after
+
     def report(ok: Any, *values: Any) -> None:
         if not np.all(ok):
-            failures.add(
-                _failure(message, (state, at), dims, np.asarray(ok), dict(zip(tensors, values, strict=True)), tensors)
-            )
+            named = dict(zip(tensors, values, strict=True))
+            error = _failure(message, (state, at), dims, np.asarray(ok), named, tensors)
+            if not is_kept:
+                raise error  # inside someone's own jit: JAX raises it when the program's effects are waited for
+            failures.add(error)
 
     _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
-    if region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None:
+    if is_eager:
         jax.effects_barrier()
         failures.raise_first()
 

@@ -96,7 +96,9 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
             fix="return it from there, and use what the call gives",
         ) from None
     except (TypeError, ValueError) as error:
-        cure = "cast the operands to dtypes the function takes (`wf.cast(x, 'float32')`), or use another function"
+        floats = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in xs if is_tensor(x))
+        other = "int32" if floats else "float32"
+        cure = f"cast the operands to dtypes the function takes, e.g. `wf.cast(x, '{other}')`, or use another function"
         if "argument" in str(error) and "dtype" not in str(error):
             cure = "give it as many operands as it takes"
         raise TensorError(
@@ -107,7 +109,9 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
 def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
     """The kind of the result where only parameters of one shape meet: it stays stored, and nothing is gathered."""
     named = [x for x in tensors if x.dims]
-    if not named or common_region(tensors) is None or any(x._kind.store is None or x._region is None for x in named):
+    region = common_region(tensors)
+    # Inside a mapped dim even a number differs between processors, and a parameter from outside no longer fits.
+    if not named or region is None or any(x._kind.store is None or x._region is not region for x in named):
         return None
     together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
     return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None

@@ -27,7 +27,7 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     if ids.dims.has(dim):
         raise DimError(
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
-            fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
+            fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`)",
         )
     meeting = meet([table, ids])
     shared = Shape(d for d in table.dims if ids.dims.has(d))

@@ -14,7 +14,7 @@ from ..dims import Dim, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, is_tensor
 from .collectives import index, varying
-from .meet import Meeting, meet, need_function, operand
+from .meet import Meeting, meet, operand
 from .move import settle
 
 
@@ -41,7 +41,10 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     `whole` dims must not be split; `summed` dims come back as partial sums and are added up. If `fn` takes `here`,
     it is told where its slices lie.
     """
-    need_function(fn, "local")
+    if not callable(fn):
+        raise TensorError(
+            f"local got {fn!r:.60}, which is no function", fix="give a function of arrays, then the tensors"
+        )
     xs = tuple(operand(x, "local") for x in xs)
     known = union(*(x.dims for x in xs if is_tensor(x)))
     shapes, is_single = _result_shapes(out, known)
@@ -70,7 +73,9 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
         )
     for array in arrays:
         if not hasattr(array, "shape") and not isinstance(array, bool | int | float | complex):
-            raise TensorError(f"local's function gave {type(array).__name__}", fix="return an array a shape in `out`")
+            raise TensorError(
+                f"local's function gave {type(array).__name__}", fix="return one array for each shape in `out`"
+            )
     _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
     results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)

@@ -102,6 +102,11 @@ def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
 def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ()) -> Meeting:
     """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first."""
     tensors = [checked(x) for x in xs if is_tensor(x)]
+    if without := next((x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)), None):
+        raise TensorError(
+            f"{without!r} holds a shape and no values",
+            fix="give it to `wf.trace`, or give it values",
+        )
     region = common_region(tensors)
     return Meeting(region, union(first, *(x.dims for x in tensors), more))
 
@@ -150,9 +155,11 @@ def operand(x: Any, what: str) -> Any:
 
 def need_tensor(x: Any, what: str) -> Tensor:
     """`x`, if it is a tensor."""
-    if not is_tensor(operand(x, what)):
+    if not is_tensor(x):
+        if getattr(x, "shape", ()) != ():
+            operand(x, what)  # raises, and says how to name the dims
         raise TensorError(
-            f"{what} got {x!r}, which has no dims", fix="make it a tensor: `wf.tensor(x, [])` or `wf.full(dims, x)`"
+            f"{what} got {type(x).__name__} {x!r:.60}, which has no dims", fix="give a tensor: `wf.tensor(array, dims)`"
         )
     return checked(x)
 
@@ -198,13 +205,14 @@ def _gathered(array: Any, *, x: Tensor, want: Placement, region: Region, over: f
     leaving = set().union(*have) - set().union(*want)
     if not leaving & over:
         # All processors do the same with it: its gradient is a slice of what each of them has.
-        equal = relocate(array, have, want, region, collectives.all_gather_equal)
         if x._kind.sums is None:
-            return as_varying(equal, over)
+            return relocate(as_varying(array, over), have, want, region, collectives.all_gather_equal)
+        equal = relocate(array, have, want, region, collectives.all_gather_equal)
         return _with_sums(lambda a: as_varying(a, over), x._kind, over - varying(equal))(equal)
 
     def whole(array: Any) -> Any:
-        return as_varying(relocate(array, have, want, region), over)
+        # Varying first: its gradient is then scattered before what is left of it is summed over other axes.
+        return relocate(as_varying(array, over), have, want, region)
 
     if x._kind.sums is None:
         return whole(array)

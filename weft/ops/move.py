@@ -76,7 +76,7 @@ def settle(array: Any, dims: Sequence[Dim], have: Placement, region: Region | No
             partial = tuple(axis for axis in partial if axis not in scattered)
     array = collectives.all_reduce(array, partial)
     array = relocate(array, tuple(held), want, region)
-    return result(equal_scalar(array, region) if not dims else array, dims, region)
+    return result(equalized(array, region) if not dims else array, dims, region)
 
 
 def _run(arriving: Axes, partial: Axes) -> int:
@@ -101,7 +101,7 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
     return x
 
 
-def equal_scalar(array: Any, region: Region) -> Any:
-    """A number, retyped as equal on all processors; a sum that varied would be differentiated once on each."""
+def equalized(array: Any, region: Region) -> Any:
+    """A whole value, retyped as equal on all processors; a loss that varied would be differentiated once on each."""
     excess = tuple(sorted(varying(array) - set(region.taken)))
     return collectives.from_first(array, excess) if excess else array

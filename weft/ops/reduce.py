@@ -18,8 +18,7 @@ from .collectives import all_gather_equal, all_max, all_min, all_reduce, as_vary
 from .einsum import checked_rename
 from .elementwise import cast
 from .meet import Meeting, meet, need_tensor
-from .move import result as tensor_result
-from .move import settle
+from .move import result, settle
 from .reshape import renamed
 
 
@@ -38,48 +37,48 @@ class _Reduction:
     def local(self, compute: Callable[[Any], Any]) -> Any:
         return self.meeting.run(compute, [self.x])
 
-    def result(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
+    def reduced(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
         dims = renamed(self.kept, checked_rename(rename))
         return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
 
     def same_shape(self, array: Any) -> Tensor:
-        return tensor_result(array, self.x.dims, self.meeting.region)
+        return result(array, self.x.dims, self.meeting.region)
 
 
-def sum(x: Tensor, *, over: Any, rename: Any = None, dtype: Any = None) -> Tensor:
+def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = _Reduction(x, over, "sum")
     dtype = None if dtype is None else as_dtype(dtype)
     array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype))
-    return r.result(array, partial=r.axes, rename=rename)
+    return r.reduced(array, partial=r.axes, rename=rename)
 
 
-def mean(x: Tensor, *, over: Any, dtype: Any = None) -> Tensor:
+def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
     """The mean of `x` over the dims `over`."""
     r = _Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
 
     def part(a: Any) -> Any:
-        total = jnp.sum(a, axis=r.positions, dtype=_mean_dtype(a.dtype, dtype))
-        return (total / r.count).astype(dtype or _mean_result(a.dtype))
+        total = jnp.sum(a, axis=r.positions, dtype=_accumulated_in(a.dtype, dtype))
+        return (total / r.count).astype(dtype or _given_as(a.dtype))
 
-    return r.result(r.local(part), partial=r.axes)
+    return r.reduced(r.local(part), partial=r.axes)
 
 
-def _mean_result(dtype: Any) -> Any:
+def _given_as(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
-def _mean_dtype(dtype: Any, asked: Any) -> Any:
-    return jnp.promote_types(asked or _mean_result(dtype), jnp.float32)
+def _accumulated_in(dtype: Any, asked: Any) -> Any:
+    return jnp.promote_types(asked or _given_as(dtype), jnp.float32)
 
 
-def max(x: Tensor, *, over: Any) -> Tensor:
+def max(x: Tensor, *, over: Any = None) -> Tensor:
     """The largest value of `x` over the dims `over`; NaN wins."""
     return _extreme(x, over, "max", jnp.max, all_max)
 
 
-def min(x: Tensor, *, over: Any) -> Tensor:
+def min(x: Tensor, *, over: Any = None) -> Tensor:
     """The smallest value of `x` over the dims `over`; NaN wins."""
     return _extreme(x, over, "min", jnp.min, all_min)
 
@@ -87,7 +86,7 @@ def min(x: Tensor, *, over: Any) -> Tensor:
 def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
     r = _Reduction(x, over, what)
     if not r.axes:
-        return r.result(r.local(lambda a: local(a, axis=r.positions)))
+        return r.reduced(r.local(lambda a: local(a, axis=r.positions)))
 
     # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
     @jax.custom_jvp
@@ -102,40 +101,40 @@ def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across:
         count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)
         return best, all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count
 
-    return r.result(r.local(lambda a: extreme(as_varying(a, r.axes))))
+    return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes))))
 
 
-def prod(x: Tensor, *, over: Any) -> Tensor:
+def prod(x: Tensor, *, over: Any = None) -> Tensor:
     """The product of `x` over the dims `over`."""
     r = _Reduction(x, over, "prod")
     array = r.local(lambda a: jnp.prod(a, axis=r.positions))
     if r.axes:
         array = jnp.prod(all_gather_equal(array[None], r.axes, 0), axis=0)
-    return r.result(array)
+    return r.reduced(array)
 
 
-def any(x: Tensor, *, over: Any) -> Tensor:
+def any(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
     r = _Reduction(x, over, "any")
     array = r.local(lambda a: jnp.any(a, axis=r.positions))
-    return r.result(all_max(array, r.axes))
+    return r.reduced(all_max(array, r.axes))
 
 
-def all(x: Tensor, *, over: Any) -> Tensor:
+def all(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
     r = _Reduction(x, over, "all")
     array = r.local(lambda a: jnp.all(a, axis=r.positions))
-    return r.result(all_min(array, r.axes) if r.axes else array)
+    return r.reduced(all_min(array, r.axes) if r.axes else array)
 
 
-def var(x: Tensor, *, over: Any) -> Tensor:
+def var(x: Tensor, *, over: Any = None) -> Tensor:
     """The variance of `x` over the dims `over` (ddof 0); as exact as the two-pass form, in one exchange."""
     r = _Reduction(x, over, "var")
     if not r.axes:
-        return r.result(r.local(lambda a: jnp.var(a, axis=r.positions)))
+        return r.reduced(r.local(lambda a: jnp.var(a, axis=r.positions)))
 
     def part(a: Any) -> Any:
-        a = a.astype(_mean_dtype(a.dtype, None))
+        a = a.astype(_accumulated_in(a.dtype, None))
         center = jnp.mean(a, axis=r.positions, keepdims=True)
         rest = a - center
         return jnp.stack([jnp.squeeze(center, r.positions), jnp.mean(rest, r.positions), jnp.var(rest, r.positions)])[
@@ -146,19 +145,19 @@ def var(x: Tensor, *, over: Any) -> Tensor:
     # where the mean is large; the differences of nearby means are exact.
     centers, rests, variances = jnp.moveaxis(all_gather_equal(r.local(part), r.axes, 0), 1, 0)
     array = jnp.mean(variances, axis=0) + jnp.var((centers - centers[:1]) + rests, axis=0)
-    return r.result(array.astype(_mean_result(r.x.dtype)))
+    return r.reduced(array.astype(_given_as(r.x.dtype)))
 
 
-def logsumexp(x: Tensor, *, over: Any) -> Tensor:
+def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
     r = _Reduction(_floats(x, "logsumexp"), over, "logsumexp")
     if not r.axes:
-        return r.result(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions)))
+        return r.reduced(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions)))
     _, shift, total = _shifted_exp(r, only_finite=True)
-    return r.result(jnp.log(total) + jnp.squeeze(shift, r.positions))
+    return r.reduced(jnp.log(total) + jnp.squeeze(shift, r.positions))
 
 
-def softmax(x: Tensor, *, over: Any) -> Tensor:
+def softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
     r = _Reduction(_floats(x, "softmax"), over, "softmax")
     if not r.axes:
@@ -167,7 +166,7 @@ def softmax(x: Tensor, *, over: Any) -> Tensor:
     return r.same_shape(jnp.exp(a - shift) / jnp.expand_dims(total, r.positions))
 
 
-def log_softmax(x: Tensor, *, over: Any) -> Tensor:
+def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """x - logsumexp(x) over the dims `over`."""
     r = _Reduction(_floats(x, "log_softmax"), over, "log_softmax")
     if not r.axes:

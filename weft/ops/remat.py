@@ -4,16 +4,19 @@ A gathered parameter is never kept. Collectives inside a recomputed function run
 by name.
 """
 
+import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from ..errors import TensorError
+from ..errors import TensorError, closest
 from ..tensor import is_tensor, make
 from .meet import need_function, need_tensor, rematted
 from .trees import numbers
+
+_named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
 
 
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
@@ -34,9 +37,18 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         def run(values: Sequence[Any]) -> Any:
             found = iter(values)
             whole = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
-            with rematted():
-                inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
-                given = fn(*inner_args, **inner_kwargs)
+            named: set[str] = set()
+            token = _named.set(named)
+            try:
+                with rematted():
+                    inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
+                    given = fn(*inner_args, **inner_kwargs)
+            finally:
+                _named.reset(token)
+            if missing := next((word for word in save if word not in named), None):
+                raise TensorError(
+                    f"remat is to keep `{missing}`, a name nothing in it has", fix=closest(missing, named)
+                )
             numbers(
                 [leaf for leaf in jax.tree.leaves(given, is_leaf=is_tensor) if not is_tensor(leaf)],
                 "the result of remat",
@@ -59,4 +71,5 @@ def name(x: Any, label: str) -> Any:
     x = need_tensor(x, "name")
     if not isinstance(label, str):
         raise TensorError(f"name got {label!r} for the name", fix="give a word: `wf.name(x, 'attn')`")
+    _named.get(set()).add(label)
     return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)

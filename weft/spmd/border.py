@@ -69,7 +69,7 @@ class Spmd:
         Region(mesh, layout)  # every axis named is there
         if not quiet:
             check_axes_used(mesh, layout, strict)
-        self._compiled: dict[Call, Callable[..., Any]] = {}
+        self._compiled: dict[tuple[Call, str], Callable[..., Any]] = {}
         self._shardings: dict[Call, list[NamedSharding]] = {}
         self._checks: dict[Call, bool] = {}
 
@@ -77,22 +77,25 @@ class Spmd:
         if (outer := _region_around(args, kwargs)) is not None:
             return self._inline(outer, args, kwargs)
         call, arrays = self._read(args, kwargs)
-        if call not in self._compiled:
-            self._compiled[call] = jax.jit(
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):  # a part of someone's own program
+            return without_statics(self._jitted(call, "part")(*call.parted(arrays)))
+        arrays = self._placed(call, arrays)
+        before = failures.checks_traced
+        with failures.raised_after():
+            found = self._jitted(call, "whole")(*call.parted(arrays))
+        self._checks[call] = self._checks.get(call, False) or failures.checks_traced > before
+        wait_for_earlier_calls(found, self.mesh)
+        if self._checks[call]:
+            jax.effects_barrier()
+            failures.raise_first()
+        return without_statics(found)
+
+    def _jitted(self, call: Call, role: str) -> Callable[..., Any]:
+        if (call, role) not in self._compiled:
+            self._compiled[call, role] = jax.jit(
                 lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0
             )
-        traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
-        if not traced:
-            arrays = self._placed(call, arrays)
-        before = failures.checks_traced
-        found = self._compiled[call](*call.parted(arrays))
-        self._checks[call] = self._checks.get(call, False) or failures.checks_traced > before
-        if not traced:
-            wait_for_earlier_calls(found, self.mesh)
-            if self._checks[call]:
-                jax.effects_barrier()
-                failures.raise_first()
-        return without_statics(found)
+        return self._compiled[call, role]
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
         """The program as part of a larger one that is being traced, on a mesh of devices or an abstract one."""

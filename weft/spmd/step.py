@@ -109,7 +109,8 @@ class TrainStep:
                 f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
             )
         before = failures.checks_traced
-        found = self._jitted(with_statics(state), with_statics(self._placed(batch)), key)
+        with failures.raised_after():
+            found = self._jitted(with_statics(state), with_statics(self._placed(batch)), key)
         self._has_checks = self._has_checks or failures.checks_traced > before
         if self.mesh is not None:
             wait_for_earlier_calls(found, self.mesh)
