@@ -22,6 +22,7 @@ Placement = tuple[Axes, ...]
 Rules = dict[str, Axes]
 
 _STORES = ("params", "optimizer")
+_STORED_BY: dict[str | None, tuple[str, ...]] = {None: (), "params": ("params",), "optimizer": _STORES}
 
 
 class Layout:
@@ -214,7 +215,7 @@ class Region:
             inherited[name] = tuple(axis for axis in axes if axis not in settled)
             self._hold(name, inherited[name], held, dims)
         placed |= explicit | inherited
-        for level in _STORES[: 0 if not store else _STORES.index(store) + 1]:
+        for level in _STORED_BY[store]:
             rules, settled = getattr(self.layout, level), set(held)
             for dim in dims:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
@@ -251,8 +252,10 @@ class Region:
             lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
             nearest = f"{lower}, {upper}" if lower else f"{upper}"
             over = f"axis `{axes[0]}`" if len(axes) == 1 else f"axes `{'+'.join(axes)}`"
-            stores = ("optimizer", "params") if store == "optimizer" else ("params",) if store else ()
-            name = next((f"{s}.{dim.name}" for s in stores if dim.name in getattr(self.layout, s)), dim.name)
+            name = next(
+                (f"{s}.{dim.name}" for s in reversed(_STORED_BY[store]) if dim.name in getattr(self.layout, s)),
+                dim.name,
+            )
             rules = {_written(key): rule for key, rule in _parsed(self.layout).items()}
             raise LayoutError(
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",

@@ -210,7 +210,8 @@ def _array(leaf: Any) -> Any:
 
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
-    need_function(condition, "while_loop"), need_function(body, "while_loop")
+    need_function(condition, "while_loop")
+    need_function(body, "while_loop")
     loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
 
     def holds(arrays: Sequence[Any]) -> Any:
@@ -251,7 +252,8 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
-    need_function(on_true, "cond"), need_function(on_false, "cond")
+    need_function(on_true, "cond")
+    need_function(on_false, "cond")
     arrays, slots, structure = take_apart(operands)
     arrays = numbers(arrays, "the operands of cond")
     branches = [_Branch(fn, slots, structure) for fn in (on_true, on_false)]

@@ -1,8 +1,7 @@
 """Elementwise functions and operators: nothing is sent.
 
-Operands are broadcast by name; the result has the dims of the operand that has them all, else all in first-seen
-order. Functions carry the names they have
-in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
+Operands are broadcast by name; the result has the dims of the operand that has them all, else all in first-seen order.
+Functions carry the names they have in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
 """
 
 import re
@@ -21,16 +20,13 @@ from ..errors import RegionError, TensorError
 from ..operators import operation
 from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
-from .meet import common_region, meet, operand
+from .meet import common_region, meet, need_function, operand
 from .move import result
 
 
 def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
     """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name."""
-    if not callable(fn):
-        raise TensorError(
-            f"elementwise got {fn!r}, which is no function", fix="give the function first: `wf.elementwise(jnp.exp, x)`"
-        )
+    need_function(fn, "elementwise", of="arrays")
     name = getattr(fn, "__name__", "elementwise")
     return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs)
 

@@ -14,7 +14,7 @@ from ..dims import Dim, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, is_tensor
 from .collectives import index, varying
-from .meet import Meeting, meet, operand
+from .meet import Meeting, meet, need_function, operand
 from .move import settle
 
 
@@ -41,10 +41,7 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     `whole` dims must not be split; `summed` dims come back as partial sums and are added up. If `fn` takes `here`,
     it is told where its slices lie.
     """
-    if not callable(fn):
-        raise TensorError(
-            f"local got {fn!r:.60}, which is no function", fix="give a function of arrays, then the tensors"
-        )
+    need_function(fn, "local", of="arrays")
     xs = tuple(operand(x, "local") for x in xs)
     known = union(*(x.dims for x in xs if is_tensor(x)))
     shapes, is_single = _result_shapes(out, known)

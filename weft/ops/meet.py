@@ -267,10 +267,10 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     return result(_gathered(checked(x)._array, x=x, want=want, region=region, over=over), x.dims, region)
 
 
-def need_function(fn: Any, what: str) -> Callable[..., Any]:
+def need_function(fn: Any, what: str, of: str = "tensors") -> Callable[..., Any]:
     """`fn`, if it can be called."""
     if not callable(fn):
-        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of tensors")
+        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
     return fn
 
 

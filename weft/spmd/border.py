@@ -19,6 +19,7 @@ from ..mesh import Mesh, as_mesh
 from ..ops import collectives
 from ..ops.collectives import varying
 from ..ops.debug import failures
+from ..ops.meet import need_function
 from ..ops.move import relocate, result
 from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .arguments import Call, Static, positions, read, without_statics
@@ -40,10 +41,7 @@ def spmd(
     an error instead of a warning.
     """
     mesh, layout = as_mesh(mesh), as_layout(layout)
-    if not callable(fn):
-        raise TensorError(
-            f"spmd got {fn!r}, which is no function", fix="give the function first: `wf.spmd(net, mesh=...)`"
-        )
+    need_function(fn, "spmd")
     if hasattr(fn, "on_mesh"):  # a train step has a part in global view
         return fn.on_mesh(mesh, layout, strict=strict, donate=positions(fn, donate, "donate"))
     return Spmd(fn, mesh, layout, positions(fn, static, "static"), positions(fn, donate, "donate"), strict)

@@ -28,8 +28,8 @@ def value_and_grad(
     """
 
     need_function(fn, "value_and_grad")
-    positions = [argnums] if isinstance(argnums, int) else list(argnums) if isinstance(argnums, Sequence) else [argnums]
-    if bad := [i for i in positions if not isinstance(i, int)]:
+    positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
+    if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else as_dtype(sum_dtype)
 

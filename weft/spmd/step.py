@@ -17,6 +17,7 @@ from ..layout import Layout, Region, as_layout, open_region, spec
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
 from ..ops.debug import failures
+from ..ops.meet import need_function
 from ..ops.move import result
 from ..ops.trees import map_tensors
 from ..tensor import Kind, Tensor, is_tensor, make, placement
@@ -41,8 +42,7 @@ def train_step(
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`.
     """
-    if not callable(loss):
-        raise TensorError(f"train_step got {loss!r} for its loss", fix="give a function `loss(params, batch, key)`")
+    need_function(loss, "train_step", of="(params, batch, key)")
     if (mesh is None) != (layout is None):
         raise RegionError("train_step got only one of mesh and layout", fix="give both, or neither and use wf.spmd")
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
