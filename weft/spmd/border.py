@@ -7,6 +7,7 @@ decides the placement of the results too.
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -47,6 +48,16 @@ def spmd(
     return Spmd(fn, mesh, layout, positions(fn, static, "static"), positions(fn, donate, "donate"), strict)
 
 
+@dataclass
+class _Ready:
+    """What one way of calling a region has compiled to: as a whole, and as a part of someone's own program."""
+
+    whole: Callable[..., Any]
+    part: Callable[..., Any]
+    shardings: list[NamedSharding] | None = None
+    has_checks: bool = False
+
+
 class Spmd:
     """A function bound to a mesh and a layout."""
 
@@ -67,33 +78,31 @@ class Spmd:
         Region(mesh, layout)  # every axis named is there
         if not quiet:
             check_axes_used(mesh, layout, strict)
-        self._compiled: dict[tuple[Call, str], Callable[..., Any]] = {}
-        self._shardings: dict[Call, list[NamedSharding]] = {}
-        self._checks: dict[Call, bool] = {}
+        self._ready: dict[Call, _Ready] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (outer := _region_around(args, kwargs)) is not None:
             return self._inline(outer, args, kwargs)
         call, arrays = self._read(args, kwargs)
+        if (ready := self._ready.get(call)) is None:
+            ready = self._ready[call] = _Ready(self._jitted(call), self._jitted(call))
         if any(isinstance(array, jax.core.Tracer) for array in arrays):  # a part of someone's own program
-            return without_statics(self._jitted(call, "part")(*call.parted(arrays)))
-        arrays = self._placed(call, arrays)
+            return without_statics(ready.part(*call.parted(arrays)))
+        if ready.shardings is None:
+            ready.shardings = self._shardings(call, arrays)
+        placed = [put_array(array, wanted) for array, wanted in zip(arrays, ready.shardings, strict=True)]
         before = failures.checks_traced
         with failures.raised_after():
-            found = self._jitted(call, "whole")(*call.parted(arrays))
-        self._checks[call] = self._checks.get(call, False) or failures.checks_traced > before
+            found = ready.whole(*call.parted(placed))
+        ready.has_checks = ready.has_checks or failures.checks_traced > before
         wait_for_earlier_calls(found, self.mesh)
-        if self._checks[call]:
+        if ready.has_checks:
             jax.effects_barrier()
             failures.raise_first()
         return without_statics(found)
 
-    def _jitted(self, call: Call, role: str) -> Callable[..., Any]:
-        if (call, role) not in self._compiled:
-            self._compiled[call, role] = jax.jit(
-                lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0
-            )
-        return self._compiled[call, role]
+    def _jitted(self, call: Call) -> Callable[..., Any]:
+        return jax.jit(lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0)
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
         """The program as part of a larger one that is being traced, on a mesh of devices or an abstract one."""
@@ -109,13 +118,11 @@ class Spmd:
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
         return read(self.fn, args, kwargs, self.static, self.donate, f"layout: {self.layout}   mesh: {self.mesh}")
 
-    def _placed(self, call: Call, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays where the program wants them, so that nothing is copied inside and donation works."""
-        if call not in self._shardings:
-            check_values(arrays)
-            region, mesh = Region(self.mesh, self.layout), self.mesh.jax_mesh()
-            self._shardings[call] = [NamedSharding(mesh, placed) for placed in call.specs(region)]
-        return [put_array(array, wanted) for array, wanted in zip(arrays, self._shardings[call], strict=True)]
+    def _shardings(self, call: Call, arrays: Sequence[Any]) -> list[NamedSharding]:
+        """Where the program wants its arrays; put there first nothing is copied inside, and donation works."""
+        check_values(arrays)
+        region, mesh = Region(self.mesh, self.layout), self.mesh.jax_mesh()
+        return [NamedSharding(mesh, placed) for placed in call.specs(region)]
 
     def run(self, call: Call, gone: Sequence[Any], kept: Sequence[Any], mesh: Any) -> Any:
         """The program itself, on a mesh of devices or an abstract one; gives tensors, with statics wrapped."""
