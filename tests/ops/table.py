@@ -190,8 +190,8 @@ row("binary", "cast parameter", (weights("length d_model"), floats("batch length
     lambda w, x: wf.einsum(wf.cast(w, "bfloat16"), wf.cast(x, "bfloat16"), over=[], dtype="float32"),
     lambda w, x: jnp.einsum("ld,bl->ldb", w.astype("bfloat16"), x.astype("bfloat16"),
                             preferred_element_type="float32"), precision="bfloat16")  # fmt: skip
-row("binary", "elementwise", _two(floats), lambda x, y: wf.elementwise(lambda a, b: jnp.sinc(a) * b, x, y),
-    _by_name(lambda a, b: jnp.sinc(a) * b))  # fmt: skip
+row("binary", "elementwise", _two(floats), lambda x, y: wf.elementwise(lambda a, b: jnp.deg2rad(a) * b, x, y),
+    _by_name(lambda a, b: jnp.deg2rad(a) * b))  # fmt: skip
 row("binary", "stop_gradient", _two(floats), lambda x, y: x * wf.stop_gradient(x * y),
     _by_name(lambda x, y: x * lax.stop_gradient(x * y)))  # fmt: skip
 row("binary", "stop_gradient tree", _two(floats), lambda x, y: wf.stop_gradient({"x": x})["x"] * y,

@@ -4,6 +4,7 @@ Operands are broadcast by name; the result has the dims of the operand that has 
 Functions carry the names they have in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -160,7 +161,27 @@ sin, cos, tan = _function(jnp.sin), _function(jnp.cos), _function(jnp.tan)
 arcsin, arccos, arctan = _function(jnp.arcsin), _function(jnp.arccos), _function(jnp.arctan)
 sinh, cosh, tanh = _function(jnp.sinh), _function(jnp.cosh), _function(jnp.tanh)
 arcsinh, arccosh, arctanh = _function(jnp.arcsinh), _function(jnp.arccosh), _function(jnp.arctanh)
-erf, erfc, erfinv = _function(special.erf, "erf"), _function(special.erfc, "erfc"), _function(special.erfinv, "erfinv")
+
+
+# JAX 0.12's own derivative of erf cannot be traced inside a region, so it is given here.
+@jax.custom_jvp
+def _erf(x: Any) -> Any:
+    return special.erf(x)
+
+
+@jax.custom_jvp
+def _erfc(x: Any) -> Any:
+    return special.erfc(x)
+
+
+def _erf_slope(x: Any) -> Any:
+    return (2 / math.sqrt(math.pi)) * jnp.exp(-jnp.square(x))
+
+
+_erf.defjvps(lambda t, _, x: t * _erf_slope(x))
+_erfc.defjvps(lambda t, _, x: -t * _erf_slope(x))
+
+erf, erfc, erfinv = _function(_erf, "erf"), _function(_erfc, "erfc"), _function(special.erfinv, "erfinv")
 gammaln, digamma = _function(special.gammaln, "gammaln"), _function(special.digamma, "digamma")
 sign, floor, ceil, trunc, rint = map(_function, (jnp.sign, jnp.floor, jnp.ceil, jnp.trunc, jnp.rint))
 round = _function(jnp.round, "round")
@@ -179,7 +200,9 @@ hard_silu, squareplus = _function(jax.nn.hard_silu, "hard_silu"), _function(jax.
 
 def gelu(x: Any, *, approximate: bool = True) -> Tensor:
     """`jax.nn.gelu`, elementwise."""
-    return _elementwise(lambda a: jax.nn.gelu(a, approximate=approximate), "gelu", [x])
+    if approximate:
+        return _elementwise(lambda a: jax.nn.gelu(a, approximate=True), "gelu", [x])
+    return _elementwise(lambda a: 0.5 * a * _erfc(-a * math.sqrt(0.5)), "gelu", [x])
 
 
 def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
