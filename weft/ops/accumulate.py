@@ -100,16 +100,11 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
         return tuple(totals[:2]), ([*ahead[0], *piecewise], [*ahead[1], *piecewise_by_weight])
 
     def backward(slopes: Any, gradients: Any) -> Any:
-        of_sum, of_weight = (
-            [None if s is None else s * g for s in of] for of, g in zip(slopes, gradients, strict=True)
-        )
+        scales = [jnp.zeros((), "float32") if isinstance(g, SymbolicZero) else g for g in gradients]
+        of_sum, of_weight = ([None if s is None else s * g for s in of] for of, g in zip(slopes, scales, strict=True))
         return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)
 
-    def materialized(slopes: Any, gradients: Any) -> Any:
-        zero = jnp.zeros((), "float32")
-        return backward(slopes, [zero if isinstance(g, SymbolicZero) else g for g in gradients])
-
-    summed.defvjp(forward, materialized, symbolic_zeros=True)
+    summed.defvjp(forward, backward, symbolic_zeros=True)
     return summed([*closed.consts, *pieces])
 
 

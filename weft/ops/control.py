@@ -18,16 +18,12 @@ from ..dims import Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, RegionError, TensorError
 from ..layout import Region, open_region
 from ..tensor import Tensor, checked, is_tensor, make, placement
-from .collectives import as_varying, from_first, varying
+from .collectives import PRIMITIVES, as_varying, from_first, varying
 from .elementwise import aligned
 from .index import only
 from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
-
-COLLECTIVES = frozenset(
-    "psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute pvary".split()
-)
 
 
 def scan(
@@ -364,9 +360,9 @@ def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
 
 
 def _is_sending(eqn: Any) -> bool:
-    # A constant made to vary has no gradient to sum.
-    is_constant = eqn.primitive.name == "pvary" and all(isinstance(var, Literal) for var in eqn.invars)
-    return eqn.primitive.name in COLLECTIVES and not is_constant
+    if eqn.primitive.name == "pvary":  # its gradient is a sum, unless it is a constant
+        return not all(isinstance(var, Literal) for var in eqn.invars)
+    return eqn.primitive.name in PRIMITIVES
 
 
 def _sends(jaxpr: Any) -> bool:

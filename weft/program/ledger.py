@@ -11,17 +11,7 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
-_COLLECTIVES = {
-    "psum": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}
+from ..ops.collectives import PRIMITIVES
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ def read(closed: Any) -> Ledger:
 
 def _rows(jaxpr: Any, times: int) -> Iterator[Row]:
     for eqn in jaxpr.eqns:
-        if (kind := _COLLECTIVES.get(eqn.primitive.name)) is not None:
+        if (kind := PRIMITIVES.get(eqn.primitive.name)) is not None:
             yield from _row(eqn, kind, times)
             continue
         inner = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(eqn.params)]
