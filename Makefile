@@ -10,7 +10,7 @@ OLDEST     := 3.11
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all check format-check lint types architecture format bench lock clean
+.PHONY: help venv demo test test-all accept check format-check lint types architecture format bench lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -34,6 +34,9 @@ test: $(STAMP) ## run the tests, without the slow ones
 
 test-all: $(STAMP) ## run all tests, the whole tables included
 	$(BIN)/pytest -n 2
+
+accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
+	$(BIN)/pytest tests/test_goldens.py --accept
 
 check: format-check lint types architecture test ## everything CI checks, in its order
 

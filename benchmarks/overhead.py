@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from weft.program import ledger
+from weft.program import ledger, walk
 
 MOST_INSTRUCTIONS = 1.02
 MOST_STEP_TIME = 1.03
@@ -263,8 +263,11 @@ def side(fn: Any, args: Any) -> Side:
 def traced(jaxpr: Any) -> Sent:
     """The collectives of a jaxpr."""
     found: Sent = collections.Counter()
-    for row in ledger.read(jaxpr):
-        found[row.collective, "+".join(sorted(row.axes)), row.bytes] += row.count
+    for step in walk.steps(walk.walk(jaxpr)):
+        if step.collective is not None:
+            axes, avals = ledger.carried(step)
+            for aval in avals:
+                found[step.collective, "+".join(sorted(axes)), aval.size * aval.dtype.itemsize] += step.count
     return found
 
 

@@ -36,10 +36,7 @@ def main():
     wf.trace(show_types, x, w, v, mesh=mesh, layout=layout)
 
     program = wf.trace(net, x, w, v, mesh=mesh, layout=layout)  # needs no devices: the mesh may have any size
-    print("\nWhat the program sends (bytes on each processor x times):")
-    for row in program.ledger:
-        print(f"  {row}")
-    print("  because `hidden` is summed and split over `cols`; everything else is local")
+    print(f"\nThe program, an op a line; `>>` is what it sends:\n\n{program}")
 
     _, y = wf.spmd(net, mesh=mesh, layout=layout)(x, w, v)  # global tensors in, global tensors out
     _, expected = net(x, w, v)  # the same function with no mesh at all

@@ -19,14 +19,17 @@ ALL_TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examp
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 RUNNER = """
-import contextlib, io, json, sys, traceback, warnings
+import contextlib, io, json, linecache, sys, traceback, warnings
 import jax
 import weft as wf
 
 warnings.simplefilter("error", wf.WeftWarning)
 name, blocks = json.load(sys.stdin)
-namespace, results = {"__name__": "__main__"}, []
+namespace, results, text = {"__name__": "__main__"}, [], []
 for line, source in blocks:
+    text += [""] * (line - len(text)) + source.splitlines()
+    lines = [part + chr(10) for part in text]
+    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # the blocks alone are the program's source
     printed, failure = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         try:

@@ -31,7 +31,8 @@ def test_two_layer_net_prints_placed_types_what_it_sends_and_the_answer():
         "w  f32[d_io hidden/cols]           local shape (1024, 2048)",
         "h  f32[batch/rows hidden/cols]     local shape (128, 2048)",
         "y  f32[batch/rows d_io]            local shape (128, 1024)",
-        "all_reduce over cols  524288 B x1",
+        ">> all_reduce over cols      512 KiB x1",
+        "because hidden is summed and split over cols",
         "The result is f32[batch d_io]",
     ]:
         assert line in printed
@@ -142,6 +143,33 @@ def test_mnist_names_the_rule_that_is_wrong():
     _, said = run("04_mnist.py", "--layout", "bacth:rows, hidden:cols", status=1)
     assert "rule `bacth:rows` matches nothing" in said
     assert "did you mean `batch`?" in said
+
+
+def test_read_the_program_prints_it_for_512_processors_and_what_another_layout_changes():
+    printed, _ = run("05_read_the_program.py")
+    program, changes, duplicated = (
+        printed.split("\nThe same with")[0],
+        *printed.split("\n\n- loss on")[1].split("\nAnd where"),
+    )
+    layer = 512 // 16 * 256 * 1024 * 4 // 2**20  # MiB of [batch/rows length d_model] on one processor
+    assert re.search(rf">> all_reduce over cols +{layer} MiB x12 .*because d_ff is summed and split over cols", program)
+    assert re.search(r"d out .*\n +>> all_reduce over rows +1 MiB x12 .*because out is whole over rows", program)
+    assert [program.index(f"\n{phase}\n") for phase in ("forward", "backward")]
+    assert "no work is done twice" in program
+    assert re.search(r"\+ >> all_gather over rows  1 MiB x12 .*because in is stored split over rows", changes)
+    assert re.search(r"- >> all_reduce over rows  1 MiB x12 .*because in is whole over rows", changes)
+    assert "100 % of the work is done 32 times: axis cols splits nothing in `feed_forward`" in duplicated
+
+
+def test_the_tests_on_a_ledger_pass_and_fail_where_a_program_sends_more():
+    printed, _ = run("06_test_the_ledger.py")
+    assert printed.count("passed:") == 4
+    source = (ROOT / "examples" / "06_test_the_ledger.py").read_text()
+    spoiled = source.replace('x, w["v"], over=d_model)', 'x * 2, w["v"], over=d_model)')  # a second fan-out of x
+    assert spoiled != source
+    done = subprocess.run([sys.executable, "-c", spoiled], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -70,13 +70,14 @@ def user_line() -> str:
     """The file, line and function of the innermost frame that is the user's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft":
+        if is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft":
             return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "<unknown line>"
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither weft's, nor Python's, nor a library's that calls users' functions."""
     if filename.startswith(_HERE) or filename.startswith("<frozen"):
         return False
     if filename.startswith(os.path.dirname(os.__file__)) and "site-packages" not in filename:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 from .dims import NAME, Dim, Shape, listed
 from .errors import LayoutError, closest, describe_region_by
 from .mesh import Mesh
+from .record import Axes, Record, record_of_region
 
-Axes = tuple[str, ...]
 Placement = tuple[Axes, ...]
 Rules = dict[str, Axes]
 
@@ -163,6 +163,7 @@ class Region:
         self.taken: Axes = taken if outer is None else outer.taken + taken
         self.seen: set[str] = set() if outer is None else outer.seen
         self.seen_params: set[str] = set() if outer is None else outer.seen_params
+        self.record: Record = record_of_region() if outer is None else outer.record
         self._placements: dict[Any, Placement] = {}
         for axis in sorted(layout.axes):
             if axis not in mesh.axes:

@@ -50,9 +50,9 @@ class Mesh:
     def size(self) -> int:
         return math.prod(self.axes.values())
 
-    def abstract(self) -> AbstractMesh:
-        """This mesh without devices, for tracing."""
-        kinds = (AxisType.Auto,) * len(self.axes)
+    def abstract(self, kind: AxisType = AxisType.Auto) -> AbstractMesh:
+        """This mesh without devices, for tracing; with Explicit axes JAX types every value with how it lies."""
+        kinds = (kind,) * len(self.axes)
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
 
     def jax_mesh(self) -> jax.sharding.Mesh:

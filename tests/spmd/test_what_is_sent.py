@@ -98,7 +98,9 @@ def test_gradients_of_stored_optimizer_state_leave_by_one_reduce_scatter():
     step = wf.train_step(net_loss, optax.adam(0.1))
     params = weight(IO, H), weight(H, IO)
     program = wf.trace(step, step.init(params), shape(B, IO), mesh="x=4", layout="batch:x,optimizer.io:x")
-    assert sent(program) == {("reduce_scatter", "x"): 2}
+    # In the update each processor makes its slice of a parameter new; all of them hold the whole afterwards.
+    assert sent(program) == {("reduce_scatter", "x"): 2, ("all_gather", "x"): 2}
+    assert program.ledger.bytes(phase="update") == 2 * 4 * IO.size * H.size
 
 
 D, HEADS, K, F = wf.dims(d_model=16, heads=8, d_kv=4, d_ff=32)

@@ -16,9 +16,11 @@ from .collectives import as_varying
 from .control import sliced
 from .meet import gathered_for, need_function, operand, with_layout
 from .move import result, settle
+from .recorded import note_loop, part_of_block, recorded_block
 from .trees import Slot, map_tensors
 
 
+@recorded_block
 def accumulate(
     fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int
 ) -> Tensor:
@@ -41,6 +43,7 @@ def accumulate(
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     union(*([x.dims.find(name)] for x in tensors))
     turn = Dim("microbatch", count)
+    note_loop(count, turn.name)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
 
     pieces = [_cut(x, name, turn) for x in tensors]
@@ -59,7 +62,8 @@ def accumulate(
 
     arrays = [x._array for x in pieces]
     total, weight = _summed(sliced(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
-    return result(total, (), regions[0]) / result(weight, (), regions[1])
+    with part_of_block():
+        return result(total, (), regions[0]) / result(weight, (), regions[1])
 
 
 def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:

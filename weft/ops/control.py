@@ -23,9 +23,11 @@ from .elementwise import aligned
 from .index import only
 from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
+from .recorded import forgetting, note_loop, part_of_block, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 
+@recorded_block
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
@@ -41,6 +43,7 @@ def scan(
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
+    note_loop(dim.size, dim.name)
     inputs, slots, structure = take_apart(_along(xs, dim))
     inner = [
         Slot(slot.dims.without([dim]), slot.region, slot.kind) if slot.dims is not None else slot for slot in slots
@@ -122,8 +125,11 @@ class _Loop:
         arrays, self.slots, self.structure = take_apart(carry)
         self.carry = numbers(arrays, f"the carry of {what}")
         self.what = what
+        mark: int | None = None
         for _ in range(16):
-            closed = with_inputs(lambda *inputs: jax.make_jaxpr(self._flat(body))(self.carry, *inputs))
+            closed, mark = forgetting(
+                lambda: with_inputs(lambda *inputs: jax.make_jaxpr(self._flat(body))(self.carry, *inputs)), mark
+            )
             if self._is_fixed(closed):
                 break
         else:
@@ -204,6 +210,7 @@ def _array(leaf: Any) -> Any:
     return leaf._array if is_tensor(leaf) else leaf
 
 
+@recorded_block
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
     need_function(condition, "while_loop")
@@ -217,6 +224,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     return put_together(last, loop.slots, loop.structure)
 
 
+@recorded_block
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
 
@@ -240,28 +248,37 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
     def turn(state: Any) -> Any:
         i, carry = state
-        return i + 1, body(i.local_array, carry)
+        with part_of_block():
+            following = i + 1
+        return following, body(i.local_array, carry)
+
+    def is_below(state: Any) -> Any:
+        with part_of_block():
+            return state[0] < bounds[1]
 
     bounds = [b if is_tensor(b) else make(jnp.asarray(b), (), None) for b in (lower, upper)]
-    return while_loop(lambda state: state[0] < bounds[1], turn, (bounds[0], carry))[1]
+    return while_loop(is_below, turn, (bounds[0], carry))[1]
 
 
+@recorded_block
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
     need_function(on_true, "cond")
     need_function(on_false, "cond")
     arrays, slots, structure = take_apart(operands)
     arrays = numbers(arrays, "the operands of cond")
-    branches = [_Branch(fn, slots, structure) for fn in (on_true, on_false)]
-    traced = [jax.make_jaxpr(branch)(arrays) for branch in branches]
+    branches = [
+        _Branch(recorded_block(fn, name), slots, structure)
+        for fn, name in ((on_true, "on_true"), (on_false, "on_false"))
+    ]
+    traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)
     region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
     for branch in branches:
         branch.region = region
     if branches[0].slots != branches[1].slots:
-        traced = [
-            jax.make_jaxpr(lambda a, b=branch: b(a))(arrays) for branch in branches
-        ]  # JAX keeps a traced function
+        # A new function each: JAX keeps what it has traced.
+        traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
     unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
     for pair in avals:

@@ -13,18 +13,22 @@ from ..tensor import Tensor, as_dtype, is_tensor
 from .collectives import index
 from .meet import need_tensor, operand
 from .move import result
+from .recorded import recorded
 
 
+@recorded
 def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
     """A tensor of zeros."""
     return full(dims, 0, like=like, dtype=dtype)
 
 
+@recorded
 def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
     """A tensor of ones."""
     return full(dims, 1, like=like, dtype=dtype)
 
 
+@recorded
 def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None) -> Tensor:
     """A tensor that holds one value everywhere."""
     value = operand(value, "full")
@@ -37,6 +41,7 @@ def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None
     return result(jnp.full(sizes, value, None if dtype is None else as_dtype(dtype)), shape, region)
 
 
+@recorded
 def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") -> Tensor:
     """0, 1, 2, ... along a dim."""
     shape, region, placement, sizes = slice_of(dim, like, "arange")

@@ -22,8 +22,10 @@ from ..tensor import is_tensor, placement
 from .collectives import all_gather_equal, as_varying, index
 from .meet import common_region, meet, need_tensor, operand, with_layout
 from .move import equalized, relocate
+from .recorded import recorded
 
 
+@recorded
 def print(fmt: str, *xs: Any) -> None:
     """Prints `fmt.format(*xs)` with the global values of the tensors, once."""
     if not isinstance(fmt, str):
@@ -100,6 +102,7 @@ class Failures:
 failures = Failures()
 
 
+@recorded
 def check(predicate: Any, message: str, **tensors: Any) -> None:
     """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
     if not isinstance(message, str):

@@ -13,9 +13,11 @@ from ..errors import DimError, TensorError
 from ..tensor import Tensor, as_dtype
 from .meet import meet, need_tensor
 from .move import settle
+from .recorded import recorded
 from .reshape import renamed
 
 
+@recorded
 def einsum(*xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
     """The product of `xs` with the dims `out`, or with all dims but those summed, `over`.
 

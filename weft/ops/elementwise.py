@@ -23,8 +23,10 @@ from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
 from .meet import common_region, meet, need_function, operand
 from .move import result
+from .recorded import recorded
 
 
+@recorded
 def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
     """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name."""
     need_function(fn, "elementwise", of="arrays")
@@ -149,7 +151,7 @@ def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., 
 
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
-    return operation(name)(apply)
+    return operation(name)(recorded(apply, name))
 
 
 abs = _function(jnp.abs, "abs")
@@ -198,6 +200,7 @@ hard_tanh, hard_sigmoid = _function(jax.nn.hard_tanh), _function(jax.nn.hard_sig
 hard_silu, squareplus = _function(jax.nn.hard_silu, "hard_silu"), _function(jax.nn.squareplus)
 
 
+@recorded
 def gelu(x: Any, *, approximate: bool = True) -> Tensor:
     """`jax.nn.gelu`, elementwise."""
     if approximate:
@@ -205,6 +208,7 @@ def gelu(x: Any, *, approximate: bool = True) -> Tensor:
     return _elementwise(lambda a: 0.5 * a * _erfc(-a * math.sqrt(0.5)), "gelu", [x])
 
 
+@recorded
 def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
     """`jax.nn.leaky_relu`, elementwise."""
     return _elementwise(lambda a: jax.nn.leaky_relu(a, negative_slope), "leaky_relu", [x])
@@ -224,6 +228,7 @@ left_shift, right_shift = _function(jnp.left_shift), _function(jnp.right_shift)
 nextafter = _function(jnp.nextafter)
 
 
+@recorded
 def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
     """`x` held between `min` and `max`; either may be left out, and either may be a tensor."""
     if min is not None:
@@ -231,11 +236,13 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return minimum(x, max) if max is not None else x
 
 
+@recorded
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """`a` where the condition holds, `b` elsewhere."""
     return _elementwise(jnp.where, "where", [condition, a, b])
 
 
+@recorded
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
     dtype = as_dtype(dtype)
@@ -254,6 +261,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     return x._memo["cast", dtype]
 
 
+@recorded
 def stop_gradient(x: Any) -> Any:
     """`x`, through which no gradient flows; takes a tree of tensors too."""
     for leaf in jax.tree.leaves(x, is_leaf=is_tensor):

@@ -15,8 +15,10 @@ from ..tensor import Tensor, as_dtype
 from .collectives import index
 from .meet import meet, need_tensor
 from .move import result, settle
+from .recorded import recorded
 
 
+@recorded
 def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
 
@@ -68,7 +70,7 @@ def _to_front(array: Any, dims: Any, order: Any) -> Any:
 
 
 def _local_ids(ids: Any, size: int, axes: Any) -> Any:
-    ids = ids.astype("int64" if ids.dtype.itemsize == 8 else "int32")  # room for the offset
+    ids = ids.astype(as_dtype("int64" if ids.dtype.itemsize == 8 else "int32"))  # room for the offset
     return ids - index(axes).astype(ids.dtype) * size if axes else ids
 
 
@@ -76,11 +78,30 @@ def _batched_take(table: Any, ids: Any, shared: int, axis: int) -> Any:
     if shared:
         return jax.vmap(lambda t, i: _batched_take(t, i, shared - 1, axis))(table, ids)
     inside = (ids >= 0) & (ids < table.shape[axis])
-    picked = jnp.take(table, jnp.where(inside, ids, 0), axis=axis, mode="clip")
+    picked = _picked(table, jnp.where(inside, ids, 0), axis)
     mask = inside.reshape((1,) * axis + inside.shape + (1,) * (table.ndim - axis - 1))
     return jnp.where(mask, picked, jnp.zeros_like(picked))
 
 
+def _picked(table: Any, ids: Any, axis: int) -> Any:
+    """The entries at ids that are all inside; the gradient of a narrow table is added up in float32."""
+
+    def pick(table: Any, ids: Any) -> Any:
+        return jnp.take(table, ids, axis=axis, mode="clip")
+
+    if not jnp.issubdtype(table.dtype, jnp.floating) or table.dtype.itemsize >= 4:
+        return pick(table, ids)
+    pick_narrow = jax.custom_jvp(pick)
+
+    @pick_narrow.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (table, ids), (change, _) = primals, tangents
+        return pick(table, ids), pick(change.astype("float32"), ids).astype(table.dtype)
+
+    return pick_narrow(table, ids)
+
+
+@recorded
 def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
     """1 where the index along the new dim is the id, 0 elsewhere; nothing is sent."""
     ids = integers(ids, "one_hot")
@@ -97,7 +118,7 @@ def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
 
     def compare(a: Any) -> Any:
         local = _local_ids(a, size, meeting.axes([dim]))
-        return (local[..., None] == jnp.arange(size, dtype=local.dtype)).astype(dtype)
+        return (local[..., None] == jnp.arange(size, dtype=as_dtype(local.dtype))).astype(dtype)
 
     dims = Shape([*ids.dims, dim])
     return result(meeting.run(compare, [ids]), dims, meeting.region)

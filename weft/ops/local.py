@@ -16,6 +16,7 @@ from ..tensor import Tensor, is_tensor
 from .collectives import index, varying
 from .meet import Meeting, meet, need_function, operand
 from .move import settle
+from .recorded import recorded
 
 
 class Here:
@@ -35,6 +36,7 @@ class Here:
         return self._meeting.local_sizes([self._meeting.dims.find(dim)])[0]
 
 
+@recorded
 def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: Any = ()) -> Any:
     """`fn` of the local arrays of `xs`, giving an array of the dims `out` (or several, for a list of such).
 

@@ -17,6 +17,7 @@ from .collectives import as_varying, varying
 from .index import only
 from .meet import Meeting, common_region, need_function, with_layout
 from .move import relocate, result, settle
+from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 
@@ -31,6 +32,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         dim = _mapped_dim(over, tensors)
         region = common_region(tensors)
         taken = _axes_taken(dim, region, tensors)
+        note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
         inner = region.within(taken) if region is not None else None
         leaves = [_prepared(leaf, dim, region, inner, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
@@ -48,7 +50,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
         return jax.tree.unflatten(found[1], outputs)
 
-    return mapped
+    return recorded_block(mapped, "vmap")
 
 
 def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:

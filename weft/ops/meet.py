@@ -18,10 +18,12 @@ import numpy as np
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
+from ..record import operand_scope
 from ..tensor import Kind, Tensor, checked, is_tensor, placement
 from . import collectives
 from .collectives import as_varying, level_of, varying
 from .move import relocate, result
+from .recorded import note_operands
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 
@@ -65,18 +67,19 @@ class Meeting:
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
+        note_operands(self.region, self._axes, xs, wants)
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
         moved = [
-            x if not is_tensor(x) else x._array if is_stored else _moved(x, want, self.region)
-            for x, want, is_stored in zip(xs, wants, stored, strict=True)
+            x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
+            for i, x in enumerate(xs)
         ]
         over = frozenset().union(*map(_still_varying, xs, wants, moved))
         steps: list[Callable[[Any], Any]] = [_same] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                steps[i] = functools.partial(_gathered, x=x, want=wants[i], region=self.region, over=over)
+                steps[i] = functools.partial(_gathered, x=x, i=i, want=wants[i], region=self.region, over=over)
             elif is_tensor(x):
-                moved[i] = _varied(x, moved[i], wants[i], over)
+                moved[i] = _varied(x, i, moved[i], wants[i], over)
         if not any(stored):
             return compute(*moved)
 
@@ -164,17 +167,18 @@ def need_tensor(x: Any, what: str) -> Tensor:
     return checked(x)
 
 
-def _varied(x: Tensor, array: Any, want: Placement, over: frozenset[str]) -> Any:
+def _varied(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
     """The array of `x`, placed as `want`, varying over `over`; made once for each value, where the value was made."""
     missing = over - varying(array)
     if not missing:
         return array if x._kind.cast_to is None else array.astype(x._kind.cast_to)
     if not _is_kept(x):
-        return as_varying(array, missing)
+        with operand_scope(i):
+            return as_varying(array, missing)
     made = x._memo.setdefault(("varying", want), {})
     if missing not in made:
         base: frozenset[str] = max((axes for axes in made if axes < missing), key=len, default=frozenset())
-        with level_of(x._array):
+        with level_of(x._array), operand_scope(i):
             if x._kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)
             else:
@@ -182,14 +186,15 @@ def _varied(x: Tensor, array: Any, want: Placement, over: frozenset[str]) -> Any
     return made[missing]
 
 
-def _moved(x: Tensor, want: Placement, region: Region) -> Any:
+def _moved(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     have = placement(x)
     if have == want:
         return x._array
     if not _is_kept(x):
-        return relocate(x._array, have, want, region)
+        with operand_scope(i):
+            return relocate(x._array, have, want, region)
     if ("moved", want) not in x._memo:
-        with level_of(x._array):
+        with level_of(x._array), operand_scope(i):
             x._memo["moved", want] = relocate(x._array, have, want, region)
     return x._memo["moved", want]
 
@@ -199,8 +204,13 @@ def _is_kept(x: Tensor) -> bool:
     return x._region is not None and isinstance(x._array, jax.core.Tracer)
 
 
-def _gathered(array: Any, *, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
-    """A stored parameter, whole where the op needs it so."""
+def _gathered(array: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
+    """A stored parameter, operand `i` of an op, whole where the op needs it so."""
+    with operand_scope(i):
+        return _made_whole(array, x, want, region, over)
+
+
+def _made_whole(array: Any, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
     have = placement(x)
     leaving = set().union(*have) - set().union(*want)
     if not leaving & over:
@@ -264,7 +274,9 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
-    return result(_gathered(checked(x)._array, x=x, want=want, region=region, over=over), x.dims, region)
+    with region.record.op("gather"):
+        note_operands(region, Meeting(region, union(x.dims, *(other.dims for other in data)))._axes, [x], [want])
+        return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
 def need_function(fn: Any, what: str, of: str = "tensors") -> Callable[..., Any]:

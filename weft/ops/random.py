@@ -21,14 +21,17 @@ from .create import slice_of
 from .elementwise import cast, where
 from .meet import need_tensor, operand
 from .move import result
+from .recorded import recorded
 
 
+@recorded
 def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
     """Samples of the standard normal distribution."""
     kind = _float(dtype, "random.normal")
     return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, kind))
 
 
+@recorded
 def uniform(
     key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", minval: Any = 0.0, maxval: Any = 1.0
 ) -> Tensor:
@@ -39,6 +42,7 @@ def uniform(
     )
 
 
+@recorded
 def truncated_normal(
     key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", lower: Any = -2.0, upper: Any = 2.0
 ) -> Tensor:
@@ -53,6 +57,7 @@ def truncated_normal(
     )
 
 
+@recorded
 def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
     """True with probability `p`."""
     chance = _number(p, "p")
@@ -63,6 +68,7 @@ def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) 
     return _sample(key, dims, like, "random.bernoulli", lambda k, sizes: jax.random.bernoulli(k, chance, sizes))
 
 
+@recorded
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
     """`x` with each value zero with probability `rate`, the rest scaled to keep the mean."""
     x = need_tensor(x, "dropout")

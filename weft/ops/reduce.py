@@ -19,6 +19,7 @@ from .einsum import checked_rename
 from .elementwise import cast
 from .meet import Meeting, meet, need_tensor
 from .move import result, settle
+from .recorded import recorded
 from .reshape import renamed
 
 
@@ -45,6 +46,7 @@ class _Reduction:
         return result(array, self.x.dims, self.meeting.region)
 
 
+@recorded
 def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = _Reduction(x, over, "sum")
@@ -53,6 +55,7 @@ def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -
     return r.reduced(array, partial=r.axes, rename=rename)
 
 
+@recorded
 def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
     """The mean of `x` over the dims `over`."""
     r = _Reduction(x, over, "mean")
@@ -73,11 +76,13 @@ def _accumulated_in(dtype: Any, asked: Any) -> Any:
     return jnp.promote_types(asked or _given_as(dtype), jnp.float32)
 
 
+@recorded
 def max(x: Tensor, *, over: Any = None) -> Tensor:
     """The largest value of `x` over the dims `over`; NaN wins."""
     return _extreme(x, over, "max", jnp.max, all_max)
 
 
+@recorded
 def min(x: Tensor, *, over: Any = None) -> Tensor:
     """The smallest value of `x` over the dims `over`; NaN wins."""
     return _extreme(x, over, "min", jnp.min, all_min)
@@ -104,6 +109,7 @@ def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across:
     return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes))))
 
 
+@recorded
 def prod(x: Tensor, *, over: Any = None) -> Tensor:
     """The product of `x` over the dims `over`."""
     r = _Reduction(x, over, "prod")
@@ -113,6 +119,7 @@ def prod(x: Tensor, *, over: Any = None) -> Tensor:
     return r.reduced(array)
 
 
+@recorded
 def any(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
     r = _Reduction(x, over, "any")
@@ -120,6 +127,7 @@ def any(x: Tensor, *, over: Any = None) -> Tensor:
     return r.reduced(all_max(array, r.axes))
 
 
+@recorded
 def all(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
     r = _Reduction(x, over, "all")
@@ -127,6 +135,7 @@ def all(x: Tensor, *, over: Any = None) -> Tensor:
     return r.reduced(all_min(array, r.axes) if r.axes else array)
 
 
+@recorded
 def var(x: Tensor, *, over: Any = None) -> Tensor:
     """The variance of `x` over the dims `over` (ddof 0); as exact as the two-pass form, in one exchange."""
     r = _Reduction(x, over, "var")
@@ -148,6 +157,7 @@ def var(x: Tensor, *, over: Any = None) -> Tensor:
     return r.reduced(array.astype(_given_as(r.x.dtype)))
 
 
+@recorded
 def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
     r = _Reduction(_floats(x, "logsumexp"), over, "logsumexp")
@@ -157,6 +167,7 @@ def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
     return r.reduced(jnp.log(total) + jnp.squeeze(shift, r.positions))
 
 
+@recorded
 def softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
     r = _Reduction(_floats(x, "softmax"), over, "softmax")
@@ -166,6 +177,7 @@ def softmax(x: Tensor, *, over: Any = None) -> Tensor:
     return r.same_shape(jnp.exp(a - shift) / jnp.expand_dims(total, r.positions))
 
 
+@recorded
 def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """x - logsumexp(x) over the dims `over`."""
     r = _Reduction(_floats(x, "log_softmax"), over, "log_softmax")

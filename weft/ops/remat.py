@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..errors import TensorError, closest
 from ..tensor import is_tensor, make
 from .meet import need_function, need_tensor, rematted
+from .recorded import recorded
 from .trees import numbers
 
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
@@ -66,6 +67,7 @@ def _is_value(leaf: Any) -> bool:
     return is_tensor(leaf) or hasattr(leaf, "dtype") or (isinstance(leaf, int | float) and not isinstance(leaf, bool))
 
 
+@recorded
 def name(x: Any, label: str) -> Any:
     """`x` under a name that `remat(..., save=[...])` can keep."""
     x = need_tensor(x, "name")

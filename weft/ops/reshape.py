@@ -17,6 +17,7 @@ from .collectives import as_varying
 from .elementwise import aligned
 from .meet import Meeting, need_tensor
 from .move import result, settle
+from .recorded import recorded
 
 
 def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
@@ -46,6 +47,7 @@ def _new(dim: Dim, new: Any) -> Dim:
 
 
 @operation("rename")
+@recorded
 def rename(x: Tensor, **names: Any) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")
@@ -57,6 +59,7 @@ def rename(x: Tensor, **names: Any) -> Tensor:
     return settle(array, dims, meeting.placement(x.dims), x._region)
 
 
+@recorded
 def broadcast(x: Tensor, dims: Any) -> Tensor:
     """`x` repeated along the dims it lacks, with its dims in the order of `dims`; nothing is sent."""
     x = need_tensor(x, "broadcast")

@@ -1,17 +1,20 @@
-"""The ledger: every collective of a program, how often it runs and how much it carries.
+"""The ledger: every collective of a program, how often it runs, how much it carries, and why it is there.
 
-Read off the traced jaxpr alone, which is what is compiled. A loop of known length multiplies what is in it, a branch
-counts its larger side, and a `while_loop` counts one turn.
+Read off the traced jaxpr, which is what is compiled. A loop of known length multiplies what is in it, a branch
+counts its larger side, and a `while_loop` counts one turn and says so.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
-from ..ops.collectives import PRIMITIVES
+from ..errors import LayoutError, closest
+from ..record import Axes
+from .reading import Reading
+from .reasons import reason
+from .update import implied
+from .walk import PHASES, Step, Tree, steps
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,47 @@ class Row:
     """One collective: what one call of it carries on one processor, and how many calls there are."""
 
     collective: str
-    axes: tuple[str, ...]
+    axes: Axes
+    dims: tuple[str, ...]
+    """The dims of what it carries, where that is a tensor of the program."""
     dtype: str
     bytes: int
+    """The payload of one call on one processor: what it gives, or for an all-gather what it gets."""
     count: int
+    phase: str
+    source: str
+    """The user's file and line."""
+    function: str
+    reason: str
+    exact: bool
+    """Equal to what is compiled; False where the update's could not be known."""
+    ways: int
+    """How many processors take part in one call."""
+    is_each_turn: bool = False
+    """Inside a loop of unknown length: `count` is for one turn of it."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one processor sends in one call by a ring algorithm."""
+        if self.collective == "permute":
+            return self.bytes
+        each = self.bytes * (self.ways - 1) // self.ways
+        return 2 * each if self.collective == "all_reduce" else each
 
     def __str__(self) -> str:
-        return f"{self.collective} over {'+'.join(self.axes)}  {self.bytes} B x{self.count}  {self.dtype}"
+        turns = " a turn" if self.is_each_turn else ""
+        return (
+            f"{self.collective} over {'+'.join(self.axes)}  {size_text(self.bytes)} x{self.count}{turns}  "
+            f"{self.source}  {self.reason}"
+        )
 
 
-class Ledger:
-    """The collectives of a program, one row each."""
+class Ledger(Sequence[Row]):
+    """The collectives of a program, one row each, in the order of the program."""
 
-    def __init__(self, rows: list[Row]):
-        self.rows = rows
+    def __init__(self, rows: Sequence[Row], axes: Sequence[str] = ()):
+        self.rows = list(rows)
+        self._axes = list(axes)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -40,38 +70,196 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def bytes(self, axis: str | None = None) -> int:
-        """Bytes of all calls; with `axis`, of those that go over it."""
-        return sum(row.bytes * row.count for row in self.rows if axis is None or axis in row.axes)
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
 
-    def count(self, axis: str | None = None) -> int:
-        """The number of all calls; with `axis`, of those that go over it."""
-        return sum(row.count for row in self.rows if axis is None or axis in row.axes)
+    def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
+        """Bytes of all calls; with `axis`, of those that go over it, alone or with others; with `phase`, in it."""
+        return sum(row.bytes * row.count for row in self._chosen(axis, phase))
+
+    def count(self, axis: str | None = None, phase: str | None = None) -> int:
+        """The number of all calls; with `axis`, of those that go over it; with `phase`, of those in it."""
+        return sum(row.count for row in self._chosen(axis, phase))
+
+    def _chosen(self, axis: str | None, phase: str | None) -> list[Row]:
+        if axis is not None and self._axes and axis not in self._axes:
+            raise LayoutError(f"the mesh has no axis `{axis}`", fix=closest(axis, self._axes))
+        if phase is not None and phase not in PHASES:
+            raise LayoutError(f"a program has no phase `{phase}`", fix=closest(phase, PHASES))
+        return [
+            row for row in self.rows if (axis is None or axis in row.axes) and (phase is None or phase == row.phase)
+        ]
+
+    def table(self) -> str:
+        """The rows as a table, with totals per axis."""
+        if not self.rows:
+            return "nothing is sent"
+        titles = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
+        cells = [titles, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(titles) - 1)]
+        right = {4, 5, 6}
+
+        def line(cells: Sequence[str]) -> str:
+            padded = [
+                c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))
+            ]
+            return "  ".join([*padded, cells[-1]]).rstrip()
+
+        return "\n".join([line(cells[0]), *map(line, cells[1:]), "", *self.totals()])
+
+    def totals(self) -> list[str]:
+        """What goes over each axis, a line each."""
+        axes = self._axes or sorted({axis for row in self.rows for axis in row.axes})
+        found = [
+            f"over {axis}: {size_text(self.bytes(axis))} in {_calls(count)}"
+            if (count := self.count(axis))
+            else f"over {axis}: nothing"
+            for axis in axes
+        ]
+        if not all(row.exact for row in self.rows):
+            found.append("not exact: some of the update's collectives could not be known")
+        if any(row.is_each_turn for row in self.rows):
+            found.append("a loop's length is not known: what is in it is counted for one turn")
+        return found
+
+    def __str__(self) -> str:
+        return self.table()
 
 
-def read(closed: Any) -> Ledger:
-    """The ledger of a closed jaxpr."""
-    return Ledger(list(_rows(closed.jaxpr, 1)))
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count:,} calls"
 
 
-def _rows(jaxpr: Any, times: int) -> Iterator[Row]:
-    for eqn in jaxpr.eqns:
-        if (kind := PRIMITIVES.get(eqn.primitive.name)) is not None:
-            yield from _row(eqn, kind, times)
+def _cells(row: Row) -> tuple[str, ...]:
+    count = f"x{row.count}" + (" a turn" if row.is_each_turn else "")
+    carried = f"{row.dtype}[{' '.join(row.dims)}]" if row.dims else row.dtype
+    about = "" if row.exact else "about "
+    return (
+        row.phase,
+        row.collective,
+        "+".join(row.axes),
+        carried,
+        about + size_text(row.bytes),
+        count,
+        about + size_text(row.bytes * row.count),
+        row.source,
+        row.reason,
+    )
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them.
+
+    >>> size_text(524288), size_text(1536), size_text(4)
+    ('512 KiB', '1.5 KiB', '4 B')
+    """
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.4g} {unit}" if size < 1000 * scale else f"{size / scale:,.0f} {unit}"
+    return f"{size} B"
+
+
+def carried(step: Step) -> tuple[Axes, list[Any]]:
+    """Over which axes a collective goes, and the types of the arrays it carries."""
+    params = step.eqn.params
+    axes = params["axes"] if "axes" in params else params["axis_name"]
+    var = step.eqn.outvars if step.collective == "all_gather" else step.eqn.invars
+    return tuple(map(str, axes if isinstance(axes, tuple) else (axes,))), [v.aval for v in var]
+
+
+def rows_of(reading: Reading, step: Step) -> list[Row]:
+    """The rows of one equation: one if it is a collective of one array."""
+    if step.is_global:
+        return _rows_of_update(reading, step)
+    if step.collective is None:
+        return []
+    axes, avals = carried(step)
+    ways = math.prod(reading.mesh.axes[axis] for axis in axes)
+    if ways == 1:
+        return []
+    site = reading.site(reading.entry(step.op))
+    return [
+        Row(
+            collective=step.collective,
+            axes=axes,
+            dims=_dims(reading, step, math.prod(aval.shape)),
+            dtype=str(aval.dtype),
+            bytes=math.prod(aval.shape) * aval.dtype.itemsize,
+            count=step.count,
+            phase=step.phase,
+            source=str(site),
+            function=site.function,
+            reason=reason(reading, step, axes),
+            exact=True,
+            ways=ways,
+            is_each_turn=step.is_each_turn,
+        )
+        for aval in avals
+    ]
+
+
+def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
+    site = reading.update_site
+    return [
+        Row(
+            collective=found.collective,
+            axes=found.axes,
+            dims=(),
+            dtype=found.dtype,
+            bytes=found.bytes,
+            count=step.count,
+            phase="update",
+            source=str(site),
+            function=site.function,
+            reason=found.reason,
+            exact=found.exact,
+            ways=math.prod(reading.mesh.axes[axis] for axis in found.axes),
+            is_each_turn=step.is_each_turn,
+        )
+        for found in implied(step.eqn, reading.mesh.axes)
+    ]
+
+
+def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
+    """The dims of the tensor that a collective carries, if one of its op's tensors has as many elements."""
+    entry = reading.entry(step.op)
+    if entry is None:
+        return ()
+    own = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
+    for placed in (*own, *entry.results, *entry.operands):
+        if placed is None:
             continue
-        inner = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(eqn.params)]
-        turns = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
-        if eqn.primitive.name == "cond":
-            yield from max((list(_rows(sub, turns)) for sub in inner), key=lambda rows: Ledger(rows).bytes())
-        else:
-            for sub in inner:
-                yield from _rows(sub, turns)
+        kept = [dim.name for dim in placed.dims if dim.name not in entry.over or placed in own]
+        for names in (placed.dims.names, kept):
+            sizes = [dim.size for dim in placed.dims if dim.name in names]
+            splits = [
+                (1, math.prod(reading.mesh.axes[a] for a in entry.dims.get(n, ()) if a in reading.mesh.axes))
+                for n in names
+            ]
+            held = math.prod(sizes)
+            if elements in (held, held // math.prod(ways for _, ways in splits)):
+                return tuple(names)
+            stored = math.prod(reading.mesh.axes[a] for axes in placed.placement for a in axes)
+            if elements * stored == held:
+                return tuple(names)
+    return ()
 
 
-def _row(eqn: Any, kind: str, times: int) -> Iterator[Row]:
-    axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    carried = eqn.outvars if kind == "all_gather" else eqn.invars
-    for var in carried:
-        size = math.prod(var.aval.shape) * var.aval.dtype.itemsize
-        yield Row(kind, tuple(map(str, axes)), str(var.aval.dtype), size, times)
+def ledger_of(reading: Reading) -> Ledger:
+    """The ledger of a program."""
+
+    def sent(tree: Tree) -> float:
+        return sum(row.bytes * row.count for step in steps(tree, sent) for row in rows_of(reading, step))
+
+    rows = [row for step in steps(reading.tree, sent) for row in rows_of(reading, step)]
+    return Ledger(rows + unknown_rows(reading), list(reading.mesh.axes))
+
+
+def unknown_rows(reading: Reading) -> list[Row]:
+    """A row that says that more is sent, where JAX could not say how the update's values lie."""
+    axes = tuple(axis for axis, size in reading.mesh.axes.items() if size > 1)
+    if reading.update_known or not axes:
+        return []
+    why = "because this optimizer cannot be traced with how its values lie: what XLA adds is seen only in compiled code"
+    site, ways = reading.update_site, math.prod(reading.mesh.axes[axis] for axis in axes)
+    return [Row("unknown", axes, (), "", 0, 1, "update", str(site), site.function, why, exact=False, ways=ways)]

@@ -1,28 +1,106 @@
 """Tracing a function to the SPMD program it becomes, on a mesh of any size, with no devices."""
 
+import dataclasses
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from ..errors import RegionError
 from ..layout import Layout
 from ..mesh import Mesh
+from ..record import Record, recording
 from ..spmd import spmd
-from .ledger import Ledger, read
+from .diff import Diff
+from .ledger import Ledger, ledger_of
+from .listing import Line, listing, text_of
+from .reading import Reading
+from .work import Duplicated, Work, flops_text
+
+VERSION = 1
 
 
 class Program:
-    """A traced SPMD program; `jaxpr` is the very thing that is compiled."""
+    """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
 
-    def __init__(self, jaxpr: Any, mesh: Mesh, layout: Layout):
-        self.jaxpr, self.mesh, self.layout = jaxpr, mesh, layout
+    def __init__(
+        self, jaxpr: Any, mesh: Mesh, layout: Layout, record: Record, name: str = "", update_known: bool = True
+    ):
+        self.jaxpr, self.mesh, self.layout, self.name = jaxpr, mesh, layout, name
+        self._reading = Reading(jaxpr, record, mesh, update_known)
 
     @functools.cached_property
     def ledger(self) -> Ledger:
         """The collectives of the program."""
-        return read(self.jaxpr)
+        return ledger_of(self._reading)
+
+    @functools.cached_property
+    def lines(self) -> list[Line]:
+        """The printed program, line by line."""
+        return listing(self._reading)
+
+    def text(self, *, lines: bool = True) -> str:
+        """The printed program; with `lines=False` the names of functions stand in place of line numbers."""
+        layout = str(self.layout) or "the empty layout"
+        processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
+        head = f"{self.name} on {self.mesh} ({processors}) under {layout}"
+        body = text_of(self.lines, lines=lines) or "nothing runs"
+        return "\n".join([head, "", body, "", *self._summary()])
+
+    def _summary(self) -> list[str]:
+        sent = self.ledger.totals() if len(self.ledger) else ["nothing is sent"]
+        return [*sent, f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}"]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the products and convolutions of one processor: loops, gradients and recomputation counted."""
+        return self._work.total
+
+    @property
+    def flops_useful(self) -> float:
+        """Those of `flops` that no other processor does too."""
+        return self._work.useful
+
+    @property
+    def flops_duplicated(self) -> Duplicated:
+        """Those of `flops` that other processors do too; its `reason` is a sentence that says which, and why."""
+        return self._work.duplicated
+
+    @property
+    def flops_recomputed(self) -> int:
+        """Those of `flops` that are done again for the gradients."""
+        return self._work.recomputed
+
+    @functools.cached_property
+    def _work(self) -> Work:
+        return Work(self._reading)
+
+    def diff(self, other: "Program") -> Diff:
+        """What changes from this program to another: another layout, or another version of the code."""
+        return Diff(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The program as plain values; `version` changes when their form does."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "mesh": dict(self.mesh.axes),
+            "layout": str(self.layout),
+            "lines": [dataclasses.asdict(line) for line in self.lines],
+            "ledger": [{**dataclasses.asdict(row), "wire_bytes": row.wire_bytes} for row in self.ledger],
+            "flops": self.flops,
+            "flops_useful": self.flops_useful,
+            "flops_duplicated": float(self.flops_duplicated),
+            "flops_recomputed": self.flops_recomputed,
+            "duplicated": self.flops_duplicated.reason,
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
 
     def __repr__(self) -> str:
         return f"Program(mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, {len(self.ledger)} collectives)"
@@ -36,5 +114,11 @@ def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = No
     bound: Any = fn if mesh is None else spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
     if not hasattr(bound, "abstract"):
         raise RegionError("trace got no mesh", fix="say `wf.trace(fn, ..., mesh=..., layout=...)`")
-    call, arrays = bound.abstract(*args, **kwargs)
-    return Program(jax.make_jaxpr(call)(*arrays), bound.mesh, bound.layout)
+    name = getattr(bound, "__name__", "")
+    try:
+        with recording() as record:
+            traced = bound.abstract(*args, **kwargs)
+    except Exception as error:
+        error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
+        raise
+    return Program(traced.jaxpr, bound.mesh, bound.layout, record, name, traced.update_known)

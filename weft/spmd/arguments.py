@@ -75,6 +75,13 @@ class Call:
         leaves = [slot.value if isinstance(slot, Static) else slot.local(next(found), region) for slot in self.slots]
         return without_statics(jax.tree.unflatten(self.structure, leaves))
 
+    def names(self, fn: Callable[..., Any]) -> list[str]:
+        """What the arrays among the arguments of `fn` are called: a leaf of a tree by its path, else the argument."""
+        numbered = jax.tree.unflatten(self.structure, range(len(self.slots)))
+        leaves = jax.tree_util.tree_flatten_with_path(numbered)[0]
+        taken = _parameters(fn)
+        return [_leaf_name(path, taken) for path, i in leaves if not isinstance(self.slots[i], Static)]
+
     def parted(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The arrays that are donated and those that are kept."""
         pairs = list(zip(arrays, self.donated, strict=True))
@@ -163,6 +170,27 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     except TypeError:
         return None, None
     return Static(leaf), None
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
+    """`layers.q` for `params["layers"]["q"]`, `x` for an argument that is a tensor, `params[0]` for one of several."""
+    (kind, first, *rest) = path
+    if kind.idx == 1:
+        argument = first.key
+    else:
+        argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
+    words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in rest]
+    if all(word.isdigit() for word in words):
+        return argument + "".join(f"[{word}]" for word in words)
+    return ".".join(words)
 
 
 def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning
@@ -22,6 +23,7 @@ from ..ops.collectives import varying
 from ..ops.debug import failures
 from ..ops.meet import need_function
 from ..ops.move import relocate, result
+from ..record import Place
 from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .arguments import Call, Static, positions, read, without_statics
 from .place import check_values, put_array, wait_for_earlier_calls
@@ -46,6 +48,31 @@ def spmd(
     if hasattr(fn, "on_mesh"):  # a train step has a part in global view
         return fn.on_mesh(mesh, layout, strict=strict, donate=positions(fn, donate, "donate"))
     return Spmd(fn, mesh, layout, positions(fn, static, "static"), positions(fn, donate, "donate"), strict)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program traced without devices: its closed jaxpr, with the region inside."""
+
+    jaxpr: Any
+    update_known: bool = True
+    """Whether every value of a train step's update is typed with how it lies; false where an optimizer cannot be."""
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], *args: Any) -> "Traced":
+        """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
+        closed = jax.make_jaxpr(fn)(*args)
+        return cls(closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_needed(eqn) for eqn in closed.jaxpr.eqns])))
+
+
+def _needed(eqn: Any) -> Any:
+    """A region, or an update, whose body does no more than its results need."""
+    inner = eqn.params.get("jaxpr")
+    if inner is None:
+        return eqn
+    body = getattr(inner, "jaxpr", inner)
+    body, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 
 @dataclass
@@ -109,11 +136,11 @@ class Spmd:
         call, arrays = self._read(args, kwargs)
         return without_statics(self.run(call, *call.parted(arrays), mesh))
 
-    def abstract(self, *args: Any, **kwargs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The program as a function to trace without devices, and its arguments."""
+    def abstract(self, *args: Any, **kwargs: Any) -> Traced:
+        """The program traced without devices."""
         call, arrays = self._read(args, kwargs)
         mesh = self.mesh.abstract()
-        return lambda gone, kept: self.run(call, gone, kept, mesh), call.parted(arrays)
+        return Traced.of(lambda gone, kept: self.run(call, gone, kept, mesh), *call.parted(arrays))
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
         return read(self.fn, args, kwargs, self.static, self.donate, f"layout: {self.layout}   mesh: {self.mesh}")
@@ -129,13 +156,14 @@ class Spmd:
         region = Region(self.mesh, self.layout)
         in_specs = tuple(call.specs(region))
         mesh, arrays = _on_callers_mesh(mesh, call.joined(gone, kept), in_specs)
+        region.record.arguments = call.names(self.fn)
         out_specs: list[PartitionSpec] = []
         outputs: list[Any] = []
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = call.local(arrays, region)
             with opened(region):
-                leaving = _Leaving(_called(self.fn, args, kwargs), region)
+                leaving = _Leaving(_called(self.fn, args, kwargs), region, (getattr(self.fn, "__code__", None), -1))
             region.check_all_rules_matched()
             out_specs[:] = leaving.specs  # shard_map reads the specs after it has called the body
             outputs[:] = [leaving]
@@ -154,6 +182,7 @@ class Spmd:
         if outer.layout == self.layout:
             return self.fn(*args, **kwargs)
         inner = Region(self.mesh, self.layout)
+        inner.record = outer.record
         args, kwargs = _moved((args, kwargs), inner)
         with opened(inner):
             found = self.fn(*args, **kwargs)
@@ -201,14 +230,22 @@ def _on_callers_mesh(mesh: Any, arrays: Sequence[Any], specs: Sequence[Partition
         theirs = getattr(getattr(jax.typeof(array), "sharding", None), "mesh", None)
         if theirs is not None and dict(theirs.shape) == dict(mesh.shape) and AxisType.Explicit in theirs.axis_types:
             pairs = zip(arrays, specs, strict=True)
-            return theirs, [jax.sharding.reshard(a, NamedSharding(theirs, placed)) for a, placed in pairs]
+            return theirs, [laid(a, NamedSharding(theirs, placed)) for a, placed in pairs]
     return mesh, arrays
+
+
+def laid(array: Any, wanted: NamedSharding) -> Any:
+    """A global array that lies as `wanted`: XLA is told so; where shardings are typed it is moved, if it must."""
+    if AxisType.Explicit not in wanted.mesh.axis_types:
+        return jax.lax.with_sharding_constraint(array, wanted)
+    return array if jax.typeof(array).sharding.spec == wanted.spec else jax.sharding.reshard(array, wanted)
 
 
 class _Leaving:
     """A region's result taken apart: arrays, their specs, and how to join them to global tensors."""
 
-    def __init__(self, given: Any, region: Region):
+    def __init__(self, given: Any, region: Region, at: Place):
+        self.at = at
         leaves, self.structure = jax.tree.flatten(given, is_leaf=is_tensor)
         self.arrays: list[Any] = []
         self.specs: list[PartitionSpec] = []
@@ -230,7 +267,8 @@ class _Leaving:
             )
         fits = x._region is not None or tuple(x._array.shape) == x.dims.sizes
         placed: list[Any] = list(placement(checked(x))) if fits else [()] * x._array.ndim
-        array, placed = _equalized(x.local_array, placed, region)
+        with region.record.op("return", reason=_LEAVING, at=self.at):
+            array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
         self.forms.append((x.dims, Kind(store=x._kind.store)))
@@ -260,6 +298,9 @@ class _Leaving:
         return jax.tree.unflatten(self.structure, leaves)
 
 
+_LEAVING = "because a result that is the same on all of {axes} must leave the region as one copy"
+
+
 def _equalized(array: Any, placed: list[Any], region: Region) -> tuple[Any, list[Any]]:
     """An array that is equal over some axes but typed as varying, in a form that can leave.
 
@@ -283,6 +324,9 @@ def _region_around(args: Any, kwargs: Any) -> Region | None:
     return open_region()
 
 
+_OTHER_LAYOUT = "because the region called inside has another layout, which lays it otherwise over {axes}"
+
+
 def _moved(tree: Any, target: Region) -> Any:
     """The tensors of one region as those of another on the same mesh."""
 
@@ -290,6 +334,8 @@ def _moved(tree: Any, target: Region) -> Any:
         if not is_tensor(x) or x._region is None:
             return x
         have, want = placement(checked(x)), target.placement(x.dims, x._kind.store)
-        return result(relocate(x._array, have, want, target), x.dims, target, Kind(store=x._kind.store))
+        with target.record.op("spmd", reason=_OTHER_LAYOUT):
+            moved = relocate(x._array, have, want, target)
+        return result(moved, x.dims, target, Kind(store=x._kind.store))
 
     return jax.tree.map(move, tree, is_leaf=is_tensor)

@@ -4,6 +4,7 @@ JAX differentiates; here tensors are taken apart and put together. A gradient ha
 storage of what it is the gradient of.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ def value_and_grad(
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else as_dtype(sum_dtype)
 
+    @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
             raise TensorError(
@@ -89,6 +91,7 @@ def grad(
     """As `value_and_grad`, without the value; with `has_aux`, the gradients and the rest."""
     both = value_and_grad(fn, argnums, has_aux, sum_dtype)
 
+    @functools.wraps(fn)
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
@@ -96,10 +99,15 @@ def grad(
     return gradients
 
 
+_OF_COPIES = "because every processor along {axes} has a copy, and each copy a part of the gradient"
+
+
 def _gradient_of(x: Tensor, gradient: Any) -> Tensor:
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
     if x._kind.equal:
-        gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
+        assert x._region is not None
+        with x._region.record.op("gradient", reason=_OF_COPIES):
+            gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
     return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
 
 

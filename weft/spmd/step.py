@@ -4,13 +4,15 @@ The update sees whole arrays, so any Optax transformation is right on every layo
 split. Optimizer state lies as its parameters do, and further by the layout's `optimizer.` rules.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import RegionError, TensorError
 from ..layout import Layout, Region, as_layout, open_region, spec
@@ -20,9 +22,10 @@ from ..ops.debug import failures
 from ..ops.meet import need_function
 from ..ops.move import result
 from ..ops.trees import map_tensors
+from ..record import Place, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics
-from .border import Spmd, check_axes_used
+from .border import Spmd, Traced, check_axes_used, laid
 from .gradients import value_and_grad
 from .place import put, wait_for_earlier_calls
 
@@ -50,7 +53,7 @@ def train_step(
             f"train_step got {optimizer!r} for its optimizer", fix="give an Optax one: `optax.adam(1e-3)`"
         )
     bound = (as_mesh(mesh), as_layout(layout)) if mesh is not None else (None, Layout(""))
-    return TrainStep(loss, optimizer, *bound, has_aux=has_aux)
+    return TrainStep(loss, optimizer, *bound, has_aux=has_aux, made=place())
 
 
 class TrainStep:
@@ -64,11 +67,13 @@ class TrainStep:
         layout: Layout,
         *,
         has_aux: bool,
+        made: Place,
         strict: bool = False,
         donate: tuple[int, ...] = (),
     ):
         self.loss, self.optimizer, self.mesh, self.layout, self.has_aux = loss, optimizer, mesh, layout, has_aux
         self.__name__ = "train_step"
+        self._made = made
         self._gradients: Any = self._local_gradients
         if mesh is not None:
             Region(mesh, layout)
@@ -79,7 +84,8 @@ class TrainStep:
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
         """This step bound to a mesh and a layout."""
-        return TrainStep(self.loss, self.optimizer, mesh, layout, has_aux=self.has_aux, strict=strict, donate=donate)
+        bound = self.loss, self.optimizer, mesh, layout
+        return TrainStep(*bound, has_aux=self.has_aux, made=self._made, strict=strict, donate=donate)
 
     def init(self, params: Any) -> TrainState:
         """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes."""
@@ -119,28 +125,60 @@ class TrainStep:
             failures.raise_first()
         return without_statics(found)
 
-    def abstract(self, state: TrainState, batch: Any, key: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The step as a function to trace without devices, and its arguments."""
+    def abstract(self, state: TrainState, batch: Any, key: Any = None) -> Traced:
+        """The step traced without devices, on a mesh where JAX types every value of the update with how it lies."""
         if self.mesh is None:
             raise RegionError("the train step has no mesh", fix="say `wf.trace(step, ..., mesh=..., layout=...)`")
-        mesh = self.mesh.abstract()
-        args = with_statics(state), with_statics(batch), key
-        return lambda state, batch, key: self._run(state, batch, key, mesh), args
+        record_of_region().update = self._made
+        mesh = self.mesh.abstract(AxisType.Explicit)
+        update = _TypedUpdate(self)
+        with jax.sharding.use_abstract_mesh(mesh):
+            typed = self._typed_state(state, mesh), self._typed(batch, mesh), self._typed(key, mesh)
+            args = with_statics(typed[0]), with_statics(typed[1]), typed[2]
+            found = Traced.of(lambda state, batch, key: self._run(state, batch, key, mesh, update), *args)
+        return replace(found, update_known=update.is_known)
+
+    def _typed_state(self, state: TrainState, mesh: Any) -> TrainState:
+        """The state's shapes, each with how it lies."""
+        shardings = self._state_shardings(state.params, mesh)
+        return TrainState(
+            self._typed(state.params, mesh),
+            jax.tree.map(_typed_array, state.optimizer, shardings),
+            self._typed(state.step, mesh),
+        )
+
+    def _typed(self, tree: Any, mesh: Any) -> Any:
+        """The shapes of a tree's tensors, each with how the layout says it lies; numbers lie everywhere."""
+        region = Region(cast(Mesh, self.mesh), self.layout)
+
+        def typed(leaf: Any) -> Any:
+            if not is_tensor(leaf):
+                return _typed_array(leaf, NamedSharding(mesh, PartitionSpec()))
+            fits = tuple(getattr(leaf._array, "shape", ())) == leaf.dims.sizes
+            placed = region.placement(leaf.dims, leaf._kind.store) if fits else ()
+            return make(_typed_array(leaf._array, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf._kind)
+
+        return jax.tree.map(typed, tree, is_leaf=is_tensor)
 
     def _placed(self, batch: Any) -> Any:
         if self.mesh is None or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(batch)):
             return batch
         return put(batch, mesh=self.mesh, layout=self.layout)
 
-    def _run(self, state: TrainState, batch: Any, key: Any, mesh: Any = None) -> tuple[TrainState, dict[str, Any]]:
+    def _run(
+        self, state: TrainState, batch: Any, key: Any, mesh: Any = None, update: Any = None
+    ) -> tuple[TrainState, dict[str, Any]]:
         state, batch = without_statics(state), without_statics(batch)
         if self.mesh is not None:
             mesh = mesh or self.mesh.jax_mesh()
             (value, aux), gradients = self._gradients.on(mesh, state.params, batch, key)
         else:
             (value, aux), gradients = self._gradients(state.params, batch, key)
-        params = self._update(state, gradients, mesh)
-        return with_statics((TrainState(params[0], params[1], state.step + 1), _metrics(value, aux)))
+        with jax.named_scope("update"):
+            arrays = _trained(state.params), _trained(gradients), state.optimizer
+            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh))
+        params = _map_pairs(_refilled, state.params, new)
+        return with_statics((TrainState(params, optimizer, state.step + 1), _metrics(value, aux)))
 
     def _local_gradients(self, params: Any, batch: Any, key: Any) -> Any:
         """The loss, what comes with it, and gradients that lie where the optimizer's state does."""
@@ -152,18 +190,21 @@ class TrainStep:
         if not self.layout.optimizer or open_region() is None:
             return value_and_grad(loss, has_aux=True)(params)
         parts = map_tensors(_part, params)
-        return value_and_grad(lambda parts: loss(_map_pairs(_attached, parts, params)), has_aux=True)(parts)
+        attach = functools.partial(_attached, made=self._made)
+        return value_and_grad(lambda parts: loss(_map_pairs(attach, parts, params)), has_aux=True)(parts)
 
-    def _update(self, state: TrainState, gradients: Any, mesh: Any) -> tuple[Any, Any]:
-        trained, slopes = _trained(state.params), _trained(gradients)
-        stored, finer = self._shardings(state.params, mesh, "params"), self._shardings(state.params, mesh, "optimizer")
-        with jax.named_scope("update"):
-            parts = _constrained(trained, finer)
-            updates, optimizer = self.optimizer.update(_constrained(slopes, finer), state.optimizer, parts)
-            new = _constrained(optax.apply_updates(parts, updates), stored)
-            if mesh is not None:
-                optimizer = _constrained(optimizer, self._state_shardings(state.params, mesh))
-        return _map_pairs(_refilled, state.params, new), optimizer
+    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places") -> tuple[Any, Any]:
+        """The new parameters and the optimizer's new state, of global arrays."""
+        parts = _laid(trained, places.finer)
+        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts)
+        return _laid(optax.apply_updates(parts, updates), places.stored), _laid(optimizer, places.state)
+
+    def _places(self, params: Any, mesh: Any) -> "_Places":
+        return _Places(
+            stored=self._shardings(params, mesh, "params"),
+            finer=self._shardings(params, mesh, "optimizer"),
+            state=self._state_shardings(params, mesh),
+        )
 
     def _shardings(self, params: Any, mesh: Any, store: str) -> Any:
         """How the trained arrays lie: as stored, or as finely as the optimizer's state."""
@@ -182,8 +223,7 @@ class TrainStep:
         if self.mesh is None:
             return None
         mesh = mesh if mesh is not None else self.mesh.jax_mesh()
-        names, sizes = tuple(self.mesh.axes), tuple(self.mesh.axes.values())
-        explicit = AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
+        explicit = self.mesh.abstract(AxisType.Explicit)
         shardings = self._shardings(params, explicit, "optimizer")
         shapes = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), _trained(params), shardings
@@ -193,13 +233,59 @@ class TrainStep:
         return jax.tree.map(lambda leaf: NamedSharding(mesh, _spec_of(leaf)), state)
 
 
+class _Places(NamedTuple):
+    """How things lie before and after an update; None where there is no mesh."""
+
+    stored: Any
+    """The parameters."""
+    finer: Any
+    """The parameters and gradients while they are updated."""
+    state: Any
+    """The optimizer's state."""
+
+
+class _TypedUpdate:
+    """A step's update traced where shardings are typed; where the optimizer cannot be, with the types left to XLA."""
+
+    def __init__(self, step: TrainStep):
+        self.step, self.is_known = step, True
+
+    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places) -> tuple[Any, Any]:
+        arrays = trained, slopes, with_statics(optimizer)
+        try:
+            # In a jit of its own: what an attempt that fails has traced is then dropped whole.
+            return without_statics(jax.jit(self._traced(places))(*arrays))
+        except Exception:  # JAX raises several kinds; what is wrong on any mesh is raised again below
+            self.is_known = False
+        free = jax.tree.map(self._free, places)
+        lying = jax.sharding.auto_axes(self._traced(free), out_sharding=(places.stored, places.state))
+        return without_statics(lying(*arrays))
+
+    def _traced(self, places: _Places) -> Callable[..., Any]:
+        def update(trained: Any, slopes: Any, optimizer: Any) -> Any:
+            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places))
+
+        return update
+
+    def _free(self, sharding: NamedSharding) -> NamedSharding:
+        return NamedSharding(cast(Mesh, self.step.mesh).abstract(), sharding.spec)
+
+
 def _spec_of(leaf: Any) -> PartitionSpec:
     found = getattr(getattr(leaf, "sharding", None), "spec", None)
     return PartitionSpec(*found) if found is not None else PartitionSpec()
 
 
-def _constrained(tree: Any, shardings: Any) -> Any:
-    return tree if shardings is None else jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings)
+def _laid(tree: Any, shardings: Any) -> Any:
+    return tree if shardings is None else jax.tree.map(laid, tree, shardings)
+
+
+def _typed_array(array: Any, sharding: NamedSharding) -> Any:
+    """The array's shape with how it lies; what is no array as it is."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        return array
+    weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding, weak_type=weak)
 
 
 def _is_trained(leaf: Any) -> bool:
@@ -239,7 +325,12 @@ def _part(x: Tensor) -> Tensor:
     return result(array, x.dims, x._region, Kind(store="optimizer"))
 
 
-def _attached(part: Any, whole: Any) -> Any:
+_FINER = (
+    "because the optimizer's state is stored split over {axes} (`optimizer.` rules): each keeps its slice of the sum"
+)
+
+
+def _attached(part: Any, whole: Any, made: Place) -> Any:
     """The parameter itself, whose gradient arrives summed and sliced as `part`, by one reduce-scatter."""
     if not is_tensor(part) or part._kind.store != "optimizer":
         return whole
@@ -260,4 +351,5 @@ def _attached(part: Any, whole: Any) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, axes), whole), backward)
-    return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
+    with whole._region.record.op("update", reason=_FINER, at=made):
+        return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)

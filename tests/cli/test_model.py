@@ -1,0 +1,170 @@
+"""MODEL on the command line: what it may name, and what is said when it names nothing that can be shown."""
+
+import re
+import sys
+
+import pytest
+
+from weft.cli import model
+
+from .command import NETS, ON, error_of, weft
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory; modules loaded from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def test_a_module_of_the_working_directory(here):
+    (here / "package").mkdir()
+    (here / "package" / "inner.py").write_text(NETS.read_text())
+    assert ">> all_reduce" in weft("show", "package.inner:example", *ON)[0]
+
+
+def test_a_file_sees_what_lies_beside_it(here):
+    (here / "below").mkdir()
+    (here / "below" / "beside.py").write_text(NETS.read_text())
+    (here / "below" / "mine.py").write_text("from beside import example\n")
+    assert ">> all_reduce" in weft("show", "below/mine.py:example", *ON)[0]
+
+
+def test_a_file_may_be_called_like_a_module_already_imported(here):
+    (here / "json.py").write_text(NETS.read_text())
+    assert ">> all_reduce" in weft("show", "./json.py:example", *ON)[0]
+
+
+def test_a_module_that_is_not_there(here):
+    (here / "network.py").write_text("")
+    fact, state, fix = error_of("show", "netwrok:example", *ON)
+    assert fact == "there is no module `netwrok`"
+    assert state == f"model: netwrok:example   looked in {here} and among the installed packages   on the command line"
+    assert fix == "did you mean `network`? or give a file: `path/to/file.py:function`"
+    assert error_of("show", "network.inner:example", *ON)[0] == "there is no module `network.inner`"
+
+
+def test_a_file_that_is_not_there(here):
+    (here / "network.py").write_text("")
+    fact, _, fix = error_of("show", "netwrok.py:example", *ON)
+    assert (fact, fix) == ("there is no file `netwrok.py`", "did you mean `network.py`?")
+    assert (
+        error_of("show", "nowhere/mine.py:example", *ON)[2] == "give the path of a Python file, from here or from `/`"
+    )
+
+
+def test_what_is_not_python(here):
+    (here / "notes.txt").write_text("")
+    assert error_of("show", "./notes.txt:example", *ON)[0] == "`./notes.txt` is not a Python file"
+
+
+@pytest.mark.parametrize(("model", "missing"), [("nets:", "function"), (":example", "module")])
+def test_half_a_name(model, missing):
+    fact, _, fix = error_of("show", model, *ON)
+    assert fact == f"`{model}` names no {missing}" and "package.module:function" in fix
+
+
+def test_a_function_that_is_not_in_it():
+    fact, state, fix = error_of("show", f"{NETS}:exampel", *ON)
+    assert fact == "there is no function `exampel` in `nets`"
+    assert f"file: {NETS}" in state and fix == "did you mean `example`?"
+
+
+def test_what_is_no_function():
+    fact, _, fix = error_of("show", f"{NETS}:number", *ON)
+    assert fact == "`number` in `nets` is no function"
+    assert "`example`" in fix and "`shaped`" in fix and "`jnp`" not in fix
+
+
+def test_a_function_with_arguments():
+    fact, _, fix = error_of("show", f"{NETS}:net", *ON)
+    assert fact == "`net` in `nets` needs arguments (x, w, v); it is called with none"
+    assert fix == "write a function of no arguments that returns `(net, (x, w, v,))`"
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        ("returns_a_function", "a function, not `(fn, args)`"),
+        ("returns_three", "a tuple of 3, not `(fn, args)`"),
+        ("returns_a_list", "`(fn, args)` with a list for args"),
+        ("returns_no_function", "`(fn, args)` with a str for fn"),
+    ],
+)
+def test_a_function_that_returns_something_else(function, what):
+    fact, _, fix = error_of("show", f"{NETS}:{function}", *ON)
+    assert fact == f"`{NETS}:{function}` returned {what}"
+    assert "`return fn, (x, w)`" in fix
+
+
+# Errors of the user's own: his first, in his frames alone, then where we were.
+
+
+def users_error(*words):
+    """The user's traceback, the functions of its frames, and what is said after it."""
+    printed, said = weft("show", *words, status=1)
+    assert printed == ""
+    his, ours = said.rsplit("\n\nerror: ", 1)
+    return his, re.findall(r'File ".*[/\\](\w+\.py)", line \d+, in (\S+)', his), ours
+
+
+def test_his_function_fails_while_it_is_traced():
+    his, frames, ours = users_error(f"{NETS}:fails_when_traced", *ON)
+    assert frames == [("nets.py", "unequal"), ("nets.py", "add")]
+    assert his.endswith("TypeError: add got incompatible shapes for broadcasting: (3,), (4,).")
+    fact, state, fix = ours.splitlines()
+    assert fact == f"`{NETS}:fails_when_traced` failed while it was traced"
+    assert re.search(r"layout: batch:rows,hidden:cols   mesh: rows=2,cols=4   at \S*nets.py:\d+ in add", state)
+    assert fix == "  fix: mend that line, or what calls it"
+
+
+def test_what_led_to_his_error_is_shown_too():
+    his, frames, _ = users_error(f"{NETS}:fails_twice", *ON)
+    assert frames == [("nets.py", "fn"), ("nets.py", "add"), ("nets.py", "fn")]
+    assert "direct cause" in his and his.endswith("ValueError: what the user makes of it")
+
+
+def test_his_function_fails_while_it_is_called():
+    his, frames, ours = users_error(f"{NETS}:fails_when_called", *ON)
+    assert frames == [("nets.py", "fails_when_called")] and his.endswith("KeyError: 'missing'")
+    assert ours.startswith(f"`{NETS}:fails_when_called` failed while it was called\n")
+
+
+def test_his_function_exits():
+    assert users_error(f"{NETS}:exits", *ON)[0].endswith("SystemExit: 3")
+
+
+def test_his_module_fails_while_it_is_imported(here):
+    (here / "mine.py").write_text("import a_library_that_is_not_installed\n")
+    for name in ("mine:example", "./mine.py:example"):
+        his, frames, ours = users_error(name, *ON)
+        assert frames == [("mine.py", "<module>")]
+        assert his.endswith("ModuleNotFoundError: No module named 'a_library_that_is_not_installed'")
+        assert ours.splitlines()[0] == f"`{name.split(':')[0]}` failed while it was imported"
+
+
+def test_his_module_is_not_python(here):
+    (here / "mine.py").write_text("x = 1\ndef example(:\n")
+    his, frames, ours = users_error("./mine.py:example", *ON)
+    assert frames == [] and re.search(r'mine.py", line 2\n.*\n.*\nSyntaxError: ', his)
+    assert ours.splitlines()[1:] == ["  at mine.py:2", "  fix: mend that line, or what calls it"]
+
+
+def test_an_error_of_wefts_own_is_shown_whole(monkeypatch):
+    def fail(*args, **options):
+        raise IndexError("a bug")
+
+    fail.__code__ = fail.__code__.replace(co_filename=model.__file__)
+    monkeypatch.setattr(model, "trace", fail)
+    his, _, ours = users_error("tiny-lm", "--mesh", "rows=2", "--layout", "batch:rows")
+    assert "Traceback" in his and his.endswith("IndexError: a bug")
+    assert ours.splitlines() == [
+        "`tiny-lm` failed while it was traced",
+        "  layout: batch:rows   mesh: rows=2   at weft itself",
+        "  fix: report all of the above: weft should have said what is wrong",
+    ]

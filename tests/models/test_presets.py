@@ -1,0 +1,113 @@
+"""Configurations: the paper's numbers, and what cannot be one."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+from weft import models
+
+PAPER = {  # heads: parameters in 10^9
+    "lm-0.14b": (4, 0.14),
+    "lm-0.22b": (8, 0.22),
+    "lm-0.37b": (16, 0.37),
+    "lm-0.67b": (32, 0.67),
+    "lm-1.28b": (64, 1.28),
+    "lm-2.48b": (128, 2.48),
+    "lm-4.90b": (256, 4.90),
+}
+SIZES = [field.name for field in dataclasses.fields(models.LMConfig) if field.type is int]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_preset_has_the_sizes_of_the_paper(name):
+    heads, billions = PAPER[name]
+    config = models.preset(name)
+    assert (config.name, config.layers, config.d_model, config.heads, config.d_kv) == (name, 6, 1024, heads, 256)
+    assert (config.d_ff, config.vocab, config.batch, config.length) == (1024 * heads, 32768, 256, 256)
+    assert (config.tied, config.dtype) == (False, "bfloat16")
+    assert round(config.param_count / 1e9, 2) == billions
+
+
+def test_the_largest_has_the_papers_parameters_and_the_scales_of_its_norms():
+    matrices = 6 * (4 * 1024 * 256 * 256 + 2 * 1024 * 262144) + 2 * 32768 * 1024
+    assert models.preset("lm-4.90b").param_count == matrices + (6 * 2 + 1) * 1024
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "d_ff": 40}])
+@pytest.mark.parametrize("name", models.PRESETS)
+def test_param_count_is_that_of_the_weights(name, changes):
+    config = models.preset(name, **changes)
+    made = jax.eval_shape(lambda key: models.init(config, key), jax.eval_shape(lambda: jax.random.key(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(made)) == config.param_count
+    assert sum(leaf.size for leaf in jax.tree.leaves(models.shapes(config))) == config.param_count
+
+
+def test_the_tiny_model_is_float32_and_splits_eight_ways():
+    config = models.preset("tiny-lm")
+    assert (config.dtype, config.remat, config.batch, config.length) == ("float32", False, 8, 16)
+    assert config.vocab >= 64
+    assert all(dim.size % 8 == 0 for dim in config.dims if dim.name != "layers")
+
+
+def test_dims_are_all_the_names_a_layout_may_use():
+    config = models.preset("lm-0.14b")
+    assert set(config.dims.names) == set("batch length memory_length d_model d_ff heads d_kv vocab layers".split())
+    assert config.dims.find("memory_length").size == config.length
+    wf.Layout("batch:rows;vocab:cols;heads:cols;d_ff:cols;params.d_model:rows", dims=config.dims)
+    with pytest.raises(wf.LayoutError, match="did you mean `heads`"):
+        wf.Layout("haeds:cols", dims=config.dims)
+    assert not models.preset("lm-0.14b", scanned=False).dims.has("layers")
+
+
+def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_later():
+    config = models.preset("lm-0.14b", heads=np.int64(8), length=512, remat=False, dtype="float32", name="mine")
+    assert (config.heads, config.d_ff, config.length, config.remat) == (8, 4096, 512, False)
+    assert config == models.preset("lm-0.14b", heads=8, length=512, remat=False, dtype="float32", name="mine")
+    assert hash(config) is not None
+    assert type(config.heads) is int
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.heads = 4
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fact", "fix"),
+    [
+        ("lm-4.9b", {}, "there is no preset 'lm-4.9b'", "did you mean `lm-4.90b`?"),
+        ("gpt", {}, "there is no preset 'gpt'", "use one of: `lm-0.14b`"),
+        (3, {}, "there is no preset 3", "use one of: `lm-0.14b`"),
+        ("lm-0.14b", {"lenght": 3}, "a language model has no `lenght` to change", "did you mean `length`?"),
+        ("lm-0.14b", {"length": -3}, "`length` is -3, which is no size", "give a whole number, e.g. `length=8`"),
+        ("lm-0.14b", {"heads": 0}, "`heads` is 0, which is no size", "e.g. `heads=8`"),
+        ("lm-0.14b", {"heads": 2.0}, "`heads` is 2.0, which is no size", "e.g. `heads=8`"),
+        ("lm-0.14b", {"heads": True}, "`heads` is True, which is no size", "e.g. `heads=8`"),
+        ("lm-0.14b", {"vocab": "32k"}, "`vocab` is '32k', which is no size", "e.g. `vocab=8`"),
+        ("lm-0.14b", {"tied": 1}, "`tied` is 1, which is no bool", "say `tied=True` or `tied=False`"),
+        ("lm-0.14b", {"name": None}, "`name` is None, which is no str", "say `name='my-lm'`"),
+        ("lm-0.14b", {"dtype": "bfloat61"}, "'bfloat61' is no dtype", "give one such as 'float32'"),
+        (
+            "lm-0.14b",
+            {"dtype": "int32"},
+            "`dtype` is int32, and activations are floats",
+            "give 'bfloat16' or 'float32'",
+        ),
+    ],
+)
+def test_what_cannot_be_a_configuration_is_told_with_its_cure(name, changes, fact, fix):
+    with pytest.raises(wf.WeftError) as raised:
+        models.preset(name, **changes)
+    assert raised.value.fact == fact
+    assert fix in raised.value.fix
+    assert "test_presets.py" in raised.value.state
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_is_checked(name):
+    with pytest.raises(wf.DimError, match=f"`{name}` is -1"):
+        models.preset("tiny-lm", **{name: -1})
+
+
+def test_the_models_are_reached_through_the_front_door():
+    assert wf.models is models

@@ -1,0 +1,137 @@
+"""A ledger keeps its word: random programs x random meshes x random layouts, traced and read, never compiled.
+
+`WEFT_CASES=1000 pytest tests/properties` runs more of them, drawn anew each time.
+"""
+
+import collections
+import json
+import os
+import re
+import warnings
+
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+import weft as wf
+from tests.program.independent import walk
+from tests.properties.programs import ALL, MESHES, draw_layout, draw_program
+from tests.properties.test_random_programs import differentiated
+
+CASES = int(os.environ.get("WEFT_CASES", "0"))
+outcomes: collections.Counter = collections.Counter()
+
+# The claims a reason makes of dims: that they are split over the row's axes, each in its own way of saying so.
+SPLIT = [
+    r"because (?P<dims>[\w, ]+) (?:is|are) summed and split over",
+    r"because (?:the gradient of )?\w+ goes over (?P<dims>[\w, ]+), split over",
+    r"because (?P<dims>[\w, ]+) (?:is|are) looked up in, and split over",
+    r"used with data split there \((?P<dims>[\w, ]+)\)",
+    r"because (?P<dims>[\w, ]+) (?:is|are) split over",
+]
+STORED = re.compile(r"\(params\.(?P<dim>\w+)[\w., ]*\)")
+WHOLE = re.compile(r"\b(?P<dim>\w+) is whole(?!.* over)")
+
+
+def split_by(layout):
+    """Over which axes a layout splits each dim, those that follow others included."""
+    rules = wf.Layout(layout).rules
+    return {dim.name: set(rules.get(dim.name, rules.get(dim.follows, ()))) for dim in ALL}
+
+
+def untruths(row, layout):
+    """What a row's reason claims and the layout denies."""
+    split, axes, found = split_by(layout), set(row.axes), []
+    for claim in SPLIT:
+        if (match := re.search(claim, row.reason)) is not None:
+            dims = re.split(r", | and ", match["dims"])
+            found += [f"{dim} is not split over {axes}" for dim in dims if not split[dim] & axes]
+            if not axes <= set().union(*(split[dim] for dim in dims)):
+                found.append(f"{dims} do not make up {axes}")
+            break
+    if (match := WHOLE.search(row.reason)) is not None and split.get(match["dim"]):
+        found.append(f"{match['dim']} is split over {split[match['dim']]}")
+    if (match := STORED.search(row.reason)) is not None and f"params.{match['dim']}:" not in layout:
+        rule = any(f"{match['dim']}:" in part for part in layout.split(","))
+        found += [] if rule else [f"no rule stores {match['dim']}"]
+    return found
+
+
+def flat(lines):
+    for line in lines:
+        yield line
+        yield from flat(line.lines)
+
+
+def sent(program):
+    """Bytes by collective and axes of what really crosses processors, read off the jaxpr alone."""
+    found = walk(program.jaxpr)
+    return {key: size for key, size in found.items() if any(program.mesh.axes[axis] > 1 for axis in key[1])}
+
+
+@settings(
+    max_examples=CASES or 25,
+    derandomize=not CASES,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    phases=(Phase.generate,) if CASES else (Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.data())
+def test_every_collective_is_counted_shown_and_truly_explained(data):
+    drawn = draw_program(data.draw)
+    mesh = data.draw(st.sampled_from(MESHES))
+    layout = draw_layout(data.draw, drawn, mesh)
+    note(f"mesh {mesh}  layout {layout}  inputs {drawn.inputs}  ids {drawn.ids}  steps {drawn.words}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", wf.WeftWarning)
+        try:
+            program = wf.trace(differentiated(drawn), drawn.inputs, drawn.ids, mesh=mesh, layout=layout)
+        except wf.WeftError as error:
+            outcomes[error.fact.split("`")[0][:40]] += 1
+            return
+    outcomes["traced"] += 1
+    check_bytes(program)
+    check_rows(program, layout)
+    check_listing(program, has_choice="cond" in drawn.words)
+    assert json.loads(program.to_json())["version"] == 1
+    assert not program.diff(program)
+
+
+def check_bytes(program):
+    mine = collections.Counter()
+    for row in program.ledger:
+        mine[row.collective, frozenset(row.axes)] += row.bytes * row.count
+    assert mine == sent(program)
+    assert program.ledger.bytes() == sum(mine.values())
+
+
+def check_rows(program, layout):
+    for row in program.ledger:
+        assert re.fullmatch(r"tests/properties/\w+\.py:\d+", row.source), row
+        assert row.function, row
+        assert row.reason.startswith("because "), row
+        assert "  " not in row.reason, row
+        assert not row.reason.endswith(" "), row
+        assert untruths(row, layout) == [], row
+
+
+def check_listing(program, *, has_choice):
+    lines = list(flat(program.lines))
+    shown = collections.Counter()
+    for line in lines:
+        if line.kind == "collective":
+            shown[line.type] += line.count
+    counted = collections.Counter()
+    for row in program.ledger:
+        counted[f">> {row.collective} over {'+'.join(row.axes)}"] += row.count
+    # Both sides of a choice are shown, and the larger is counted.
+    assert counted <= shown if has_choice else counted == shown
+    assert all(line.source and line.text for line in lines if line.kind in ("op", "collective"))
+    assert str(program).count(">>") == sum(line.kind == "collective" for line in lines)
+
+
+def test_most_random_programs_are_traced():
+    """The property above would hold of a library that refused everything."""
+    total = sum(outcomes.values())
+    assert outcomes["traced"] > total / 2, dict(outcomes)

@@ -1,0 +1,43 @@
+"""The command line: `weft show`; each command is a function in a file of its own, listed here.
+
+May import every room but the front door. Options are read by Typer and are text; what they mean is said by the rooms
+that own them, so that a mesh or a layout reads the same here as in a program.
+"""
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from .show import EXAMPLES, show
+
+app = typer.Typer(
+    name="weft",
+    help="Read a distributed tensor program before it runs: what it computes, what it sends, and why.",
+    epilog="`weft COMMAND --help` says more, with examples.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # help in plain text: no boxes to wrap the examples in
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 110},
+)
+app.command(epilog=EXAMPLES)(show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {importlib.metadata.version('weft')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _weft(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """The command `weft`."""
+    app(prog_name="weft")

@@ -1,0 +1,172 @@
+"""What MODEL on the command line names: a preset of `weft.models`, or a function in a module or a file.
+
+Every command that reads a program loads it here, so that a model is named in one way.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import optax
+
+from .. import models
+from ..dims import dims
+from ..errors import WeftError, closest
+from ..layout import as_layout
+from ..mesh import as_mesh
+from ..program import Program, trace
+from ..spmd import train_step
+from ..tensor import tensor
+from .terminal import UsersError, users_code
+
+
+@dataclass(frozen=True)
+class Model:
+    """A function to trace and its arguments, under the name the user gave."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the function brings its own mesh and layout."""
+        return hasattr(self.fn, "abstract") and getattr(self.fn, "mesh", None) is not None
+
+    def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
+        """The program on a mesh under a layout; what is left out is the function's own."""
+        fn: Any = self.fn
+        on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
+        under = as_layout(fn.layout if layout is None and self.is_bound else layout)
+        with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
+            if mesh is None and layout is None:
+                return trace(fn, *self.args)
+            return trace(fn, *self.args, mesh=on, layout=under)
+
+
+def is_function(name: str) -> bool:
+    """Whether MODEL is written `module:function` or `file.py:function`; otherwise it is a preset."""
+    return ":" in name
+
+
+def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
+    """The train step of a preset with an optimizer of Optax's; with None, its loss alone."""
+    if name not in models.PRESETS:
+        raise WeftError(
+            f"there is no preset `{name}`",
+            state=f"presets: {', '.join(models.PRESETS)}",
+            fix=f"{closest(name, models.PRESETS)} or name a function of yours: `path/to/file.py:function`",
+        )
+    config = models.preset(name, **sizes)
+    rows = dims(batch=config.batch, length=config.length)
+    ids = tensor(jax.ShapeDtypeStruct(tuple(dim.size for dim in rows), "int32"), rows)
+    batch, key = {"inputs": ids, "targets": ids}, jax.eval_shape(lambda: jax.random.key(0))
+
+    def loss(model: Any, batch: Any, key: Any) -> Any:
+        return model.loss(batch, key)
+
+    if optimizer is None:
+        return Model(name, loss, (models.shapes(config), batch, key))
+    step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
+    return Model(name, step, (step.init(models.shapes(config)), batch, key))
+
+
+def load_function(name: str) -> Model:
+    """What `package.module:function` or `path/to/file.py:function` returns when it is called."""
+    place, _, wanted = name.rpartition(":")
+    if not place or not wanted:
+        raise WeftError(
+            f"`{name}` names no {'function' if place else 'module'}",
+            fix="write it like `package.module:function` or `path/to/file.py:function`",
+        )
+    module = _file(place, name) if place.endswith(".py") or os.sep in place else _module(place, name)
+    make = _function(module, wanted, name)
+    with users_code(f"`{name}` failed while it was called"):
+        found = make()
+    return Model(name, *_checked(found, name))
+
+
+def _module(place: str, name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with users_code(f"`{place}` failed while it was imported"):
+            return importlib.import_module(place)
+    except UsersError as error:
+        cause = error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or not f"{place}.".startswith(f"{cause.name}."):
+            raise
+    here = [path.stem for path in Path().glob("*.py")] + [path.parent.name for path in Path().glob("*/__init__.py")]
+    raise WeftError(
+        f"there is no module `{place}`",
+        state=f"model: {name}   looked in {os.getcwd()} and among the installed packages",
+        fix=f"{closest(place, here)} or give a file: `path/to/file.py:function`",
+    )
+
+
+def _file(place: str, name: str) -> ModuleType:
+    path = Path(place)
+    if not path.is_file():
+        beside = [str(other) for other in path.parent.glob("*.py")]
+        fix = closest(place, beside) if beside else "give the path of a Python file, from here or from `/`"
+        raise WeftError(f"there is no file `{place}`", state=f"model: {name}   looked in {os.getcwd()}", fix=fix)
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise WeftError(f"`{place}` is not a Python file", state=f"model: {name}", fix="give one that ends in `.py`")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # where dataclasses look for the module of a class
+    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does
+    with users_code(f"`{place}` failed while it was imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, wanted: str, name: str) -> Callable[[], Any]:
+    own = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    ]
+    found = getattr(module, wanted, None)
+    if not callable(found):
+        fact = f"`{wanted}` in `{module.__name__}` is no function" if found is not None else ""
+        fact = fact or f"there is no function `{wanted}` in `{module.__name__}`"
+        raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, own))
+    if needed := _arguments_needed(found):
+        raise WeftError(
+            f"`{wanted}` in `{module.__name__}` needs arguments ({', '.join(needed)}); it is called with none",
+            state=f"model: {name}",
+            fix=f"write a function of no arguments that returns `({wanted}, ({', '.join(needed)},))`",
+        )
+    return found
+
+
+def _arguments_needed(fn: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # not every callable tells
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+
+
+def _checked(found: Any, name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if not isinstance(found, tuple) or len(found) != 2:
+        length = f" of {len(found)}" if isinstance(found, tuple) else ""
+        fact = f"`{name}` returned a {type(found).__name__}{length}, not `(fn, args)`"
+    elif not callable(found[0]):
+        fact = f"`{name}` returned `(fn, args)` with a {type(found[0]).__name__} for fn"
+    elif not isinstance(found[1], tuple):
+        fact = f"`{name}` returned `(fn, args)` with a {type(found[1]).__name__} for args"
+    else:
+        return found
+    fix = "return the function to trace and a tuple of its arguments: `return fn, (x, w)`"
+    raise WeftError(fact, state=f"model: {name}", fix=fix)

@@ -1,0 +1,137 @@
+"""What reaches the terminal: programs whose collectives stand out, errors without our own frames.
+
+Text is coloured from its plain lines and only on a terminal; in a pipe it is byte for byte what `print` would print.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import typer
+
+from ..errors import WeftError, WeftWarning, _short, is_users
+from ..program.walk import PHASES
+
+
+class UsersError(WeftError):
+    """Code of the user's that failed by itself; its own error is the `__cause__`."""
+
+
+@contextlib.contextmanager
+def users_code(failed: str, state: str = "") -> Iterator[None]:
+    """Runs what the user wrote: his prints go to stderr, his errors become a `UsersError` with `failed` as its fact."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except WeftError:
+        raise
+    except (Exception, SystemExit) as error:
+        if line := _users_line(error):
+            raise UsersError(failed, state=state, fix="mend that line, or what calls it", at=line) from error
+        fix = "report all of the above: weft should have said what is wrong"
+        raise UsersError(failed, state=state, fix=fix, at="weft itself") from error
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Says a `WeftError` on stderr by its fact, state and fix, and exits with 1; a `WeftWarning` in the same form."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, WeftWarning):
+                _say("warning", _placed(str(message), traceback.extract_stack()[:-1]))
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        try:
+            yield
+        except WeftError as error:
+            if isinstance(error, UsersError) and error.__cause__ is not None:
+                sys.stderr.write(_trimmed(error.__cause__) + "\n")
+                _say("error", str(error))
+            else:
+                _say("error", _placed(str(error), traceback.extract_tb(error.__traceback__)))
+            raise typer.Exit(1) from None
+
+
+def write(text: str) -> None:
+    """Prints `text` on stdout as it is."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()  # a reader that has gone is noticed here, where Typer ends quietly, and not at exit
+
+
+def write_program(text: str) -> None:
+    """Prints a program, its ledger or a diff, coloured if stdout is a terminal; a line stays one line."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        return write(text)
+    title, *lines = text.splitlines()
+    for line in [painted(title, style="bold"), *map(painted, lines)]:
+        console.print(line, soft_wrap=True)
+
+
+_SOURCE = re.compile(r"(?<!\S)\S+\.py:\d+\b")
+_HEADER = re.compile(rf"\s*({'|'.join(PHASES)})\b(?!.*  )")  # a row of a table starts with the same words
+_CHANGES = {">>": "bold yellow", "+ ": "green", "- ": "red"}
+
+
+def painted(line: str, style: str = "") -> Any:
+    """One line as Rich text: collectives, headers and changes stand out, sources step back."""
+    from rich.text import Text
+
+    text = Text(line, _CHANGES.get(line.lstrip()[:2], "bold" if _HEADER.match(line) else style))
+    text.highlight_regex(_SOURCE, "not bold dim")
+    return text
+
+
+def _say(what: str, message: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(f"{what}: {message}")
+    text.highlight_regex(r"^error:", "bold red")
+    text.highlight_regex(r"^warning:", "bold yellow")
+    text.highlight_regex(r"(?m)^  fix:", "bold green")
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def _placed(message: str, stack: Iterable[traceback.FrameSummary]) -> str:
+    """The message; the line it names is the user's only if one of his took part, else it is the command line."""
+    inner: list[traceback.FrameSummary] = []
+    for frame in stack:
+        inner = [] if os.path.dirname(frame.filename) == os.path.dirname(__file__) else [*inner, frame]
+    return message if _users(inner) else re.sub(r"(?m)(^  |   )at (?!.*   at ).*$", r"\1on the command line", message)
+
+
+def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    return [frame for frame in frames if is_users(frame.filename)]
+
+
+def _users_line(error: BaseException) -> str:
+    """The line of the user's own that failed; empty if no line of his took part."""
+    if frames := _users(traceback.extract_tb(error.__traceback__)):
+        return f"{_short(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+        return f"{_short(error.filename)}:{error.lineno}"  # it was never run, so it has no frame
+    return ""
+
+
+def _trimmed(error: BaseException) -> str:
+    """The traceback of `error`, and of what led to it, in the user's frames alone; whole where there are none."""
+    found = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = found if _users_line(error) else None
+    while link is not None:
+        link.stack = traceback.StackSummary.from_list(_users(link.stack))
+        notes = [note for note in getattr(link, "__notes__", None) or [] if "JAX_TRACEBACK_FILTERING" not in note]
+        link.__notes__ = notes or None
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "".join(found.format())

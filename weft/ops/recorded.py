@@ -1,0 +1,118 @@
+"""Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from ..dims import Dim, listed
+from ..layout import Placement, Region, open_region
+from ..record import Entry, Placed, Record
+from ..tensor import Tensor, is_tensor, placement
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
+    """`fn`, an op, which leaves an entry in the record of the region it is called in."""
+    label = name or fn.__name__
+
+    @functools.wraps(fn)
+    def op(*args: P.args, **kwargs: P.kwargs) -> R:
+        region = open_region()
+        if region is None or region.record.current is not None:
+            return fn(*args, **kwargs)
+        with region.record.op(label) as entry:
+            found = fn(*args, **kwargs)
+            _finish(entry, args, kwargs, found)
+        return found
+
+    return op
+
+
+def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
+    """`fn`, a loop or a branch, whose body's ops are entries of their own."""
+    label = name or fn.__name__
+
+    @functools.wraps(fn)
+    def op(*args: P.args, **kwargs: P.kwargs) -> R:
+        region = open_region()
+        if region is None:
+            return fn(*args, **kwargs)
+        with region.record.block(label) as entry:
+            found = fn(*args, **kwargs)
+            _finish(entry, args, kwargs, found)
+        return found
+
+    return op
+
+
+def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
+    given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    results = [leaf for leaf in jax.tree.leaves(found, is_leaf=is_tensor) if is_tensor(leaf)]
+    entry.results = [placed(x) for x in results]
+    if kwargs.get("over") is not None:
+        entry.over = tuple(_name(dim) for dim in listed(kwargs["over"], "over"))
+    names = kwargs if entry.op == "rename" else kwargs.get("rename") or {}
+    entry.renamed = {_name(old): _name(new) for old, new in names.items()}
+    if not entry.operands and not entry.is_block:
+        entry.operands, entry.makers = [placed(x) for x in given], [x._memo.get("entry") for x in given]
+        for x in given:
+            entry.dims.update(zip(x.dims.names, placement(x), strict=True))
+    arrays = {id(x._array) for x in given}
+    entry.is_free = bool(results) and all(id(x._array) in arrays for x in results)
+    for x in results:
+        x._memo.setdefault("entry", entry.id)
+
+
+@contextlib.contextmanager
+def part_of_block() -> Iterator[None]:
+    """While the loop being traced works by itself with ops: they are part of it."""
+    record = region.record if (region := open_region()) is not None else Record()
+    record.current, before = record.block_being_traced, record.current
+    try:
+        yield
+    finally:
+        record.current = before
+
+
+def note_loop(turns: int | None, over: str) -> None:
+    """Writes down how often the body of the loop being traced runs, and along which dim."""
+    if (region := open_region()) is not None and (entry := region.record.block_being_traced) is not None:
+        entry.turns, entry.over = turns, (over,)
+
+
+def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
+    """`trace()` of a body, and the mark where its entries start; those from the mark `previous` on no longer count."""
+    record = region.record if (region := open_region()) is not None else Record()
+    if previous is not None:
+        record.forget(previous)
+    mark = len(record.entries)
+    return trace(), mark
+
+
+def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants: Sequence[Placement]) -> None:
+    """Writes down what the op being traced works on, and how its operands lie where they meet."""
+    entry = region.record.current
+    if entry is None:
+        return
+    if not entry.operands:
+        entry.operands = [placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)]
+        entry.makers = [x._memo.get("entry") if is_tensor(x) else None for x in xs]
+    entry.dims.update(dims)
+    entry.taken = region.taken
+
+
+def placed(x: Tensor, want: Placement | None = None) -> Placed:
+    """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
+    have = placement(x)
+    if want is None and x._region is not None:
+        want = x._region.placement(x.dims)
+    return Placed(x.dtype, x.dims, have, x._kind.store if want is not None and have != want else None)
+
+
+def _name(dim: Any) -> str:
+    return dim.name if isinstance(dim, Dim) else str(dim)

@@ -1,0 +1,121 @@
+"""What changes between two programs: two layouts of one function, or two versions of the code.
+
+Lines are matched by what they are (the variable, the op, the phase and loop they stand in), not by where, so that a
+line that only moved in its file does not count.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .ledger import Ledger, size_text
+from .listing import Line
+from .work import flops_text
+
+if TYPE_CHECKING:
+    from .trace import Program
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: a line that is in one program only, or one whose type is another; None where there is no line."""
+
+    path: tuple[str, ...]
+    """The phase and the loops around it."""
+    before: Line | None
+    after: Line | None
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            line, sign = (self.after, "+") if self.before is None else (self.before, "-")
+            assert line is not None
+            return f"{sign} {_shown(line)}"
+        name = f"{self.after.name} = " if self.after.name else ""
+        return f"~ {name}{self.after.text}  {self.before.type} -> {self.after.type}  {self.after.source}"
+
+
+class Diff:
+    """The changes between two programs; empty, and false, where there are none."""
+
+    def __init__(self, before: "Program", after: "Program"):
+        self.before, self.after = before, after
+        self.changes = list(_changes(before.lines, after.lines))
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __str__(self) -> str:
+        head = [f"- {_title(self.before)}", f"+ {_title(self.after)}", ""]
+        if not self.changes:
+            return "\n".join([*head, "the programs are the same"])
+        return "\n".join([*head, *self._body(), "", *self.totals()])
+
+    def _body(self) -> list[str]:
+        found: list[str] = []
+        path: tuple[str, ...] = ()
+        for change in self.changes:
+            if change.path != path:
+                path = change.path
+                found.append(", ".join(path))
+            found.append(f"  {change}")
+        return found
+
+    def totals(self) -> list[str]:
+        """What each program sends over each axis and computes, side by side."""
+        axes = list(dict.fromkeys([*self.before.mesh.axes, *self.after.mesh.axes]))
+        found = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
+        found.append(f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor")
+        return found
+
+
+def _title(program: "Program") -> str:
+    return f"{program.name} on {program.mesh} under {str(program.layout) or 'the empty layout'}"
+
+
+def _sent(ledger: Ledger, axis: str) -> str:
+    rows = [row for row in ledger if axis in row.axes]
+    return size_text(sum(row.bytes * row.count for row in rows)) if rows else "nothing"
+
+
+def _shown(line: Line) -> str:
+    if line.kind == "collective":
+        return f"{line.type}  {line.said}  {line.source}  {line.reason}"
+    if line.kind == "op":
+        name = f"{line.name} = " if line.name else ""
+        return f"{name}{line.text}  {line.type}  {line.source}"
+    return line.text
+
+
+def _changes(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
+    pairs = [list(_flat(lines, ())) for lines in (before, after)]
+    keys = [[_key(path, line) for path, line in flat] for flat in pairs]
+    matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        if kind == "equal":
+            for (path, old), (_, new) in zip(pairs[0][i1:i2], pairs[1][j1:j2], strict=True):
+                if old.type != new.type:
+                    yield Change(path, old, new)
+            continue
+        yield from (Change(path, line, None) for path, line in pairs[0][i1:i2])
+        yield from (Change(path, None, line) for path, line in pairs[1][j1:j2])
+
+
+def _flat(lines: Sequence[Line], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Line]]:
+    for line in lines:
+        if line.kind in ("section", "block"):
+            inner = path if line.kind == "section" and line.text == (path[-1] if path else "") else (*path, line.text)
+            yield from _flat(line.lines, inner)
+        else:
+            yield path, line
+
+
+def _key(path: tuple[str, ...], line: Line) -> tuple[str, ...]:
+    shown = (line.type, line.said, line.reason) if line.kind == "collective" else (line.name, line.text)
+    return (*path, line.kind, *shown)

@@ -1,0 +1,413 @@
+"""The printed program: one line an op, collectives standing out, loops once with their count, repeated layers folded.
+
+Forward lines are what the user wrote, in his order; backward lines say of which operand the gradient is; all of them
+only where the traced program has equations for them, or where nothing needs to run.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..record import Entry, Placed
+from .ledger import Row, rows_of, size_text, unknown_rows
+from .reading import Reading, type_text
+from .walk import Loop, Step, Tree, steps
+
+_WIDEST = (24, 52, 48, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
+_LONGEST_NAME = 22
+
+# Equations that only bring values into shape; a group of nothing else has no line.
+_TRIVIAL = frozenset(
+    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type iota add_any copy axis_index mul_zeros "
+    "name stop_gradient expand_dims symbolic_zeros".split()
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the listing, and those that stand under it."""
+
+    kind: str
+    """section, block, op, collective or note"""
+    name: str = ""
+    type: str = ""
+    text: str = ""
+    source: str = ""
+    function: str = ""
+    reason: str = ""
+    count: int = 0
+    """How often a collective runs in all."""
+    is_each_turn: bool = False
+    """Inside a loop of unknown length: `count` is for one turn."""
+    lines: tuple["Line", ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The text, and for a collective how often it runs."""
+        turn = " a turn" if self.is_each_turn else ""
+        return f"{self.text} x{self.count}{turn}" if self.kind == "collective" else self.text
+
+    def __len__(self) -> int:
+        return 1 + sum(map(len, self.lines))
+
+
+@dataclass
+class _Group:
+    """The equations of one op in one phase at one level."""
+
+    op: int | None
+    phase: str
+    order: int = 0
+    steps: list[Step] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def has_work(self) -> bool:
+        return any(step.collective is None and step.eqn.primitive.name not in _TRIVIAL for step in self.steps)
+
+    @property
+    def is_gradient(self) -> bool:
+        return any(step.is_gradient for step in self.steps)
+
+    @property
+    def times(self) -> int:
+        """How often the same equations stand here: a function of the user's that is traced once and called again."""
+        return len(self.steps) // max(1, len({id(step.eqn) for step in self.steps}))
+
+
+def listing(reading: Reading) -> list[Line]:
+    """The program as sections of lines."""
+    found = []
+    level = _Level(reading, reading.tree, None)
+    for phases in (("forward",), ("recompute", "backward"), ("update",)):
+        items = [item for item in level.items if item.phase in phases]
+        lines = _update_lines(reading, items) if phases == ("update",) else level.lines(items)
+        if lines:
+            found.append(Line("section", text=phases[-1], lines=tuple(lines)))
+    return found
+
+
+class _Level:
+    """The equations of one body, grouped by op and phase and put in order."""
+
+    def __init__(self, reading: Reading, tree: Tree, block: Entry | None, phase: str = "forward"):
+        self.reading, self.block, self.phase = reading, block, phase
+        self.items: list[_Group | Loop] = self._in_order(self._grouped(tree))
+
+    def _grouped(self, tree: Tree) -> list[_Group | Loop]:
+        groups: dict[tuple[int | None, str, int], _Group] = {}
+        found: list[_Group | Loop] = []
+        for item in tree:
+            entry = self.reading.entry(item.op)
+            if isinstance(item, Loop) and (entry.is_block if entry is not None else item.kind != "cond"):
+                found.append(item)
+                continue
+            inner = [item] if isinstance(item, Step) else list(steps([item]))
+            for step in inner:
+                key = (step.op, step.phase, step.order)
+                if key not in groups:
+                    groups[key] = _Group(*key)
+                    found.append(groups[key])
+                groups[key].steps.append(step)
+                groups[key].rows.extend(rows_of(self.reading, step))
+        return [item for item in found if not self._is_merged(item, groups)]
+
+    def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
+        """Whether a group is a gather repeated for the gradient, which then stands with the gradient."""
+        if isinstance(item, Loop) or item.phase != "recompute" or self._is_made_again(item):
+            return False
+        later = groups.get((item.op, "backward", item.order))
+        if later is not None:
+            later.rows = item.rows + later.rows
+        return later is not None
+
+    def _is_made_again(self, group: _Group) -> bool:
+        """Whether a recomputation gives the op's result, and not only an index or a mask that its gradient needs."""
+        entry = self.reading.entry(group.op)
+        if entry is None or not group.has_work:
+            return group.has_work
+        made = {_elements(var) for step in group.steps for var in step.eqn.outvars}
+        return any(self._local_elements(entry, placed) in made for placed in entry.results)
+
+    def _local_elements(self, entry: Entry, placed: Placed) -> int:
+        held = dict(zip(placed.dims.names, placed.placement, strict=True)) | entry.dims
+        return self.reading.local_elements(placed, held) * self.reading.mapped_times(entry)
+
+    def _in_order(self, items: list["_Group | Loop"]) -> list["_Group | Loop"]:
+        forward: list[tuple[tuple[int, int], _Group | Loop]] = []
+        last = -1
+        for item in items:
+            if item.phase == "forward":
+                key = self._place(item) or (last, 1)
+                last = key[0]
+                forward.append((key, item))
+        here = {item.op for _, item in forward}
+        for entry in self.reading.entries if self.phase == "forward" else ():
+            if entry.is_free and not entry.is_gone and entry.id not in here and self._is_here(entry):
+                forward.append(((entry.id, 1), _Group(entry.id, "forward")))
+        return [item for _, item in sorted(forward, key=lambda pair: pair[0])] + [
+            item for item in items if item.phase != "forward"
+        ]
+
+    def _place(self, item: "_Group | Loop") -> tuple[int, int] | None:
+        """Where a forward item stands: in the order it was written; what was taken out of a loop, just before it."""
+        entry = self.reading.entry(item.op)
+        if entry is None:
+            return None
+        at = entry
+        while not self._is_here(at) and at.parent is not None:
+            at = self.reading.entries[at.parent]
+        return at.id, 1 if at is entry else 0
+
+    def _is_here(self, entry: Entry) -> bool:
+        """Whether an entry stands in this body itself; a mapped function has no body of its own."""
+        own = None if self.block is None else self.block.id
+        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op == "vmap":
+            entry = self.reading.entries[entry.parent]
+        return entry.parent == own
+
+    def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
+        """The lines of some items, under a heading for each phase where there are several."""
+        found: list[Line] = []
+        phases = list(dict.fromkeys(item.phase for item in items))
+        for phase, run in _runs(items):
+            lines = _folded(_joined([line for item in run for line in self._lines(item)]))
+            if len(phases) > 1 and lines:
+                found.append(Line("section", text=phase, lines=tuple(lines)))
+            else:
+                found.extend(lines)
+        return _folded(found) if len(phases) > 1 else found
+
+    def _lines(self, item: "_Group | Loop") -> list[Line]:
+        if isinstance(item, Loop):
+            return self._loop(item)
+        entry = self.reading.entry(item.op)
+        sent = [_collective(row) for row in _summed(item.rows)]
+        is_shown = entry is not None and (item.phase == self.phase == "forward" and self._is_here(entry))
+        if entry is None or not (item.has_work or is_shown):
+            return sent
+        if entry.is_block or entry.reason or entry.op == "gather":
+            return sent
+        own = self._backward(item, entry) if item.is_gradient else [self._forward(entry)]
+        if item.times > 1:
+            own = [replace(line, text=f"{line.text} x{item.times}") for line in own]
+        return self._mapped(entry, [*own, *sent])
+
+    def _mapped(self, entry: Entry, lines: list[Line]) -> list[Line]:
+        """Lines of a function mapped over a dim stand under a heading that says so."""
+        stop = None if self.block is None else self.block.id
+        while entry.parent is not None and entry.parent != stop:
+            entry = self.reading.entries[entry.parent]
+            if entry.op == "vmap":
+                lines = [self._header(entry, f"vmap over {entry.over[0]}", lines)]
+        return lines
+
+    def _loop(self, loop: Loop) -> list[Line]:
+        entry = self.reading.entry(loop.op)
+        around = entry if entry is not None else self.block
+        if loop.kind == "cond":
+            return self._branches(loop, around)
+        bodies = [_Level(self.reading, body, around, loop.phase) for body in loop.bodies]
+        lines = [line for body in bodies for line in body.lines(body.items)]
+        if not lines:
+            return []
+        what = entry.op if entry is not None else loop.kind
+        over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
+        turns = f" x{loop.turns}" if loop.turns is not None else ", turns not known"
+        order = ", last to first" if loop.phase == "backward" else ""
+        return [self._header(entry, f"{what}{over}{turns}{order}", lines)]
+
+    def _branches(self, loop: Loop, entry: Entry | None) -> list[Line]:
+        parts = []
+        for name, body in zip(("on_false", "on_true"), loop.bodies, strict=False):
+            inside = (e for e in self.reading.entries if entry is not None and e.parent == entry.id and e.op == name)
+            level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
+            lines = level.lines(level.items) or [Line("note", text="nothing")]
+            parts.append(Line("block", text=name, lines=tuple(lines)))
+        return [self._header(entry, "cond, of which what sends more is counted", parts[::-1])]
+
+    def _header(self, entry: Entry | None, text: str, lines: Sequence[Line]) -> Line:
+        site = self.reading.site(entry)
+        return Line("block", text=text, source=str(site), function=site.function, lines=tuple(lines))
+
+    def _forward(self, entry: Entry) -> Line:
+        site = self.reading.site(entry)
+        types = ", ".join(type_text(placed) for placed in entry.results)
+        return Line("op", self.reading.name(entry), types, self.reading.text(entry), str(site), site.function)
+
+    def _backward(self, group: _Group, entry: Entry) -> list[Line]:
+        """A line for each operand whose gradient is made."""
+        site = self.reading.site(entry)
+        text = f"gradient of {self.reading.text(entry, operands_only=True)}"
+        found = []
+        for index in self._differentiated(group, entry):
+            placed = entry.operands[index]
+            assert placed is not None
+            used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
+            name = self.reading.operand_name(entry.id, index)
+            name = name if len(name) <= _LONGEST_NAME else name.split(".")[-1]
+            name = f"d {name}" if name and len(name) <= _LONGEST_NAME and "(" not in name else "d ..."
+            found.append(Line("op", name, type_text(used), text, str(site), site.function))
+        return list(dict.fromkeys(found)) or [Line("op", "", "", text, str(site), site.function)]
+
+    def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
+        """The operands whose gradients a group of equations makes: those of whose size it makes an array."""
+        eqns = [s.eqn for s in group.steps if s.eqn.primitive.name not in _TRIVIAL or len(group.steps) == 1]
+        if entry.op == "einsum" and any(eqn.primitive.name == "dot_general" for eqn in eqns):
+            eqns = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
+        made = [_elements(var) for eqn in eqns for var in eqn.outvars]
+        shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]
+        wanted = {
+            index: self._local_elements(entry, placed)
+            for index, placed in enumerate(entry.operands)
+            if placed is not None and self.reading.has_gradient(entry, index)
+        }
+        return _found(wanted, made) or _found(wanted, shaped) or list(wanted)
+
+
+def _joined(lines: Sequence[Line]) -> list[Line]:
+    """Lines with neighbouring parts of one mapped function under one heading."""
+    found: list[Line] = []
+    for line in lines:
+        is_mapped = line.kind == "block" and line.text.startswith("vmap")
+        if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
+            found[-1] = replace(line, lines=tuple(_joined((*found[-1].lines, *line.lines))))
+        else:
+            found.append(line)
+    return found
+
+
+def _found(wanted: dict[int, int], sizes: list[int]) -> list[int]:
+    """Those whose size is among the sizes, each of which counts once; later ones first, which are the weights."""
+    left, found = list(sizes), []
+    for index, size in reversed(wanted.items()):
+        if size in left:
+            left.remove(size)
+            found.append(index)
+    return found[::-1]
+
+
+def _elements(var: Any) -> int:
+    return int(getattr(var.aval, "size", 0))
+
+
+def _runs(items: Sequence["_Group | Loop"]) -> Iterator[tuple[str, list["_Group | Loop"]]]:
+    """Neighbouring items of one phase."""
+    run: list[_Group | Loop] = []
+    for item in items:
+        if run and item.phase != run[0].phase:
+            yield run[0].phase, run
+            run = []
+        run.append(item)
+    if run:
+        yield run[0].phase, run
+
+
+def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Line]:
+    groups = [item for item in items if isinstance(item, _Group)]
+    if not groups:
+        return []
+    rows = [row for group in groups for row in group.rows] + unknown_rows(reading)
+    sent = [_collective(row) for row in _summed(rows)]
+    return [Line("note", text="the optimizer, in global view"), *sent]
+
+
+def _summed(rows: Sequence[Row]) -> list[Row]:
+    """Rows with those that are alike taken together."""
+    found: dict[Row, int] = {}
+    for row in rows:
+        alike = replace(row, count=0, dtype="", dims=())
+        found[alike] = found.get(alike, 0) + row.count
+    return [replace(row, count=count) for row, count in found.items()]
+
+
+def _collective(row: Row) -> Line:
+    return Line(
+        "collective",
+        type=f">> {row.collective} over {'+'.join(row.axes)}",
+        text=f"{'' if row.exact else 'about '}{size_text(row.bytes)}",
+        source=row.source,
+        function=row.function,
+        reason=row.reason,
+        count=row.count,
+        is_each_turn=row.is_each_turn,
+    )
+
+
+# Folding: what stands several times in a row is printed once.
+
+_INDEX = re.compile(r"(?<=[.\[])\d+\b")
+_LEAST_SAVED = 5
+
+
+def _anonymous(line: Line) -> Line:
+    """A line with the numbers of layers left out of the names, to compare by and to print for all of them."""
+    inner = tuple(map(_anonymous, line.lines))
+    return replace(line, name=_INDEX.sub("*", line.name), reason=_INDEX.sub("*", line.reason), lines=inner)
+
+
+def _folded(lines: Sequence[Line]) -> list[Line]:
+    keys = [_anonymous(line) for line in lines]
+    found: list[Line] = []
+    at = 0
+    while at < len(lines):
+        period, times = _repetition(keys, at)
+        if times == 1:
+            found.append(lines[at])
+            at += 1
+        else:
+            unit = tuple(_multiplied(line, times) for line in keys[at : at + period])
+            found.append(Line("block", text=f"repeated x{times}", lines=unit))
+            at += period * times
+    return found
+
+
+def _multiplied(line: Line, times: int) -> Line:
+    return replace(line, count=line.count * times, lines=tuple(_multiplied(inner, times) for inner in line.lines))
+
+
+def _repetition(keys: Sequence[Line], at: int) -> tuple[int, int]:
+    """The length and number of the repetitions from here on that save most lines."""
+    best, saved = (1, 1), 0
+    for other in range(at + 1, at + 1 + (len(keys) - at) // 2):
+        if keys[other] != keys[at]:
+            continue
+        period, times = other - at, 1
+        unit = list(keys[at:other])
+        while list(keys[at + times * period : at + (times + 1) * period]) == unit:
+            times += 1
+        gain = (times - 1) * sum(map(len, unit))
+        if times > 1 and gain > saved and gain >= _LEAST_SAVED:
+            best, saved = (period, times), gain
+    return best
+
+
+# Printing.
+
+
+def text_of(sections: Sequence[Line], *, lines: bool = True) -> str:
+    """The listing as text; with `lines=False` functions stand in place of files and line numbers."""
+    flat = list(_flat(sections, 0))
+    rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
+    widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]
+    return "\n".join(_printed(depth, line, widths, lines).rstrip() for depth, line in flat)
+
+
+def _flat(lines: Sequence[Line], depth: int) -> Iterator[tuple[int, Line]]:
+    for line in lines:
+        yield depth, line
+        yield from _flat(line.lines, depth + 1)
+
+
+def _columns(line: Line, lines: bool) -> list[str]:
+    return [line.name, line.type, line.said, line.source if lines else line.function]
+
+
+def _printed(depth: int, line: Line, widths: Sequence[int], lines: bool) -> str:
+    indent = "  " * depth
+    if line.kind in ("section", "note"):
+        return indent + line.text
+    if line.kind == "block":
+        return f"{indent}{line.text}  {line.source if lines else line.function}"
+    return indent + "  ".join([*map(str.ljust, _columns(line, lines), widths), line.reason])

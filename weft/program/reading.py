@@ -1,0 +1,142 @@
+"""A traced program read with its record: an equation's op, what its operands are called, where the user wrote it.
+
+The one place where the jaxpr (what runs) and the record (what was written) are brought together.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..layout import typed
+from ..mesh import Mesh
+from ..record import Entry, Placed, Record
+from ..tensor import short_dtype
+from .source import NOWHERE, Site, Sources
+from .walk import Step, Tree, steps, walk
+
+
+class Reading:
+    """The tree of a program's equations, and what the record says of each."""
+
+    def __init__(self, jaxpr: Any, record: Record, mesh: Mesh, update_known: bool = True):
+        self.jaxpr, self.entries, self.mesh, self.update_known = jaxpr, record.entries, mesh, update_known
+        self._sources = Sources((entry.code, entry.at) for entry in self.entries)
+        self._arguments, self._update = record.arguments, record.update
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        return walk(self.jaxpr, self._arguments)
+
+    def steps(self) -> Iterator[Step]:
+        return steps(self.tree)
+
+    def entry(self, op: int | None) -> Entry | None:
+        return None if op is None else self.entries[op]
+
+    def site(self, entry: Entry | None) -> Site:
+        return NOWHERE if entry is None else self._sources.site(entry.code, entry.at)
+
+    @property
+    def update_site(self) -> Site:
+        """Where the train step was made whose update this is."""
+        return self._sources.site(*self._update)
+
+    def operand_name(self, op: int, index: int) -> str:
+        """What an operand is called: the argument it comes from, else what the user wrote."""
+        entry = self.entries[op]
+        texts, origin = self.site(entry).arguments, self._origins.get((op, index), "")
+        fits = index < len(texts) and len(texts) >= len(entry.operands) and texts[index] != "..."
+        if origin and not (fits and texts[index].isidentifier() and "." not in origin):
+            return origin  # a leaf of a tree is best called by its path
+        if fits:
+            return texts[index]
+        maker = entry.makers[index] if index < len(entry.makers) else None
+        if maker is None:
+            return ""
+        made = self.site(self.entries[maker])
+        return self.name(self.entries[maker]) or (made.text if made.called == self.entries[maker].op else "")
+
+    @functools.cached_property
+    def _origins(self) -> dict[tuple[int, int], str]:
+        found: dict[tuple[int, int], str] = {}
+        for step in self.steps():
+            if step.op is not None and step.operand is not None and step.origin and step.phase == "forward":
+                found.setdefault((step.op, step.operand), step.origin)
+        return found
+
+    def name(self, entry: Entry) -> str:
+        """The variable that an op's result is given to."""
+        names = self.site(entry).names
+        if len(names) <= 1:
+            return names[0] if names else ""
+        return names[self._turn(entry) % len(names)]
+
+    def _turn(self, entry: Entry) -> int:
+        """How many entries of the same place in the source came before it."""
+        if not hasattr(self, "_turns"):
+            self._turns: dict[int, int] = {}
+            seen: dict[Any, int] = {}
+            for other in self.entries:
+                if not other.is_gone:
+                    key = (other.code, other.at, other.parent)
+                    self._turns[other.id] = seen[key] = seen.get(key, -1) + 1
+        return self._turns.get(entry.id, 0)
+
+    def text(self, entry: Entry, *, operands_only: bool = False) -> str:
+        """The op as the user wrote it."""
+        site = self.site(entry)
+        if site.called in _SIGN_OF.get(entry.op, ()):
+            return site.text
+        if site.called != entry.op:
+            return f"{entry.op} by {site.text}" if site.text else f"{entry.op}(...)"
+        return f"{entry.op}({', '.join(site.arguments[: len(entry.operands)])})" if operands_only else site.text
+
+    def mapped_dims(self, entry: Entry) -> list[str]:
+        """The dims that functions around an op are mapped over."""
+        return [outer.over[0] for outer in self.around(entry) if outer.op == "vmap"]
+
+    def mapped_times(self, entry: Entry) -> int:
+        """How many examples of a mapped function one processor works on at once."""
+        return math.prod(outer.turns or 1 for outer in self.around(entry) if outer.op == "vmap")
+
+    def around(self, entry: Entry) -> Iterator[Entry]:
+        """The blocks around an entry, the innermost first."""
+        while entry.parent is not None:
+            entry = self.entries[entry.parent]
+            yield entry
+
+    def has_gradient(self, entry: Entry, index: int) -> bool:
+        """Whether a gradient flows back through an operand, as far as the record can tell."""
+        placed, maker = entry.operands[index], entry.makers[index]
+        if placed is None or not jnp.issubdtype(placed.dtype, jnp.inexact):
+            return False
+        if maker is None or maker in self._differentiated or self.entries[maker].is_block:
+            return True
+        made_of = self.entries[maker]  # what only passes gradients on, as `x + 1`, has no equations of its own
+        return any(self.has_gradient(made_of, other) for other in range(len(made_of.operands)))
+
+    @functools.cached_property
+    def _differentiated(self) -> set[int]:
+        return {step.op for step in self.steps() if step.op is not None and step.phase == "backward"}
+
+    def local_elements(self, placed: Placed, axes: dict[str, tuple[str, ...]]) -> int:
+        """How many elements a processor holds of a tensor whose dims are split as `axes` says."""
+        ways = math.prod(self.mesh.axes[axis] for dim in placed.dims for axis in axes.get(dim.name, ()))
+        return math.prod(placed.dims.sizes) // ways
+
+
+# An operator's sign stands for an op.
+_SIGN_OF: dict[str, tuple[str, ...]] = {
+    "add": ("+",), "subtract": ("-",), "multiply": ("*",), "divide": ("/",), "floor_divide": ("//",),
+    "remainder": ("%",), "power": ("**",), "bitwise_and": ("&",), "bitwise_or": ("|",), "bitwise_xor": ("^",),
+    "left_shift": ("<<",), "right_shift": (">>",), "less": ("<",), "less_equal": ("<=",), "greater": (">",),
+    "greater_equal": (">=",), "equal": ("==",), "not_equal": ("!=",), "negative": ("-",), "invert": ("~",),
+}  # fmt: skip
+
+
+def type_text(placed: Placed) -> str:
+    """A placed type as it is printed."""
+    return typed(short_dtype(placed.dtype), placed.dims, placed.placement)

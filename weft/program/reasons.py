@@ -1,0 +1,146 @@
+"""Why a collective is there, in words.
+
+Worked out from what the record says of its op: which dims are summed, which operand lies otherwise than the op needs
+it, which is whole where others are split. A gradient's collective has the reason of what it is the gradient of.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from ..record import Axes, Entry, Placed
+from .reading import Reading
+from .walk import Step
+
+_SUMMED = ("einsum", "sum", "mean", "local", "any", "all")
+_MOVED = ("rename", "einsum", "sum")
+_SHOWN = ("print", "check")
+_BLOCKS = {
+    "scan": "because the carry starts the same on all of {axes} and differs there after a turn",
+    "vmap": "because it is the same for every {over}, which is split over {axes}",
+    "accumulate": "because it is the same for every microbatch, and the rows are split over {axes}",
+}
+
+
+def reason(reading: Reading, step: Step, axes: Axes) -> str:
+    """Why this collective over these axes is there."""
+    entry = reading.entry(step.op)
+    if entry is None:
+        return ""
+    over = _joined(axes)
+    if entry.reason:
+        return entry.reason.format(axes=over)
+    if entry.op in _SHOWN:
+        return f"because {entry.op} looks at the whole value"
+    placed = entry.operands[step.operand] if step.operand is not None and step.operand < len(entry.operands) else None
+    if placed is not None and step.operand is not None:
+        name = reading.operand_name(entry.id, step.operand) or f"operand {step.operand + 1}"
+        return _of_operand(reading, entry, placed, name, step, axes)
+    if entry.is_block:
+        form = _BLOCKS.get(entry.op, "because it is the same on all of {axes} before, and differs there after")
+        return form.format(axes=over, over=_and(entry.over))
+    if stored := next((p for p in entry.operands if p is not None and p.store and _held(p, axes)), None):
+        return f"because {_and(_held(stored, axes))} is stored split over {over} ({_rules(stored, axes)})"
+    op = _Op(entry, axes)
+    return op.gradient(step.collective) if step.is_gradient else op.forward(step.collective)
+
+
+def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step: Step, axes: Axes) -> str:
+    """The op brings an operand to where it needs it, or sums its gradient."""
+    over = _joined(axes)
+    if step.collective == "all_reduce":
+        own = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
+        data = [dim for dim, held in entry.dims.items() if set(axes) & set(held) - own]
+        if set(axes) & set(entry.taken):
+            data += reading.mapped_dims(entry)
+        return f"because {name} is whole over {over}, used with data split there ({', '.join(data) or 'its gradient'})"
+    if placed.store is not None:
+        stored = f"because {name} is stored split over {over} ({_rules(placed, axes)})"
+        if step.phase == "backward":
+            return f"{stored}: each keeps its slice of the sum"
+        return f"{stored}, and the gradient needs it again" if step.phase == "recompute" else stored
+    if step.phase == "backward":
+        wanted = [dim.name for dim in placed.dims if set(axes) & set(entry.dims.get(dim.name, ()))]
+        return f"because {name} came whole to slices along {_and(wanted)}, and so must its gradient leave"
+    return f"because {name} has {_and(_held(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+
+
+def _held(placed: Placed, axes: Axes) -> list[str]:
+    return [dim.name for dim, held in zip(placed.dims, placed.placement, strict=True) if set(axes) & set(held)]
+
+
+def _rules(placed: Placed, axes: Axes) -> str:
+    return ", ".join(f"{placed.store}.{dim}" for dim in _held(placed, axes))
+
+
+class _Op:
+    """An op that needs a collective by itself: a sum over a split dim, a dim that changes its place."""
+
+    def __init__(self, entry: Entry, axes: Axes):
+        self.entry, self.over = entry, _joined(axes)
+        self.lies = {
+            dim.name: held for p in entry.results for dim, held in zip(p.dims, p.placement, strict=True)
+        }  # of the result
+        self.split = [dim for dim, held in entry.dims.items() if set(axes) & set(held)]
+        self.gone = [dim for dim in self.split if self._new(dim) not in self.lies]
+        self.along = [dim for dim in self.split if dim in entry.over] or self.gone
+        self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
+
+    def _new(self, dim: str) -> str:
+        return self.entry.renamed.get(dim, dim)
+
+    def forward(self, collective: str | None) -> str:
+        op, over = self.entry.op, self.over
+        if collective == "reduce_scatter":
+            return (
+                f"because {_is(self.gone)} summed and split over {over}, where {_and(self.arrived)} of the result lies"
+            )
+        if collective == "all_to_all":
+            return f"because {over} goes from {_and(self.split)} to {self._targets()}"
+        if collective == "all_gather" and op in _MOVED:
+            return f"because {_is(self.split)} split over {over} and {self._otherwise()}"
+        if op == "take":
+            return f"because {_is(self.along)} looked up in, and split over {over}"
+        if not self.along:
+            return f"because every processor along {over} must go on with the same copy"
+        if op in _SUMMED:
+            return f"because {_is(self.along)} summed and split over {over}"
+        return f"because {op} goes over {_and(self.along)}, split over {over}"
+
+    def gradient(self, collective: str | None) -> str:
+        op, over = self.entry.op, self.over
+        if collective == "all_to_all":
+            return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
+        if collective == "all_gather":
+            return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"
+        if collective == "reduce_scatter":
+            otherwise = self._otherwise()
+            return f"because {_is(self.split)} split over {over} and {otherwise}: the parts of the gradient are summed"
+        if self.along or self.split:
+            return f"because the gradient of {op} goes over {_and(self.along or self.split)}, split over {over}"
+        return f"because the result of {op} is the same on all of {over}, used with data split there"
+
+    def _targets(self) -> str:
+        """The dims the axes go to, by the names they had."""
+        old = {new: dim for dim, new in self.entry.renamed.items()}
+        return _and(f"{old[dim]} (now {dim})" if dim in old else dim for dim in self.arrived)
+
+    def _otherwise(self) -> str:
+        """How the dims that are split here lie in the result."""
+        words = []
+        for dim in self.split:
+            new = self._new(dim)
+            held = self.lies.get(new, ())
+            words.append(f"{new} lies over {_joined(held)}" if held else f"{new} is whole")
+        return _and(words)
+
+
+def _joined(axes: Axes) -> str:
+    return "+".join(axes)
+
+
+def _and(words: Iterable[str]) -> str:
+    found = list(words)
+    return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else "".join(found)
+
+
+def _is(words: Sequence[str]) -> str:
+    return f"{_and(words)} {'are' if len(words) > 1 else 'is'}"

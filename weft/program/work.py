@@ -1,0 +1,129 @@
+"""The work of a program: the multiplications and additions of its products and convolutions on one processor.
+
+Counted on the local shapes of the traced program, loops, gradients and recomputation included. An op none of whose
+dims is split over an axis does the same on all processors along it: that work is duplicated.
+"""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+from .reading import Reading
+from .walk import Step, Tree, steps
+
+
+class Duplicated(float):
+    """FLOPs of one processor that others do too; `reason` says in words which, and why."""
+
+    reason: str
+
+    def __new__(cls, value: float, reason: str) -> "Duplicated":
+        made = super().__new__(cls, value)
+        made.reason = reason
+        return made
+
+
+class Work:
+    """What one processor computes, and how much of it others compute too."""
+
+    def __init__(self, reading: Reading):
+        self._reading = reading
+        self.total, self.recomputed, useful = 0, 0, 0
+        self._repeated: dict[tuple[int, tuple[str, ...]], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+        def measure(tree: Tree) -> float:
+            return sum(
+                _flops(step.eqn, reading.mesh.axes, step.is_global) * step.count for step in steps(tree, measure)
+            )
+
+        for step in steps(reading.tree, measure):
+            if step.is_global and not reading.update_known:
+                continue
+            if flops := _flops(step.eqn, reading.mesh.axes, step.is_global) * step.count:
+                self.total += flops
+                self.recomputed += flops if step.phase == "recompute" else 0
+                useful += flops * self._ways(step, flops)
+        self.useful: float = (
+            useful // reading.mesh.size if useful % reading.mesh.size == 0 else useful / reading.mesh.size
+        )
+
+    def _ways(self, step: Step, flops: int) -> int:
+        """Over how many processors the dims of the step's op divide its work."""
+        entry = self._reading.entry(step.op)
+        mesh = self._reading.mesh
+        if entry is None or step.is_global:
+            return mesh.size
+        used = {axis for axes in entry.dims.values() for axis in axes}.union(entry.taken)
+        unused = tuple(axis for axis, size in mesh.axes.items() if size > 1 and axis not in used)
+        times = math.prod(mesh.axes[axis] for axis in unused)
+        if unused:
+            self._repeated[times, unused][self._reading.site(entry).function] += flops
+        return mesh.size // times
+
+    @property
+    def duplicated(self) -> Duplicated:
+        return Duplicated(self.total - self.useful, self.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """How much of the work is done more than once, and which axis leaves it so.
+
+        E.g. "62 % of the work is done twice: axis cols splits nothing in `attention`".
+        """
+        if not self.total:
+            return "there are no products or convolutions"
+        found = []
+        for (times, unused), functions in sorted(self._repeated.items(), key=lambda item: -sum(item[1].values())):
+            share = sum(functions.values()) / self.total
+            often = "twice" if times == 2 else f"{times} times"
+            axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
+            found.append(f"{_percent(share)} of the work is done {often}: {axes} nothing in {_listed(functions)}")
+        if not self._reading.update_known:
+            found.append("the update's products are not counted")
+        return "; ".join(found) or "no work is done twice"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+
+
+def _listed(functions: dict[str, int]) -> str:
+    names = [f"`{name}`" for name in sorted(functions, key=lambda name: -functions[name])]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flops(eqn: Any, mesh_axes: dict[str, int], is_global: bool) -> int:
+    kind = eqn.primitive.name
+    if kind not in ("dot_general", "conv_general_dilated"):
+        return 0
+    left, right = (var.aval for var in eqn.invars[:2])
+    out = math.prod(eqn.outvars[0].aval.shape)
+    if kind == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        flops = 2 * out * math.prod(left.shape[i] for i in contracted)
+    else:
+        kernel = eqn.params["dimension_numbers"].rhs_spec
+        each = math.prod(size for i, size in enumerate(right.shape) if i != kernel[0])
+        flops = 2 * out * each // math.prod(eqn.params["lhs_dilation"])  # what dilation fills in is zeros
+    return flops // _split_ways(eqn, mesh_axes) if is_global else flops
+
+
+def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
+    """Over how many processors a product of global arrays is divided, by how its operands and result lie."""
+    used: set[str] = set()
+    for var in (*eqn.invars, *eqn.outvars):
+        for part in getattr(getattr(var.aval, "sharding", None), "spec", ()):
+            used.update(() if part is None else part if isinstance(part, tuple) else (part,))
+    return math.prod(mesh_axes[axis] for axis in used)
+
+
+def flops_text(flops: float) -> str:
+    """FLOPs as people read them.
+
+    >>> flops_text(2_500_000_000)
+    '2.5 GFLOP'
+    """
+    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
+        if flops >= scale:
+            return f"{flops / scale:.4g} {unit}"
+    return f"{flops:.0f} FLOP"
