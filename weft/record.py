@@ -40,6 +40,14 @@ class Placed:
     """`"params"` where this is how a parameter is stored rather than how it is used."""
 
 
+@dataclass(frozen=True)
+class Argument:
+    """An array a region is given: an argument by itself, or a leaf of a tree, called by its path."""
+
+    name: str
+    is_leaf: bool
+
+
 @dataclass
 class Entry:
     """One op as it was traced, or one loop or branch with the ops in it."""
@@ -66,6 +74,8 @@ class Entry:
     reason: str = ""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
+    stays_stored: bool = False
+    """Done on parameters as they are stored, which are gathered only where they meet something else."""
     is_gone: bool = False
     """Traced, and traced again in another form that stands instead."""
 
@@ -75,8 +85,8 @@ class Record:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.arguments: list[str] = []
-        """The names of the region's arrays, in order."""
+        self.arguments: list[Argument] = []
+        """The region's arrays, in order."""
         self.update: Place = (None, -1)
         """Where the train step was made whose update is part of the program."""
         self.current: Entry | None = None

@@ -5,12 +5,14 @@ Sizes differ so that no two dims can be taken for each other.
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Any
 
 import jax
 import optax
 
 import weft as wf
+from tests.program.independent import Sent
 from weft.spmd.arguments import with_statics
 
 B, T, M, D = wf.dims(batch=8, length=16, memory_length=16, d_model=24)
@@ -55,6 +57,16 @@ class Case:
         params, batch = self.args
         state = with_statics(bound._typed_state(bound.init(params), devices))
         return bound._jitted.lower(state, with_statics(bound._typed(batch, devices)), None)
+
+
+def ledger(program: Any, phase: str | None = None) -> Sent:
+    """What a program's ledger says is sent, by collective and axes; with `phase`, in it."""
+    found: Sent = Counter()
+    for row in program.ledger:
+        assert row.exact, row
+        if phase in (None, row.phase):
+            found[row.collective, frozenset(row.axes)] += row.bytes * row.count
+    return found
 
 
 def shape(*dims: wf.Dim, dtype: str = "float32") -> wf.Tensor:

@@ -218,6 +218,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+@dataclasses.dataclass(frozen=True)
+class Less:
+    """By how many bytes XLA sends less than the program, and the passes that bring it about."""
+
+    bytes: dict[tuple[str, str], int]
+    passes: str
+
+
 def difference(one: Sent, other: Sent) -> dict[tuple[str, str], int]:
     """One less the other, where they differ."""
     keys = itertools.chain(one, other)

@@ -47,9 +47,11 @@ class Model:
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
-            if mesh is None and layout is None:
-                return trace(fn, *self.args)
-            return trace(fn, *self.args, mesh=on, layout=under)
+            bound = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
+            program = trace(fn, *self.args, **bound)
+        if not is_function(self.name):
+            program.name = f"{self.name} {program.name}"
+        return program
 
 
 def is_function(name: str) -> bool:

@@ -125,13 +125,18 @@ def _users_line(error: BaseException) -> str:
     return ""
 
 
+def _is_ours(note: str) -> bool:
+    """Whether a note is JAX's on its own frames, or `wf.trace`'s, which says what the command says after it."""
+    return "JAX_TRACEBACK_FILTERING" in note or note.startswith("while tracing ")
+
+
 def _trimmed(error: BaseException) -> str:
     """The traceback of `error`, and of what led to it, in the user's frames alone; whole where there are none."""
     found = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = found if _users_line(error) else None
     while link is not None:
         link.stack = traceback.StackSummary.from_list(_users(link.stack))
-        notes = [note for note in getattr(link, "__notes__", None) or [] if "JAX_TRACEBACK_FILTERING" not in note]
+        notes = [note for note in getattr(link, "__notes__", None) or [] if not _is_ours(note)]
         link.__notes__ = notes or None
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(found.format())

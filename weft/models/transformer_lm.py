@@ -98,8 +98,8 @@ def predict(model: TransformerLM, inputs: Tensor) -> Tensor:
 
 def embed(model: TransformerLM, inputs: Tensor) -> Tensor:
     """Words and their positions: [batch length d_model]."""
-    # Cast after the look-up: a frequent word's gradient is a sum over its many places, which bfloat16 cannot hold.
-    words = wf.take(model.embedding, inputs, over="vocab")
+    table = wf.cast(model.embedding, model.config.dtype)
+    words = wf.take(table, inputs, over="vocab")
     waves = positions(words)
     x = wf.cast(words + waves, model.config.dtype)
     return x

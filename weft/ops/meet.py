@@ -291,4 +291,5 @@ def with_layout(x: Tensor, region: Region | None) -> Tensor:
     if region is None or (x._region is region and x._kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
-    return result(meeting.run(_same, [checked(x)]), x.dims, region)
+    with region.record.op("gather"):
+        return result(meeting.run(_same, [checked(x)]), x.dims, region)

@@ -60,6 +60,7 @@ def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
     entry.renamed = {_name(old): _name(new) for old, new in names.items()}
     if not entry.operands and not entry.is_block:
         entry.operands, entry.makers = [placed(x) for x in given], [x._memo.get("entry") for x in given]
+        entry.stays_stored = any(x._kind.store is not None for x in results)
         for x in given:
             entry.dims.update(zip(x.dims.names, placement(x), strict=True))
     arrays = {id(x._array) for x in given}

@@ -5,6 +5,7 @@ by name.
 """
 
 import contextvars
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
 
+    @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         is_value = [_is_value(leaf) for leaf in leaves]

@@ -5,8 +5,9 @@ line that only moved in its file does not count.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .ledger import Ledger, size_text
@@ -31,6 +32,11 @@ class Change:
             line, sign = (self.after, "+") if self.before is None else (self.before, "-")
             assert line is not None
             return f"{sign} {_shown(line)}"
+        if self.after.kind == "block":
+            return f"~ {self.before.text} -> {self.after.text}"
+        if self.after.kind == "collective":
+            said = f"{self.before.said} -> {self.after.said}"
+            return f"~ {self.after.type}  {said}  {self.after.source}  {self.after.reason}"
         name = f"{self.after.name} = " if self.after.name else ""
         return f"~ {name}{self.after.text}  {self.before.type} -> {self.after.type}  {self.after.source}"
 
@@ -43,7 +49,7 @@ class Diff:
         self.changes = list(_changes(before.lines, after.lines))
 
     def __bool__(self) -> bool:
-        return bool(self.changes)
+        return bool(self.changes) or _totals(self.before) != _totals(self.after)
 
     def __len__(self) -> int:
         return len(self.changes)
@@ -53,9 +59,9 @@ class Diff:
 
     def __str__(self) -> str:
         head = [f"- {_title(self.before)}", f"+ {_title(self.after)}", ""]
-        if not self.changes:
+        if not self:
             return "\n".join([*head, "the programs are the same"])
-        return "\n".join([*head, *self._body(), "", *self.totals()])
+        return "\n".join([*head, *(self._body() or ["the lines are the same, the sizes are not"]), "", *self.totals()])
 
     def _body(self) -> list[str]:
         found: list[str] = []
@@ -100,7 +106,7 @@ def _changes(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
     for kind, i1, i2, j1, j2 in matcher.get_opcodes():
         if kind == "equal":
             for (path, old), (_, new) in zip(pairs[0][i1:i2], pairs[1][j1:j2], strict=True):
-                if old.type != new.type:
+                if _compared(old) != _compared(new):
                     yield Change(path, old, new)
             continue
         yield from (Change(path, line, None) for path, line in pairs[0][i1:i2])
@@ -110,12 +116,27 @@ def _changes(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
 def _flat(lines: Sequence[Line], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Line]]:
     for line in lines:
         if line.kind in ("section", "block"):
-            inner = path if line.kind == "section" and line.text == (path[-1] if path else "") else (*path, line.text)
-            yield from _flat(line.lines, inner)
+            if line.kind == "block":
+                yield path, replace(line, lines=())
+            name = _COUNT.sub("", line.text)
+            yield from _flat(line.lines, path if path[-1:] == (name,) else (*path, name))
         else:
             yield path, line
 
 
+_COUNT = re.compile(r" x\d+\b")
+
+
 def _key(path: tuple[str, ...], line: Line) -> tuple[str, ...]:
-    shown = (line.type, line.said, line.reason) if line.kind == "collective" else (line.name, line.text)
-    return (*path, line.kind, *shown)
+    """What a line is, whatever its type, its size or how often it runs."""
+    if line.kind == "collective":
+        return (*path, line.type, line.reason)
+    return (*path, line.kind, line.name, _COUNT.sub("", line.text) if line.kind == "block" else line.text)
+
+
+def _compared(line: Line) -> str:
+    return line.type if line.kind == "op" else line.said
+
+
+def _totals(program: "Program") -> tuple[float, ...]:
+    return (program.flops, *((row.bytes * row.count) for row in program.ledger))

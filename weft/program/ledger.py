@@ -90,6 +90,11 @@ class Ledger(Sequence[Row]):
             row for row in self.rows if (axis is None or axis in row.axes) and (phase is None or phase == row.phase)
         ]
 
+    @property
+    def exact(self) -> bool:
+        """Whether all rows are equal to what is compiled."""
+        return all(row.exact for row in self.rows)
+
     def table(self) -> str:
         """The rows as a table, with totals per axis."""
         if not self.rows:
@@ -116,7 +121,7 @@ class Ledger(Sequence[Row]):
             else f"over {axis}: nothing"
             for axis in axes
         ]
-        if not all(row.exact for row in self.rows):
+        if not self.exact:
             found.append("not exact: some of the update's collectives could not be known")
         if any(row.is_each_turn for row in self.rows):
             found.append("a loop's length is not known: what is in it is counted for one turn")

@@ -67,10 +67,6 @@ class _Group:
         return any(step.collective is None and step.eqn.primitive.name not in _TRIVIAL for step in self.steps)
 
     @property
-    def is_gradient(self) -> bool:
-        return any(step.is_gradient for step in self.steps)
-
-    @property
     def times(self) -> int:
         """How often the same equations stand here: a function of the user's that is traced once and called again."""
         return len(self.steps) // max(1, len({id(step.eqn) for step in self.steps}))
@@ -185,11 +181,11 @@ class _Level:
         entry = self.reading.entry(item.op)
         sent = [_collective(row) for row in _summed(item.rows)]
         is_shown = entry is not None and (item.phase == self.phase == "forward" and self._is_here(entry))
-        if entry is None or not (item.has_work or is_shown):
+        if entry is None or not (item.has_work or is_shown or sent):
             return sent
         if entry.is_block or entry.reason or entry.op == "gather":
             return sent
-        own = self._backward(item, entry) if item.is_gradient else [self._forward(entry)]
+        own = self._backward(item, entry) if any(map(self.reading.is_gradient, item.steps)) else [self._forward(entry)]
         if item.times > 1:
             own = [replace(line, text=f"{line.text} x{item.times}") for line in own]
         return self._mapped(entry, [*own, *sent])

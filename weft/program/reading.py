@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from ..layout import typed
 from ..mesh import Mesh
-from ..record import Entry, Placed, Record
+from ..record import Argument, Entry, Placed, Record
+from ..spmd import Traced
 from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
 from .walk import Step, Tree, steps, walk
@@ -21,8 +22,9 @@ from .walk import Step, Tree, steps, walk
 class Reading:
     """The tree of a program's equations, and what the record says of each."""
 
-    def __init__(self, jaxpr: Any, record: Record, mesh: Mesh, update_known: bool = True):
-        self.jaxpr, self.entries, self.mesh, self.update_known = jaxpr, record.entries, mesh, update_known
+    def __init__(self, traced: Traced, record: Record, mesh: Mesh):
+        self.jaxpr, self._before, self.update_known = traced.jaxpr, traced.before, traced.update_known
+        self.entries, self.mesh = record.entries, mesh
         self._sources = Sources((entry.code, entry.at) for entry in self.entries)
         self._arguments, self._update = record.arguments, record.update
 
@@ -47,10 +49,12 @@ class Reading:
     def operand_name(self, op: int, index: int) -> str:
         """What an operand is called: the argument it comes from, else what the user wrote."""
         entry = self.entries[op]
-        texts, origin = self.site(entry).arguments, self._origins.get((op, index), "")
-        fits = index < len(texts) and len(texts) >= len(entry.operands) and texts[index] != "..."
-        if origin and not (fits and texts[index].isidentifier() and "." not in origin):
-            return origin  # a leaf of a tree is best called by its path
+        site = self.site(entry)
+        texts, origin = site.arguments, self._origins.get((op, index))
+        is_the_call = site.called == entry.op or site.called in _SIGN_OF.get(entry.op, ())
+        fits = is_the_call and index < len(texts) >= len(entry.operands) and texts[index] != "..."
+        if origin is not None and (origin.is_leaf or not (fits and texts[index].isidentifier())):
+            return origin.name
         if fits:
             return texts[index]
         maker = entry.makers[index] if index < len(entry.makers) else None
@@ -60,8 +64,8 @@ class Reading:
         return self.name(self.entries[maker]) or (made.text if made.called == self.entries[maker].op else "")
 
     @functools.cached_property
-    def _origins(self) -> dict[tuple[int, int], str]:
-        found: dict[tuple[int, int], str] = {}
+    def _origins(self) -> dict[tuple[int, int], Argument]:
+        found: dict[tuple[int, int], Argument] = {}
         for step in self.steps():
             if step.op is not None and step.operand is not None and step.origin and step.phase == "forward":
                 found.setdefault((step.op, step.operand), step.origin)
@@ -93,6 +97,14 @@ class Reading:
         if site.called != entry.op:
             return f"{entry.op} by {site.text}" if site.text else f"{entry.op}(...)"
         return f"{entry.op}({', '.join(site.arguments[: len(entry.operands)])})" if operands_only else site.text
+
+    def is_gradient(self, step: Step) -> bool:
+        """Whether a step belongs to the gradient of its op; a rule of the user's own runs ops in the backward pass."""
+        return step.phase == "backward" and step.op in self._traced_forward
+
+    @functools.cached_property
+    def _traced_forward(self) -> set[int | None]:
+        return {step.op for step in steps(walk(self._before)) if step.phase in ("forward", "recompute")}
 
     def mapped_dims(self, entry: Entry) -> list[str]:
         """The dims that functions around an op are mapped over."""

@@ -37,10 +37,10 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     if entry.is_block:
         form = _BLOCKS.get(entry.op, "because it is the same on all of {axes} before, and differs there after")
         return form.format(axes=over, over=_and(entry.over))
-    if stored := next((p for p in entry.operands if p is not None and p.store and _held(p, axes)), None):
-        return f"because {_and(_held(stored, axes))} is stored split over {over} ({_rules(stored, axes)})"
+    if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
+        return f"because {_is(_held(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
-    return op.gradient(step.collective) if step.is_gradient else op.forward(step.collective)
+    return op.gradient(step.collective) if reading.is_gradient(step) else op.forward(step.collective)
 
 
 def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step: Step, axes: Axes) -> str:
@@ -80,12 +80,15 @@ class _Op:
             dim.name: held for p in entry.results for dim, held in zip(p.dims, p.placement, strict=True)
         }  # of the result
         self.split = [dim for dim, held in entry.dims.items() if set(axes) & set(held)]
-        self.gone = [dim for dim in self.split if self._new(dim) not in self.lies]
+        self.gone = [dim for dim in self.split if self._is_gone(dim)]
         self.along = [dim for dim in self.split if dim in entry.over] or self.gone
         self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
 
     def _new(self, dim: str) -> str:
         return self.entry.renamed.get(dim, dim)
+
+    def _is_gone(self, dim: str) -> bool:
+        return dim in self.entry.over if self.entry.over else self._new(dim) not in self.lies
 
     def forward(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over

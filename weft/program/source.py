@@ -53,6 +53,7 @@ class Sources:
             if code is not None and at >= 0 and (position := _position(code, at)) is not None
         }
         self._sites: dict[tuple[CodeType | None, int], Site] = {}
+        self._files: dict[str, _File] = {}
 
     def site(self, code: CodeType | None, at: int) -> Site:
         """What the user wrote where `code` called an op by the instruction `at`."""
@@ -60,12 +61,17 @@ class Sources:
             self._sites[code, at] = self._site(code, at) if code is not None else NOWHERE
         return self._sites[code, at]
 
+    def _file(self, filename: str) -> "_File":
+        if filename not in self._files:
+            self._files[filename] = _parsed("".join(linecache.getlines(filename)))
+        return self._files[filename]
+
     def _site(self, code: CodeType, at: int) -> Site:
         file, function = shown_path(code.co_filename), _function(code)
         position = _position(code, at) if at >= 0 else None
         if position is None:
             return Site(file, code.co_firstlineno, function)
-        node = _parsed(code.co_filename).find(position)
+        node = self._file(code.co_filename).find(position)
         if node is None:
             return Site(file, position[0], function)
         writer = _Writer(lambda inner: (code.co_filename, _place(inner)) in self._ops)
@@ -106,11 +112,11 @@ def _positions(code: CodeType) -> list[Any]:
 class _File:
     """A source file: its expressions by position, and what stands around each."""
 
-    def __init__(self, lines: Sequence[str]):
+    def __init__(self, text: str):
         self.by_position: dict[Position, ast.AST] = {}
         self.by_end: dict[tuple[int, int], ast.AST] = {}
         try:
-            tree = ast.parse("".join(lines))
+            tree = ast.parse(text)
         except (SyntaxError, ValueError):
             return
         for node in ast.walk(tree):
@@ -126,14 +132,9 @@ class _File:
         return self.by_position.get(position) or self.by_end.get(position[2:])
 
 
-@functools.lru_cache(maxsize=1_000)
-def _file(filename: str, count: int, size: int) -> _File:
-    return _File(linecache.getlines(filename))
-
-
-def _parsed(filename: str) -> _File:
-    lines = linecache.getlines(filename)
-    return _file(filename, len(lines), sum(map(len, lines)))
+@functools.lru_cache(maxsize=200)
+def _parsed(text: str) -> _File:
+    return _File(text)
 
 
 _SIGNS: dict[type, str] = {

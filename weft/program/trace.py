@@ -10,7 +10,7 @@ from ..errors import RegionError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..record import Record, recording
-from ..spmd import spmd
+from ..spmd import Traced, spmd
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .listing import Line, listing, text_of
@@ -23,11 +23,9 @@ VERSION = 1
 class Program:
     """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
 
-    def __init__(
-        self, jaxpr: Any, mesh: Mesh, layout: Layout, record: Record, name: str = "", update_known: bool = True
-    ):
-        self.jaxpr, self.mesh, self.layout, self.name = jaxpr, mesh, layout, name
-        self._reading = Reading(jaxpr, record, mesh, update_known)
+    def __init__(self, traced: Traced, mesh: Mesh, layout: Layout, record: Record, name: str = ""):
+        self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
+        self._reading = Reading(traced, record, mesh)
 
     @functools.cached_property
     def ledger(self) -> Ledger:
@@ -91,6 +89,7 @@ class Program:
             "layout": str(self.layout),
             "lines": [dataclasses.asdict(line) for line in self.lines],
             "ledger": [{**dataclasses.asdict(row), "wire_bytes": row.wire_bytes} for row in self.ledger],
+            "exact": self.ledger.exact,
             "flops": self.flops,
             "flops_useful": self.flops_useful,
             "flops_duplicated": float(self.flops_duplicated),
@@ -121,4 +120,4 @@ def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = No
     except Exception as error:
         error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
         raise
-    return Program(traced.jaxpr, bound.mesh, bound.layout, record, name, traced.update_known)
+    return Program(traced, bound.mesh, bound.layout, record, name)

@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend.core import Literal, jaxprs_in_params
 
 from ..ops.collectives import PRIMITIVES
-from ..record import entry_and_operand
+from ..record import Argument, entry_and_operand
 
 PHASES = ("forward", "recompute", "backward", "update")
 
@@ -32,11 +32,9 @@ class Step:
     """Inside a loop of unknown length: `count` is for one turn."""
     is_global: bool
     """Outside the region, where arrays are whole: the optimizer's update."""
-    is_gradient: bool = False
-    """Part of the gradient of its op, not of the op as it stands: a user's own rule may run ops in a backward pass."""
     order: int = 0
     """How many differentiations it is part of the backward pass of."""
-    origin: str = ""
+    origin: Argument | None = None
     """The argument its first operand comes from, where it is one, merely cast, sliced or moved."""
 
     @property
@@ -75,25 +73,27 @@ _SAME_VALUE = frozenset(
 )
 
 
-def walk(closed: Any, arguments: Sequence[str] = ()) -> Tree:
-    """The tree of a traced program; `arguments` names the arrays its region is given."""
+def walk(closed: Any, arguments: Sequence[Argument] = ()) -> Tree:
+    """The tree of a traced program; `arguments` are the arrays its region is given."""
     return list(_Reader(list(arguments)).body(closed.jaxpr, {}, _Around()))
 
 
 class _Reader:
-    def __init__(self, arguments: list[str]):
+    def __init__(self, arguments: list[Argument]):
         self.arguments = arguments
 
-    def body(self, jaxpr: Any, names: dict[Any, str], around: _Around) -> Iterator[Step | Loop]:
+    def body(self, jaxpr: Any, names: dict[Any, Argument], around: _Around) -> Iterator[Step | Loop]:
         for eqn in jaxpr.eqns:
             scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
             inside = _Around(scopes, around.count, around.is_each_turn, around.is_global)
-            origin = _name(eqn.invars[0], names) if eqn.invars else ""
+            origin = _name(eqn.invars[0], names) if eqn.invars else None
             if origin and eqn.primitive.name in _SAME_VALUE:
                 names[eqn.outvars[0]] = origin
             yield from self._read(eqn, names, inside, origin)
 
-    def _read(self, eqn: Any, names: dict[Any, str], around: _Around, origin: str) -> Iterator[Step | Loop]:
+    def _read(
+        self, eqn: Any, names: dict[Any, Argument], around: _Around, origin: Argument | None
+    ) -> Iterator[Step | Loop]:
         kind = eqn.primitive.name
         inner = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(eqn.params)]
         op, operand = entry_and_operand(around.scopes)
@@ -107,7 +107,6 @@ class _Reader:
                 around.count,
                 around.is_each_turn,
                 around.is_global,
-                is_gradient=phase == "backward" and not _is_run_backward(str(eqn.source_info.name_stack)),
                 order=around.scopes.count("transpose("),
                 origin=origin,
             )
@@ -128,7 +127,7 @@ class _Reader:
                 names.update(_passed(sub.outvars, eqn.outvars, known))
 
     def _loop(
-        self, eqn: Any, kind: str, inner: Sequence[Any], names: dict[Any, str], around: _Around, turns: int | None
+        self, eqn: Any, kind: str, inner: Sequence[Any], names: dict[Any, Argument], around: _Around, turns: int | None
     ) -> Loop:
         op, _ = entry_and_operand(around.scopes)
         is_each_turn = around.is_each_turn or kind == "while"
@@ -151,31 +150,15 @@ def _operands(eqn: Any, kind: str, inner: Sequence[Any]) -> list[Sequence[Any]]:
     return [eqn.invars]
 
 
-def _passed(given: Sequence[Any], taken: Sequence[Any], names: dict[Any, str]) -> dict[Any, str]:
+def _passed(given: Sequence[Any], taken: Sequence[Any], names: dict[Any, Argument]) -> dict[Any, Argument]:
     """The names of a body's inputs."""
     if len(given) != len(taken):
         return {}
     return {inner: name for outer, inner in zip(given, taken, strict=True) if (name := _name(outer, names))}
 
 
-def _name(var: Any, names: dict[Any, str]) -> str:
-    return "" if isinstance(var, Literal) else names.get(var, "")
-
-
-def _is_run_backward(scopes: str) -> bool:
-    """Whether an op stands in a backward pass after, not inside, what is transposed.
-
-    >>> _is_run_backward("transpose(jvp(wf3_scan))/wf9_multiply"), _is_run_backward("transpose(jvp(wf9_multiply))")
-    (True, False)
-    """
-    start = scopes.rfind("transpose(")
-    if start < 0:
-        return False
-    depth, at = 1, start + len("transpose(")
-    while at < len(scopes) and depth:
-        depth += {"(": 1, ")": -1}.get(scopes[at], 0)
-        at += 1
-    return entry_and_operand(scopes[at:])[0] is not None
+def _name(var: Any, names: dict[Any, Argument]) -> Argument | None:
+    return None if isinstance(var, Literal) else names.get(var)
 
 
 _GRADIENT = re.compile(r"\bwf\d+_gradient\b")

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
+from ..record import Argument
 from ..tensor import Kind, is_tensor, make
 
 
@@ -75,8 +76,8 @@ class Call:
         leaves = [slot.value if isinstance(slot, Static) else slot.local(next(found), region) for slot in self.slots]
         return without_statics(jax.tree.unflatten(self.structure, leaves))
 
-    def names(self, fn: Callable[..., Any]) -> list[str]:
-        """What the arrays among the arguments of `fn` are called: a leaf of a tree by its path, else the argument."""
+    def names(self, fn: Callable[..., Any]) -> list[Argument]:
+        """What the arrays among the arguments of `fn` are called."""
         numbered = jax.tree.unflatten(self.structure, range(len(self.slots)))
         leaves = jax.tree_util.tree_flatten_with_path(numbered)[0]
         taken = _parameters(fn)
@@ -180,7 +181,7 @@ def _parameters(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
+def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
     """`layers.q` for `params["layers"]["q"]`, `x` for an argument that is a tensor, `params[0]` for one of several."""
     (kind, first, *rest) = path
     if kind.idx == 1:
@@ -189,8 +190,8 @@ def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
         argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
     words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in rest]
     if all(word.isdigit() for word in words):
-        return argument + "".join(f"[{word}]" for word in words)
-    return ".".join(words)
+        return Argument(argument + "".join(f"[{word}]" for word in words), is_leaf=False)
+    return Argument(".".join(words), is_leaf=True)
 
 
 def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:

@@ -55,6 +55,8 @@ class Traced:
     """A program traced without devices: its closed jaxpr, with the region inside."""
 
     jaxpr: Any
+    before: Any
+    """The same before what no result needs was left out."""
     update_known: bool = True
     """Whether every value of a train step's update is typed with how it lies; false where an optimizer cannot be."""
 
@@ -62,7 +64,8 @@ class Traced:
     def of(cls, fn: Callable[..., Any], *args: Any) -> "Traced":
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
-        return cls(closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_needed(eqn) for eqn in closed.jaxpr.eqns])))
+        needed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_needed(eqn) for eqn in closed.jaxpr.eqns]))
+        return cls(needed, closed)
 
 
 def _needed(eqn: Any) -> Any:
