@@ -62,6 +62,8 @@ class Entry:
     operands: list[Placed | None] = field(default_factory=list)
     makers: list[int | None] = field(default_factory=list)
     """For each operand the entry that made it, where one did."""
+    gradients: list[bool | None] = field(default_factory=list)
+    """For each operand whether a gradient flows back to it; None where that is not known."""
     dims: dict[str, Axes] = field(default_factory=dict)
     """Every dim of the op and the axes it is split over where the operands meet."""
     taken: Axes = ()

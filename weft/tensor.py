@@ -5,7 +5,7 @@ the array's shape is the local sizes of the dims under the tensor's region; outs
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,6 +282,20 @@ def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PL
     """A tensor from parts already known to fit."""
     shape = dims if isinstance(dims, Shape) else Shape(dims)
     return object.__new__(Tensor)._fill(array, shape, region, kind)
+
+
+_MARKS = ("entry", "has_gradient")
+
+
+def marks_of(x: Tensor) -> dict[str, Any]:
+    """What a program's record says of a tensor: the entry that made it, and whether a gradient flows back to it."""
+    return {name: x._memo[name] for name in _MARKS if name in x._memo}
+
+
+def marked(x: Tensor, marks: Mapping[str, Any]) -> Tensor:
+    """`x` with what the record says of it."""
+    x._memo.update(marks)
+    return x
 
 
 def excess(x: Tensor) -> frozenset[str]:

@@ -6,6 +6,7 @@ pass turned off nothing is sent less. float32, since XLA's CPU sums bfloat16 in 
 
 import math
 
+import jax
 import pytest
 
 import weft as wf
@@ -19,24 +20,38 @@ def size(*dims: wf.Dim, ways: int = 1) -> int:
     return 4 * math.prod(dim.size for dim in dims) // ways
 
 
-# Outside loops a stored weight is gathered at each use and again in the backward pass. On the CPU `cse` joins these:
-# `cse_barrier_expander` has taken away the barriers that JAX puts before what is computed again. (On CUDA they stay:
-# tests/program/test_cuda.py.) Of a loop that holds a weight `while-loop-invariant-code-motion` moves the gather out.
+def again(size: int) -> int:
+    """Bytes of what is gathered a second time, for the backward pass, which JAX 0.10's XLA joins with the first.
+
+    Its `cse_barrier_expander` takes away the barriers that JAX puts before what is computed again; newer ones keep
+    them on the CPU, and on CUDA they always stayed.
+    """
+    return size if jax.__version_info__ < (0, 11) else 0
+
+
 LAYER = size(D) * 2 + size(D, H, K) * 4 + size(D, F) * 2
 SENT_LESS = {
-    "two layers, fully sharded": Less({("all_gather", "all"): size(D, F) * 2}, "cse"),
+    "two layers, fully sharded": Less({("all_gather", "all"): again(size(D, F) * 2)}, "cse"),
+    # Two gathers in each of five turns are one before the loop.
     "loop, fully sharded": Less(
         {("all_gather", "rows"): size(D, F, ways=4) * (2 * 5 - 1)}, "cse,while-loop-invariant-code-motion"
     ),
     "the same sum twice": Less({("all_reduce", "rows"): size(D, ways=4)}, "cse"),
-    "unrolled, fully sharded": Less({("all_gather", "rows"): LAYER * 2 + size(V, D) + size(D)}, "cse"),
-    "scanned, fully sharded": Less({("all_gather", "rows"): size(V, D) + size(D)}, "cse"),
-    "scanned, fully sharded and model parallel": Less({("all_gather", "rows"): size(V, D, ways=4) + size(D)}, "cse"),
-    "scanned, fully sharded, not recomputed": Less({("all_gather", "rows"): size(V, D, ways=4) + size(D)}, "cse"),
-    "scanned, 3-D": Less({("all_gather", "z"): size(V, D, ways=2) + size(D)}, "cse"),
-    "tied, fully sharded": Less({("all_gather", "rows"): size(V, D, ways=4) * 2 + size(D)}, "cse"),
-    "Adam, fully sharded": Less({("all_gather", "rows"): size(V, D, ways=4) + size(D)}, "cse"),
-    "Adafactor, 3-D": Less({("all_gather", "z"): size(V, D, ways=2) + size(D)}, "cse"),
+    "unrolled, fully sharded": Less({("all_gather", "rows"): again(LAYER * 2 + size(V, D) + size(D))}, "cse"),
+    "scanned, fully sharded": Less({("all_gather", "rows"): again(size(V, D) + size(D))}, "cse"),
+    "scanned, fully sharded and model parallel": Less(
+        {("all_gather", "rows"): again(size(V, D, ways=4) + size(D))}, "cse"
+    ),
+    "scanned, fully sharded, not recomputed": Less(
+        {("all_gather", "rows"): again(size(V, D, ways=4) + size(D))}, "cse"
+    ),
+    "scanned, 3-D": Less({("all_gather", "z"): again(size(V, D, ways=2) + size(D))}, "cse"),
+    # Looked up in and multiplied by: two gathers in the forward pass.
+    "tied, fully sharded": Less(
+        {("all_gather", "rows"): size(V, D, ways=4) + again(size(V, D, ways=4) + size(D))}, "cse"
+    ),
+    "Adam, fully sharded": Less({("all_gather", "rows"): again(size(V, D, ways=4) + size(D))}, "cse"),
+    "Adafactor, 3-D": Less({("all_gather", "z"): again(size(V, D, ways=2) + size(D))}, "cse"),
 }
 
 QUICK = {
@@ -70,7 +85,8 @@ def test_the_ledger_is_what_the_jaxpr_sends(name):
 
 @pytest.mark.parametrize("name", marked(CASES))
 def test_the_ledger_is_what_the_compiled_code_sends(name):
-    expected = SENT_LESS[name].bytes if name in SENT_LESS else {}
+    less = SENT_LESS[name].bytes if name in SENT_LESS else {}
+    expected = {what: size for what, size in less.items() if size}
     assert difference(ledger(CASES[name].program()), code(name)) == expected
 
 

@@ -470,6 +470,46 @@ def test_only_what_is_differentiated_has_a_gradient(argnums, names):
     assert [line.name for line in listed(program)[-len(names) :]] == names
 
 
+def test_operands_of_one_size_are_told_apart_by_what_is_differentiated():
+    def total(x, mask, y):
+        a = x * mask
+        b = wf.where(y > 0, a, y)
+        c = y * b
+        return wf.sum(wf.einsum(c, y, over=D), over=B)
+
+    program = traced(wf.grad(total), *[shape(B, D)] * 3, layout="batch:rows")
+    gradients = [(line.name, line.text) for line in listed(program) if line.text.startswith("gradient of")]
+    assert gradients == [
+        ("d c", "gradient of einsum(c, y)"),
+        ("d b", "gradient of y * b"),
+        ("d a", "gradient of where(..., a, y)"),
+        ("d x", "gradient of x * mask"),
+    ]
+
+
+def test_what_a_loop_is_given_is_told_apart_by_what_is_differentiated():
+    def total(ws, x, masks):
+        def turn(x, given):
+            w, mask = given
+            kept = x * mask
+            return kept + wf.mean(wf.einsum(kept, w, over=D), over=F), None
+
+        return wf.sum(wf.scan(turn, x, (ws, masks), over=L)[0], over=[B, D])
+
+    program = traced(wf.grad(total), weight(L, D, F), shape(B, D), shape(L, B, D), layout="batch:rows")
+    gradients = {line.text: line.name for line in listed(program)}
+    assert gradients["gradient of x * mask"] == "d x"
+
+
+def test_the_gradient_of_an_op_inside_another_has_no_name():
+    def total(x):
+        return wf.sum(wf.square(wf.einsum(x, x, over=D)) / wf.exp(wf.where(x > 0, x, -1e9)), over=[B, D])
+
+    program = traced(wf.grad(total), shape(B, D), layout="batch:rows")
+    names = [line.name for line in listed(program) if line.text.startswith("gradient of")]
+    assert set(names) == {"d x", "d ..."}
+
+
 def test_the_gradients_of_your_own_kernel_are_of_its_operands():
     def total(x, w):
         return wf.sum(wf.local(lambda a, b: a @ b, x, w, out=[B, F], whole=[D]), over=[B, F])

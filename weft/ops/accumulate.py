@@ -17,7 +17,7 @@ from .control import sliced
 from .meet import gathered_for, need_function, operand, with_layout
 from .move import result, settle
 from .recorded import note_loop, part_of_block, recorded_block
-from .trees import Slot, map_tensors
+from .trees import map_tensors, slot_of
 
 
 @recorded_block
@@ -47,7 +47,7 @@ def accumulate(
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
 
     pieces = [_cut(x, name, turn) for x in tensors]
-    inner = [Slot(x.dims.without([turn]), x._region, x._kind) for x in pieces]
+    inner = [slot_of(x).inner(turn, x._region) for x in pieces]
     regions: list[Any] = []
 
     def part(arrays: Sequence[Any]) -> list[Any]:

@@ -45,9 +45,7 @@ def scan(
     dim = _scanned_dim(over, tensors)
     note_loop(dim.size, dim.name)
     inputs, slots, structure = take_apart(_along(xs, dim))
-    inner = [
-        Slot(slot.dims.without([dim]), slot.region, slot.kind) if slot.dims is not None else slot for slot in slots
-    ]
+    inner = [slot.inner(dim, slot.region) for slot in slots]
 
     def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
         result = fn(carry, put_together(arrays, inner, structure))
@@ -122,7 +120,8 @@ class _Loop:
     """A loop's body, traced on a carry of the type that it gives back."""
 
     def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
-        arrays, self.slots, self.structure = take_apart(carry)
+        arrays, slots, self.structure = take_apart(carry)
+        self.slots = [replace(slot, marks={}) for slot in slots]  # what holds before the first turn may not after it
         self.carry = numbers(arrays, f"the carry of {what}")
         self.what = what
         mark: int | None = None

@@ -88,7 +88,7 @@ def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
         return Slot()
     if not leaf.dims.has(dim):
         return slot_of(leaf)
-    return Slot(leaf.dims.without([dim]), inner, leaf._kind)
+    return slot_of(leaf).inner(dim, inner)
 
 
 def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from ..dims import Dim, listed
 from ..layout import Placement, Region, open_region
@@ -59,14 +60,17 @@ def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
     names = kwargs if entry.op == "rename" else kwargs.get("rename") or {}
     entry.renamed = {_name(old): _name(new) for old, new in names.items()}
     if not entry.operands and not entry.is_block:
-        entry.operands, entry.makers = [placed(x) for x in given], [x._memo.get("entry") for x in given]
+        _note(entry, given, [None] * len(given))
         entry.stays_stored = any(x._kind.store is not None for x in results)
         for x in given:
             entry.dims.update(zip(x.dims.names, placement(x), strict=True))
     arrays = {id(x._array) for x in given}
     entry.is_free = bool(results) and all(id(x._array) in arrays for x in results)
+    flows = any(entry.gradients) or (None if entry.is_block or None in entry.gradients else False)
     for x in results:
         x._memo.setdefault("entry", entry.id)
+        if flows is not None and "has_gradient" not in x._memo:
+            x._memo["has_gradient"] = flows and entry.op != "stop_gradient"
 
 
 @contextlib.contextmanager
@@ -101,10 +105,22 @@ def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants
     if entry is None:
         return
     if not entry.operands:
-        entry.operands = [placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)]
-        entry.makers = [x._memo.get("entry") if is_tensor(x) else None for x in xs]
+        _note(entry, xs, wants)
     entry.dims.update(dims)
     entry.taken = region.taken
+
+
+def _note(entry: Entry, xs: Sequence[Any], wants: Sequence[Placement | None]) -> None:
+    entry.operands = [placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)]
+    entry.makers = [x._memo.get("entry") if is_tensor(x) else None for x in xs]
+    entry.gradients = [_has_gradient(x) if is_tensor(x) else False for x in xs]
+
+
+def _has_gradient(x: Tensor) -> bool | None:
+    """Whether a gradient flows back to a tensor; None where a function of JAX's own hides it."""
+    if x._region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return False
+    return x._memo.get("has_gradient")
 
 
 def placed(x: Tensor, want: Placement | None = None) -> Placed:

@@ -13,7 +13,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import TensorError, closest
-from ..tensor import is_tensor, make
+from ..tensor import is_tensor, make, marked, marks_of
 from .meet import need_function, need_tensor, rematted
 from .recorded import recorded
 from .trees import numbers
@@ -36,10 +36,14 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         is_value = [_is_value(leaf) for leaf in leaves]
         fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]
+        marks = [marks_of(leaf) if is_tensor(leaf) else {} for leaf in leaves]
 
         def run(values: Sequence[Any]) -> Any:
             found = iter(values)
-            whole = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
+            whole: list[Any] = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
+            for x, before in zip(whole, marks, strict=True):
+                if is_tensor(x):
+                    marked(x, before)
             named: set[str] = set()
             token = _named.set(named)
             try:

@@ -1,16 +1,16 @@
 """Trees of tensors taken apart into arrays and put together again, for what JAX traces as flat functions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import Shape
+from ..dims import Dim, Shape
 from ..errors import TensorError
 from ..layout import Region
-from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make
+from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, marked, marks_of
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,15 @@ class Slot:
     dims: Shape | None = None
     region: Region | None = None
     kind: Kind = PLAIN
+    marks: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the record says of it; no part of what it is."""
 
     def filled(self, array: Any) -> Any:
-        return array if self.dims is None else make(array, self.dims, self.region, self.kind)
+        return array if self.dims is None else marked(make(array, self.dims, self.region, self.kind), self.marks)
+
+    def inner(self, dim: Dim, region: Region | None) -> "Slot":
+        """One slice along a dim, in a region."""
+        return Slot(self.dims.without([dim]), region, self.kind, self.marks) if self.dims is not None else self
 
 
 def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
@@ -33,7 +39,7 @@ def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
 
 
 def slot_of(leaf: Any) -> Slot:
-    return Slot(leaf.dims, leaf._region, leaf._kind) if is_tensor(leaf) else Slot()
+    return Slot(leaf.dims, leaf._region, leaf._kind, marks_of(leaf)) if is_tensor(leaf) else Slot()
 
 
 def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -> Any:

@@ -267,4 +267,4 @@ def unknown_rows(reading: Reading) -> list[Row]:
         return []
     why = "because this optimizer cannot be traced with how its values lie: what XLA adds is seen only in compiled code"
     site, ways = reading.update_site, math.prod(reading.mesh.axes[axis] for axis in axes)
-    return [Row("unknown", axes, (), "", 0, 1, "update", str(site), site.function, why, exact=False, ways=ways)]
+    return [Row("unknown", axes, (), "", 0, 0, "update", str(site), site.function, why, exact=False, ways=ways)]

@@ -5,9 +5,12 @@ only where the traced program has equations for them, or where nothing needs to 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import jax.numpy as jnp
 
 from ..record import Entry, Placed
 from .ledger import Row, rows_of, size_text, unknown_rows
@@ -69,7 +72,7 @@ class _Group:
     @property
     def times(self) -> int:
         """How often the same equations stand here: a function of the user's that is traced once and called again."""
-        return len(self.steps) // max(1, len({id(step.eqn) for step in self.steps}))
+        return max(Counter(id(step.eqn) for step in self.steps).values(), default=1)
 
 
 def listing(reading: Reading) -> list[Line]:
@@ -79,7 +82,9 @@ def listing(reading: Reading) -> list[Line]:
     for phases in (("forward",), ("recompute", "backward"), ("update",)):
         items = [item for item in level.items if item.phase in phases]
         lines = _update_lines(reading, items) if phases == ("update",) else level.lines(items)
-        if lines:
+        if any(line.kind == "section" for line in lines):
+            found.extend(lines)
+        elif lines:
             found.append(Line("section", text=phases[-1], lines=tuple(lines)))
     return found
 
@@ -123,7 +128,7 @@ class _Level:
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
-        made = {_elements(var) for step in group.steps for var in step.eqn.outvars}
+        made = {_elements(var) for s in group.steps if s.eqn.primitive.name not in _TRIVIAL for var in s.eqn.outvars}
         return any(self._local_elements(entry, placed) in made for placed in entry.results)
 
     def _local_elements(self, entry: Entry, placed: Placed) -> int:
@@ -242,9 +247,7 @@ class _Level:
             assert placed is not None
             used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
             name = self.reading.operand_name(entry.id, index)
-            name = name if len(name) <= _LONGEST_NAME else name.split(".")[-1]
-            name = f"d {name}" if name and len(name) <= _LONGEST_NAME and "(" not in name else "d ..."
-            found.append(Line("op", name, type_text(used), text, str(site), site.function))
+            found.append(Line("op", _gradient_name(name), type_text(used), text, str(site), site.function))
         return list(dict.fromkeys(found)) or [Line("op", "", "", text, str(site), site.function)]
 
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
@@ -257,9 +260,24 @@ class _Level:
         wanted = {
             index: self._local_elements(entry, placed)
             for index, placed in enumerate(entry.operands)
-            if placed is not None and self.reading.has_gradient(entry, index)
+            if placed is not None and entry.gradients[index] is not False and _is_float(placed)
         }
-        return _found(wanted, made) or _found(wanted, shaped) or list(wanted)
+        # What surely has a gradient comes before what may have one.
+        order = sorted(wanted, key=lambda index: (entry.gradients[index] is None, -index))
+        return _found(wanted, order, made) or _found(wanted, order, shaped) or list(wanted)
+
+
+def _gradient_name(of: str) -> str:
+    """What a gradient is called: that of a long path by its last word, that of an expression not at all.
+
+    >>> _gradient_name("w"), _gradient_name("layers.feed_forward_norm_scale"), _gradient_name("norm(x)")
+    ('d w', 'd feed_forward_norm_scale', 'd ...')
+    """
+    name = of if len(of) <= _LONGEST_NAME else of.split(".")[-1]
+    return f"d {name}" if _NAME.fullmatch(name) else "d ..."
+
+
+_NAME = re.compile(r"[\w.\[\]'\"]+")
 
 
 def _joined(lines: Sequence[Line]) -> list[Line]:
@@ -274,14 +292,18 @@ def _joined(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
-def _found(wanted: dict[int, int], sizes: list[int]) -> list[int]:
-    """Those whose size is among the sizes, each of which counts once; later ones first, which are the weights."""
+def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
+    """Those whose size is among the sizes, each of which counts once."""
     left, found = list(sizes), []
-    for index, size in reversed(wanted.items()):
-        if size in left:
-            left.remove(size)
+    for index in order:
+        if wanted[index] in left:
+            left.remove(wanted[index])
             found.append(index)
-    return found[::-1]
+    return sorted(found)
+
+
+def _is_float(placed: Placed) -> bool:
+    return bool(jnp.issubdtype(placed.dtype, jnp.inexact))
 
 
 def _elements(var: Any) -> int:

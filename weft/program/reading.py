@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax.numpy as jnp
-
 from ..layout import typed
 from ..mesh import Mesh
 from ..record import Argument, Entry, Placed, Record
@@ -76,18 +74,18 @@ class Reading:
         names = self.site(entry).names
         if len(names) <= 1:
             return names[0] if names else ""
-        return names[self._turn(entry) % len(names)]
+        return names[self._turns.get(entry.id, 0) % len(names)]
 
-    def _turn(self, entry: Entry) -> int:
-        """How many entries of the same place in the source came before it."""
-        if not hasattr(self, "_turns"):
-            self._turns: dict[int, int] = {}
-            seen: dict[Any, int] = {}
-            for other in self.entries:
-                if not other.is_gone:
-                    key = (other.code, other.at, other.parent)
-                    self._turns[other.id] = seen[key] = seen.get(key, -1) + 1
-        return self._turns.get(entry.id, 0)
+    @functools.cached_property
+    def _turns(self) -> dict[int, int]:
+        """For each entry how many of the same place in the source came before it."""
+        found: dict[int, int] = {}
+        seen: dict[Any, int] = {}
+        for entry in self.entries:
+            if not entry.is_gone:
+                key = (entry.code, entry.at, entry.parent)
+                found[entry.id] = seen[key] = seen.get(key, -1) + 1
+        return found
 
     def text(self, entry: Entry, *, operands_only: bool = False) -> str:
         """The op as the user wrote it."""
@@ -119,20 +117,6 @@ class Reading:
         while entry.parent is not None:
             entry = self.entries[entry.parent]
             yield entry
-
-    def has_gradient(self, entry: Entry, index: int) -> bool:
-        """Whether a gradient flows back through an operand, as far as the record can tell."""
-        placed, maker = entry.operands[index], entry.makers[index]
-        if placed is None or not jnp.issubdtype(placed.dtype, jnp.inexact):
-            return False
-        if maker is None or maker in self._differentiated or self.entries[maker].is_block:
-            return True
-        made_of = self.entries[maker]  # what only passes gradients on, as `x + 1`, has no equations of its own
-        return any(self.has_gradient(made_of, other) for other in range(len(made_of.operands)))
-
-    @functools.cached_property
-    def _differentiated(self) -> set[int]:
-        return {step.op for step in self.steps() if step.op is not None and step.phase == "backward"}
 
     def local_elements(self, placed: Placed, axes: dict[str, tuple[str, ...]]) -> int:
         """How many elements a processor holds of a tensor whose dims are split as `axes` says."""

@@ -10,7 +10,7 @@ from ..record import Axes, Entry, Placed
 from .reading import Reading
 from .walk import Step
 
-_SUMMED = ("einsum", "sum", "mean", "local", "any", "all")
+_SUMMED = ("einsum", "sum", "mean", "local")
 _MOVED = ("rename", "einsum", "sum")
 _SHOWN = ("print", "check")
 _BLOCKS = {
@@ -27,7 +27,7 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
         return ""
     over = _joined(axes)
     if entry.reason:
-        return entry.reason.format(axes=over)
+        return entry.reason.format(axes=over, name=reading.operand_name(entry.id, 0) or "a parameter")
     if entry.op in _SHOWN:
         return f"because {entry.op} looks at the whole value"
     placed = entry.operands[step.operand] if step.operand is not None and step.operand < len(entry.operands) else None

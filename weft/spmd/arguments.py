@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..record import Argument
-from ..tensor import Kind, is_tensor, make
+from ..tensor import Kind, is_tensor, make, marked
 
 
 @jax.tree_util.register_static
@@ -41,7 +41,8 @@ class TensorSlot:
     fits: bool
 
     def local(self, array: Any, region: Region) -> Any:
-        return make(array, self.dims, region if self.fits else None, self.kind)
+        x = make(array, self.dims, region if self.fits else None, self.kind)
+        return marked(x, {"has_gradient": False})  # until it is differentiated by
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _parameters(fn: Callable[..., Any]) -> list[str]:
 
 
 def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
-    """`layers.q` for `params["layers"]["q"]`, `x` for an argument that is a tensor, `params[0]` for one of several."""
+    """`layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree."""
     (kind, first, *rest) = path
     if kind.idx == 1:
         argument = first.key
@@ -191,7 +192,7 @@ def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
     words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in rest]
     if all(word.isdigit() for word in words):
         return Argument(argument + "".join(f"[{word}]" for word in words), is_leaf=False)
-    return Argument(".".join(words), is_leaf=True)
+    return Argument(".".join(words if len(words) > 1 else [argument, *words]), is_leaf=True)
 
 
 def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:

@@ -241,7 +241,7 @@ def laid(array: Any, wanted: NamedSharding) -> Any:
     """A global array that lies as `wanted`: XLA is told so; where shardings are typed it is moved, if it must."""
     if AxisType.Explicit not in wanted.mesh.axis_types:
         return jax.lax.with_sharding_constraint(array, wanted)
-    return array if jax.typeof(array).sharding.spec == wanted.spec else jax.sharding.reshard(array, wanted)
+    return array if jax.typeof(array).sharding == wanted else jax.sharding.reshard(array, wanted)
 
 
 class _Leaving:

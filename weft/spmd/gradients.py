@@ -17,7 +17,7 @@ from ..layout import open_region
 from ..ops.collectives import all_reduce, as_varying
 from ..ops.meet import common_region, need_function, with_layout
 from ..ops.move import result
-from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
 
 
 def value_and_grad(
@@ -53,7 +53,7 @@ def value_and_grad(
         def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
             filled = list(leaves)
             for i, start, array in zip(picked, starts, arrays, strict=True):
-                filled[i] = make(array, start.dims, start._region, start._kind)
+                filled[i] = marked(make(array, start.dims, start._region, start._kind), {"has_gradient": True})
             whole = list(args)
             for i, tree in zip(positions, jax.tree.unflatten(structure, filled), strict=True):
                 whole[i] = tree

@@ -22,7 +22,7 @@ from ..ops.debug import failures
 from ..ops.meet import need_function
 from ..ops.move import result
 from ..ops.trees import map_tensors
-from ..record import Place, place, record_of_region
+from ..record import Place, operand_scope, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics
 from .border import Spmd, Traced, check_axes_used, laid
@@ -326,7 +326,7 @@ def _part(x: Tensor) -> Tensor:
 
 
 _FINER = (
-    "because the optimizer's state is stored split over {axes} (`optimizer.` rules): each keeps its slice of the sum"
+    "because the optimizer's state of {name} is stored split over {axes} (`optimizer.` rules): each keeps its slice"
 )
 
 
@@ -351,5 +351,5 @@ def _attached(part: Any, whole: Any, made: Place) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, axes), whole), backward)
-    with whole._region.record.op("update", reason=_FINER, at=made):
+    with whole._region.record.op("update", reason=_FINER, at=made), operand_scope(0):
         return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
