@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
-from ..tensor import Tensor, checked, is_tensor, make, placement
+from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .collectives import as_varying
 from .control import sliced
 from .meet import gathered_for, need_function, operand, with_layout
@@ -159,7 +159,7 @@ def _zeros(like: Any) -> Any:
 
 def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
     """`x` with its rows dealt out to the microbatches in turn, which no row has to leave its processor for."""
-    x = with_layout(checked(x), x._region)
+    x, marks = with_layout(checked(x), x._region), marks_of(x)
     position = x.dims.position(name)
     dim, ways = x.dims[position], x.ways(name)
     if dim.size % (ways * turn.size):
@@ -174,7 +174,7 @@ def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
     pieces = jnp.moveaxis(x._array.reshape(shape), position + 1, 0)
     dims = Shape([turn, *(d.resized(d.size // turn.size) if d.name == name else d for d in x.dims)])
     have = ((), *placement(x))
-    return settle(pieces, dims, have, x._region)
+    return marked(settle(pieces, dims, have, x._region), marks)
 
 
 def _scalar(x: Any) -> Any:

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 from ..dims import Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, RegionError, TensorError
 from ..layout import Region, open_region
-from ..tensor import Tensor, checked, is_tensor, make, placement
+from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .collectives import PRIMITIVES, as_varying, from_first, varying
 from .elementwise import aligned
 from .index import only
@@ -76,7 +76,7 @@ def _along(xs: Any, dim: Dim) -> Any:
     """The inputs of a scan with `dim` first; it must be whole."""
 
     def first(x: Tensor) -> Tensor:
-        x = checked(x)
+        x, marks = checked(x), marks_of(x)
         dims = Shape([x.dims.find(dim), *x.dims.without([dim])])
         if x._region is not None and x._region.placement(x.dims)[x.dims.position(dim)]:
             axes = "+".join(x._region.placement(x.dims)[x.dims.position(dim)])
@@ -88,7 +88,7 @@ def _along(xs: Any, dim: Dim) -> Any:
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
             x = with_layout(x, x._region)
-        return make(aligned(x._array, x.dims, dims), dims, x._region, x._kind)
+        return marked(make(aligned(x._array, x.dims, dims), dims, x._region, x._kind), marks)
 
     for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):
         need_tensor(leaf, "scan")

@@ -12,7 +12,7 @@ import jax
 from ..dims import Dim, Shape, listed, union
 from ..errors import DimError
 from ..layout import Axes, Region, open_region, opened
-from ..tensor import Kind, is_tensor, make
+from ..tensor import Kind, is_tensor, make, marked, marks_of
 from .collectives import as_varying, varying
 from .index import only
 from .meet import Meeting, common_region, need_function, with_layout
@@ -73,14 +73,16 @@ def _prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, 
     """A mapped tensor split as agreed; one that is not mapped, varying over the axes taken."""
     if not is_tensor(leaf) or region is None or inner is None:
         return leaf
+    marks = marks_of(leaf)
     if not leaf.dims.has(dim):
         leaf = with_layout(leaf, inner)
-        return result(as_varying(leaf._array, taken), leaf.dims, inner)
+        return marked(result(as_varying(leaf._array, taken), leaf.dims, inner), marks)
     leaf = with_layout(leaf, region)
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
     placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
-    return make(placed, leaf.dims, region, Kind(equal=varying(placed) - {a for axes in want.values() for a in axes}))
+    equal = varying(placed) - {axis for axes in want.values() for axis in axes}
+    return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
 
 
 def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:

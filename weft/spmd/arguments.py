@@ -236,5 +236,5 @@ def with_statics(tree: Any) -> Any:
 
 def without_statics(tree: Any) -> Any:
     """The tree with the values that were wrapped as static."""
-    is_static = lambda node: isinstance(node, Static)  # noqa: E731
-    return jax.tree.map(lambda node: node.value if is_static(node) else node, tree, is_leaf=is_static)
+    is_leaf = lambda node: isinstance(node, Static) or is_tensor(node)  # noqa: E731
+    return jax.tree.map(lambda node: node.value if isinstance(node, Static) else node, tree, is_leaf=is_leaf)
