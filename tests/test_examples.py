@@ -153,11 +153,13 @@ def test_read_the_program_prints_it_for_512_processors_and_what_another_layout_c
     )
     layer = 512 // 16 * 256 * 1024 * 4 // 2**20  # MiB of [batch/rows length d_model] on one processor
     assert re.search(rf">> all_reduce over cols +{layer} MiB x12 .*because d_ff is summed and split over cols", program)
-    assert re.search(r"d out .*\n +>> all_reduce over rows +1 MiB x12 .*because out is whole over rows", program)
+    assert re.search(
+        r"d params.out .*\n +>> all_reduce over rows +1 MiB x12 .*because params.out is whole over rows", program
+    )
     assert [program.index(f"\n{phase}\n") for phase in ("forward", "backward")]
     assert "no work is done twice" in program
-    assert re.search(r"\+ >> all_gather over rows  1 MiB x12 .*because in is stored split over rows", changes)
-    assert re.search(r"- >> all_reduce over rows  1 MiB x12 .*because in is whole over rows", changes)
+    assert re.search(r"\+ >> all_gather over rows  1 MiB x12 .*because params.in is stored split over rows", changes)
+    assert re.search(r"- >> all_reduce over rows  1 MiB x12 .*because params.in is whole over rows", changes)
     assert "100 % of the work is done 32 times: axis cols splits nothing in `feed_forward`" in duplicated
 
 

@@ -68,12 +68,26 @@ class WeftWarning(UserWarning):
 
 def user_line() -> str:
     """The file, line and function of the innermost frame that is the user's own."""
-    frame: FrameType | None = sys._getframe(1)
+    frame, _ = _users_frame()
+    if frame is None:
+        return "<unknown line>"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` by which a warning points at the user's own line."""
+    return _users_frame()[1]
+
+
+def _users_frame() -> tuple[FrameType | None, int]:
+    """The innermost frame that is the user's own, and how many lie between it and the caller's caller, both counted."""
+    frame: FrameType | None = sys._getframe(2)
+    level = 1
     while frame is not None:
         if is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft":
-            return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "<unknown line>"
+            return frame, level
+        frame, level = frame.f_back, level + 1
+    return None, 2
 
 
 def is_users(filename: str) -> bool:

@@ -194,6 +194,6 @@ def test_more_names_than_the_alphabet_has_letters_are_no_error():
     assert float(wf.einsum(*many, out=[])) == 2.0**60
 
 
-def test_a_function_of_the_wrong_number_of_arguments_stays_pythons_own():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+def test_a_function_given_too_few_arguments_is_told_which():
+    with pytest.raises(wf.TensorError, match="missing 1 required positional argument: 'y'"):
         on_rows(lambda x, y: x)(x)

@@ -48,6 +48,7 @@ def test_a_net_is_an_op_a_line_and_a_line_for_what_it_sends():
         printed(net, *NET, layout="batch:rows,d_ff:cols")
         == """
 net on rows=2,cols=4 (8 processors) under batch:rows,d_ff:cols
+batch=8 d_model=24 d_ff=40
 
 forward
      f32[batch/rows d_ff/cols]  einsum(x, w)  net
@@ -66,12 +67,12 @@ def test_with_lines_every_line_ends_where_it_was_written():
     program = traced(net, *NET, layout="batch:rows,d_ff:cols")
     at = net.__code__.co_firstlineno
     lines = str(program).replace("tests/program/test_listing.py", "net.py").splitlines()
-    assert [line.rstrip().split()[-1] for line in lines[3:6]] == [
+    assert [line.rstrip().split()[-1] for line in lines[4:7]] == [
         f"net.py:{at + 1}",
         f"net.py:{at + 1}",
         f"net.py:{at + 2}",
     ]
-    assert f"net.py:{at + 2}  because d_ff is summed and split over cols" in lines[6]
+    assert f"net.py:{at + 2}  because d_ff is summed and split over cols" in lines[7]
 
 
 def loss(params, x, key=None):
@@ -88,6 +89,7 @@ def test_the_backward_pass_says_of_what_each_line_is_the_gradient():
         found
         == """
 loss on rows=2,cols=4 (8 processors) under batch:rows,d_ff:cols
+batch=8 d_model=24 d_ff=40
 
 forward
          f32[batch/rows d_ff/cols]  einsum(x, w)              net
@@ -133,6 +135,7 @@ def test_a_loop_stands_once_with_its_turns_and_what_is_recomputed_apart():
         found
         == """
 stacked on rows=2,cols=4 (8 processors) under batch:rows,params.d_model:rows
+batch=8 d_model=24 d_ff=40
 
 forward
   scan over layers x3  stacked
@@ -179,6 +182,7 @@ def test_layers_that_repeat_are_folded():
         found
         == """
 unrolled on rows=2,cols=4 (8 processors) under batch:rows,d_ff:cols
+batch=8 d_model=24 d_ff=40
 
 forward
   repeated x6
@@ -196,9 +200,9 @@ backward
            >> all_reduce over rows    960 B x5                  net       because v is whole over rows, used with data split there (batch)
     d ...  f32[batch/rows d_ff/cols]  gradient of relu(...)     net
     d x    f32[batch/rows d_model]    gradient of einsum(x, w)  net
+           >> all_reduce over cols    384 B x5                  net       because x is whole over cols, used with data split there (d_ff)
     d w    f32[d_model d_ff/cols]     gradient of einsum(x, w)  net
            >> all_reduce over rows    960 B x5                  net       because w is whole over rows, used with data split there (batch)
-           >> all_reduce over cols    384 B x5                  net       because x is whole over cols, used with data split there (d_ff)
   d h    f32[batch/rows d_ff/cols]  gradient of einsum(h, v)  net
   d v    f32[d_ff/cols d_model]     gradient of einsum(h, v)  net
          >> all_reduce over rows    960 B x1                  net       because v is whole over rows, used with data split there (batch)
@@ -241,10 +245,11 @@ def test_both_sides_of_a_choice_are_shown():
         found
         == """
 choose on rows=2,cols=4 (8 processors) under batch:rows,d_model:cols
+batch=8 d_model=24
 
 forward
-  cond, of which what sends more is counted  choose
-    on_true
+  cond  choose
+    on_true, which sends more and is counted
         f32[batch/rows d_model/cols]  softmax(x, over=D)  choose
         >> all_reduce over cols       16 B x2             choose  because softmax goes over d_model, split over cols
     on_false
@@ -269,6 +274,7 @@ def test_a_loop_of_unknown_length_says_so():
         printed(grow, shape(B, D), layout="batch:rows")
         == """
 grow on rows=2,cols=4 (8 processors) under batch:rows
+batch=8 d_model=24
 
 forward
   while_loop, turns not known  grow
@@ -276,7 +282,7 @@ forward
       >> all_reduce over rows  4 B x1 a turn        grow  because batch is summed and split over rows
       bool[]                   ... < 10             grow
       f32[batch/rows d_model]  x * 2                grow
-  fori_loop over step x5  grow
+  fori_loop x5  grow
       f32[d_model]             mean(y, over=B)      grow
       >> all_reduce over rows  96 B x5              grow  because batch is summed and split over rows
       f32[batch/rows d_model]  y + ...              grow
@@ -304,6 +310,7 @@ def test_a_mapped_function_stands_under_the_dim_it_is_mapped_over():
         found
         == """
 per_example on rows=2,cols=4 (8 processors) under batch:rows,d_ff:cols
+batch=8 d_model=24 d_ff=40
 
 forward
   vmap over batch  per_example
@@ -344,6 +351,7 @@ def test_a_sequence_parallel_block_gathers_and_scatters():
         found
         == """
 attention on rows=2,cols=4 (8 processors) under batch:rows,d_ff:cols,stream:cols
+batch=8 stream=16 d_model=24 length=16 d_ff=40
 
 forward
   a  f32[batch/rows length d_model]       x.rename(stream='length')                     attention

@@ -213,8 +213,8 @@ def test_parameters_in_a_tree_are_named_by_their_place_in_it():
     params = {"deep": [weight(D, F), weight(F, E)]}
     found = reasons(net, shape(B, D), params, layout="batch:rows,params.d_ff:rows")
     assert found == [
-        "all_gather over rows: deep.0 is stored split over rows (params.d_ff)",
-        "all_gather over rows: deep.1 is stored split over rows (params.d_ff)",
+        "all_gather over rows: deep[0] is stored split over rows (params.d_ff)",
+        "all_gather over rows: deep[1] is stored split over rows (params.d_ff)",
     ]
 
 

@@ -105,10 +105,11 @@ def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
 def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ()) -> Meeting:
     """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first."""
     tensors = [checked(x) for x in xs if is_tensor(x)]
-    if without := next((x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)), None):
+    without = [x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)]
+    if without:
         raise TensorError(
-            f"{without!r} holds a shape and no values",
-            fix="give it to `wf.trace`, or give it values",
+            f"{without[0]!r} holds a shape and no values",
+            fix="give it to `wf.trace` among the arguments of the function, not closed over; or give it values",
         )
     region = common_region(tensors)
     return Meeting(region, union(first, *(x.dims for x in tensors), more))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .ledger import Ledger, size_text
-from .listing import Line
+from .lines import Line
 from .work import flops_text
 
 if TYPE_CHECKING:

@@ -35,7 +35,8 @@ class Row:
     function: str
     reason: str
     exact: bool
-    """Equal to what is compiled; False where the update's could not be known."""
+    """What XLA is given to compile, to the byte (it may then join some: two gathers of one weight, say); False for a
+    guess about the update. In a loop of unknown length it is exact for one turn."""
     ways: int
     """How many processors take part in one call."""
     is_each_turn: bool = False
@@ -72,6 +73,14 @@ class Ledger(Sequence[Row]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {_calls(self.count())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self.rows == other.rows
+
+    __hash__ = None  # type: ignore[assignment]
 
     def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
         """Bytes of all calls; with `axis`, of those that go over it, alone or with others; with `phase`, in it."""
@@ -121,6 +130,8 @@ class Ledger(Sequence[Row]):
             else f"over {axis}: nothing"
             for axis in axes
         ]
+        if shared := sum(row.bytes * row.count for row in self.rows if len(row.axes) > 1):
+            found.append(f"of which {size_text(shared)} over several axes at once, counted under each")
         if not self.exact:
             found.append("not exact: some of the update's collectives could not be known")
         if any(row.is_each_turn for row in self.rows):
@@ -226,27 +237,19 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
 
 
 def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
-    """The dims of the tensor that a collective carries, if one of its op's tensors has as many elements."""
+    """The dims of what a collective carries: of the op's tensor that has as many elements, whole or split."""
     entry = reading.entry(step.op)
     if entry is None:
         return ()
     own = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
+    mapped, times = tuple(reading.mapped_dims(entry)), reading.mapped_times(entry)
     for placed in (*own, *entry.results, *entry.operands):
         if placed is None:
             continue
-        kept = [dim.name for dim in placed.dims if dim.name not in entry.over or placed in own]
-        for names in (placed.dims.names, kept):
-            sizes = [dim.size for dim in placed.dims if dim.name in names]
-            splits = [
-                (1, math.prod(reading.mesh.axes[a] for a in entry.dims.get(n, ()) if a in reading.mesh.axes))
-                for n in names
-            ]
-            held = math.prod(sizes)
-            if elements in (held, held // math.prod(ways for _, ways in splits)):
-                return tuple(names)
-            stored = math.prod(reading.mesh.axes[a] for axes in placed.placement for a in axes)
-            if elements * stored == held:
-                return tuple(names)
+        for dims in (placed.dims, [dim for dim in placed.dims if dim.name not in entry.over]):
+            whole = math.prod(dim.size for dim in dims) * times
+            if whole % elements == 0 and whole // elements in reading.mesh_ways:
+                return (*mapped, *(dim.name for dim in dims))
     return ()
 
 

@@ -14,45 +14,17 @@ import jax.numpy as jnp
 
 from ..record import Entry, Placed
 from .ledger import Row, rows_of, size_text, unknown_rows
+from .lines import Line, folded
 from .reading import Reading, type_text
 from .walk import Loop, Step, Tree, steps
 
-_WIDEST = (24, 52, 48, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
 _LONGEST_NAME = 22
 
 # Equations that only bring values into shape; a group of nothing else has no line.
 _TRIVIAL = frozenset(
-    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type iota add_any copy axis_index mul_zeros "
+    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type add_any copy axis_index mul_zeros "
     "name stop_gradient expand_dims symbolic_zeros".split()
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the listing, and those that stand under it."""
-
-    kind: str
-    """section, block, op, collective or note"""
-    name: str = ""
-    type: str = ""
-    text: str = ""
-    source: str = ""
-    function: str = ""
-    reason: str = ""
-    count: int = 0
-    """How often a collective runs in all."""
-    is_each_turn: bool = False
-    """Inside a loop of unknown length: `count` is for one turn."""
-    lines: tuple["Line", ...] = ()
-
-    @property
-    def said(self) -> str:
-        """The text, and for a collective how often it runs."""
-        turn = " a turn" if self.is_each_turn else ""
-        return f"{self.text} x{self.count}{turn}" if self.kind == "collective" else self.text
-
-    def __len__(self) -> int:
-        return 1 + sum(map(len, self.lines))
 
 
 @dataclass
@@ -63,7 +35,8 @@ class _Group:
     phase: str
     order: int = 0
     steps: list[Step] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[tuple[Row, int | None]] = field(default_factory=list)
+    """What is sent, and of which operand."""
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +84,7 @@ class _Level:
                     groups[key] = _Group(*key)
                     found.append(groups[key])
                 groups[key].steps.append(step)
-                groups[key].rows.extend(rows_of(self.reading, step))
+                groups[key].rows.extend((row, step.operand) for row in rows_of(self.reading, step))
         return [item for item in found if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
@@ -173,27 +146,35 @@ class _Level:
         found: list[Line] = []
         phases = list(dict.fromkeys(item.phase for item in items))
         for phase, run in _runs(items):
-            lines = _folded(_joined([line for item in run for line in self._lines(item)]))
+            lines = folded(_joined([line for item in run for line in self._lines(item)]))
             if len(phases) > 1 and lines:
                 found.append(Line("section", text=phase, lines=tuple(lines)))
             else:
                 found.extend(lines)
-        return _folded(found) if len(phases) > 1 else found
+        return folded(found) if len(phases) > 1 else found
 
     def _lines(self, item: "_Group | Loop") -> list[Line]:
         if isinstance(item, Loop):
             return self._loop(item)
         entry = self.reading.entry(item.op)
-        sent = [_collective(row) for row in _summed(item.rows)]
-        is_shown = entry is not None and (item.phase == self.phase == "forward" and self._is_here(entry))
-        if entry is None or not (item.has_work or is_shown or sent):
+        sent = _collectives(item.rows)
+        if entry is None or not self._has_line(item, entry):
             return sent
         if entry.is_block or entry.reason or entry.op == "gather":
             return sent
-        own = self._backward(item, entry) if any(map(self.reading.is_gradient, item.steps)) else [self._forward(entry)]
+        if any(map(self.reading.is_gradient, item.steps)):
+            lines = self._backward(item, entry)
+        else:
+            lines = [self._forward(entry), *sent]
         if item.times > 1:
-            own = [replace(line, text=f"{line.text} x{item.times}") for line in own]
-        return self._mapped(entry, [*own, *sent])
+            lines = [replace(line, text=f"{line.text} x{item.times}") if line.kind == "op" else line for line in lines]
+        return self._mapped(entry, lines)
+
+    def _has_line(self, item: _Group, entry: Entry) -> bool:
+        """Whether an op runs here; of one in a loop only a part may, taken out of it."""
+        if item.phase != "forward":
+            return item.has_work or bool(item.rows)
+        return (self.phase == "forward" and self._is_here(entry)) or self._is_made_again(item)
 
     def _mapped(self, entry: Entry, lines: list[Line]) -> list[Line]:
         """Lines of a function mapped over a dim stand under a heading that says so."""
@@ -214,7 +195,7 @@ class _Level:
         if not lines:
             return []
         what = entry.op if entry is not None else loop.kind
-        over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
+        over = f" over {entry.over[0]}" if entry is not None and entry.over and what != "fori_loop" else ""
         turns = f" x{loop.turns}" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
         return [self._header(entry, f"{what}{over}{turns}{order}", lines)]
@@ -226,7 +207,15 @@ class _Level:
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
             lines = level.lines(level.items) or [Line("note", text="nothing")]
             parts.append(Line("block", text=name, lines=tuple(lines)))
-        return [self._header(entry, "cond, of which what sends more is counted", parts[::-1])]
+        sent = [sum(row.bytes * row.count for row in self._rows(body)) for body in loop.bodies]
+        if max(sent) > min(sent):
+            at = sent.index(max(sent))
+            parts[at] = replace(parts[at], text=f"{parts[at].text}, which sends more and is counted")
+        return [self._header(entry, "cond", parts[::-1])]
+
+    def _rows(self, tree: Tree) -> Iterator[Row]:
+        for step in steps(tree):
+            yield from rows_of(self.reading, step)
 
     def _header(self, entry: Entry | None, text: str, lines: Sequence[Line]) -> Line:
         site = self.reading.site(entry)
@@ -238,17 +227,21 @@ class _Level:
         return Line("op", self.reading.name(entry), types, self.reading.text(entry), str(site), site.function)
 
     def _backward(self, group: _Group, entry: Entry) -> list[Line]:
-        """A line for each operand whose gradient is made."""
+        """A line for each operand whose gradient is made, and under it what that sends."""
         site = self.reading.site(entry)
         text = f"gradient of {self.reading.text(entry, operands_only=True)}"
-        found = []
+        found: list[Line] = []
+        left = list(group.rows)
         for index in self._differentiated(group, entry):
             placed = entry.operands[index]
             assert placed is not None
             used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
-            name = self.reading.operand_name(entry.id, index)
-            found.append(Line("op", _gradient_name(name), type_text(used), text, str(site), site.function))
-        return list(dict.fromkeys(found)) or [Line("op", "", "", text, str(site), site.function)]
+            name = _gradient_name(self.reading.operand_name(entry.id, index))
+            line = Line("op", name, type_text(used), text, str(site), site.function)
+            found += [line] if line not in found else []
+            found += _collectives([pair for pair in left if pair[1] == index])
+            left = [pair for pair in left if pair[1] != index]
+        return [*(found or [Line("op", "", "", text, str(site), site.function)]), *_collectives(left)]
 
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
         """The operands whose gradients a group of equations makes: those of whose size it makes an array."""
@@ -326,18 +319,19 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
     groups = [item for item in items if isinstance(item, _Group)]
     if not groups:
         return []
-    rows = [row for group in groups for row in group.rows] + unknown_rows(reading)
-    sent = [_collective(row) for row in _summed(rows)]
-    return [Line("note", text="the optimizer, in global view"), *sent]
+    rows = [row for group in groups for row in group.rows]
+    sent = _collectives([*rows, *((row, None) for row in unknown_rows(reading))])
+    sends = "XLA adds what it sends" if sent else "it sends nothing"
+    return [Line("note", text=f"the optimizer's, on whole arrays; {sends}"), *sent]
 
 
-def _summed(rows: Sequence[Row]) -> list[Row]:
-    """Rows with those that are alike taken together."""
+def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
+    """The lines of what is sent, those that are alike taken together."""
     found: dict[Row, int] = {}
-    for row in rows:
+    for row, _ in rows:
         alike = replace(row, count=0, dtype="", dims=())
         found[alike] = found.get(alike, 0) + row.count
-    return [replace(row, count=count) for row, count in found.items()]
+    return [_collective(replace(row, count=count)) for row, count in found.items()]
 
 
 def _collective(row: Row) -> Line:
@@ -351,81 +345,3 @@ def _collective(row: Row) -> Line:
         count=row.count,
         is_each_turn=row.is_each_turn,
     )
-
-
-# Folding: what stands several times in a row is printed once.
-
-_INDEX = re.compile(r"(?<=[.\[])\d+\b")
-_LEAST_SAVED = 5
-
-
-def _anonymous(line: Line) -> Line:
-    """A line with the numbers of layers left out of the names, to compare by and to print for all of them."""
-    inner = tuple(map(_anonymous, line.lines))
-    return replace(line, name=_INDEX.sub("*", line.name), reason=_INDEX.sub("*", line.reason), lines=inner)
-
-
-def _folded(lines: Sequence[Line]) -> list[Line]:
-    keys = [_anonymous(line) for line in lines]
-    found: list[Line] = []
-    at = 0
-    while at < len(lines):
-        period, times = _repetition(keys, at)
-        if times == 1:
-            found.append(lines[at])
-            at += 1
-        else:
-            unit = tuple(_multiplied(line, times) for line in keys[at : at + period])
-            found.append(Line("block", text=f"repeated x{times}", lines=unit))
-            at += period * times
-    return found
-
-
-def _multiplied(line: Line, times: int) -> Line:
-    return replace(line, count=line.count * times, lines=tuple(_multiplied(inner, times) for inner in line.lines))
-
-
-def _repetition(keys: Sequence[Line], at: int) -> tuple[int, int]:
-    """The length and number of the repetitions from here on that save most lines."""
-    best, saved = (1, 1), 0
-    for other in range(at + 1, at + 1 + (len(keys) - at) // 2):
-        if keys[other] != keys[at]:
-            continue
-        period, times = other - at, 1
-        unit = list(keys[at:other])
-        while list(keys[at + times * period : at + (times + 1) * period]) == unit:
-            times += 1
-        gain = (times - 1) * sum(map(len, unit))
-        if times > 1 and gain > saved and gain >= _LEAST_SAVED:
-            best, saved = (period, times), gain
-    return best
-
-
-# Printing.
-
-
-def text_of(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text; with `lines=False` functions stand in place of files and line numbers."""
-    flat = list(_flat(sections, 0))
-    rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
-    widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]
-    return "\n".join(_printed(depth, line, widths, lines).rstrip() for depth, line in flat)
-
-
-def _flat(lines: Sequence[Line], depth: int) -> Iterator[tuple[int, Line]]:
-    for line in lines:
-        yield depth, line
-        yield from _flat(line.lines, depth + 1)
-
-
-def _columns(line: Line, lines: bool) -> list[str]:
-    return [line.name, line.type, line.said, line.source if lines else line.function]
-
-
-def _printed(depth: int, line: Line, widths: Sequence[int], lines: bool) -> str:
-    indent = "  " * depth
-    if line.kind in ("section", "note"):
-        return indent + line.text
-    if line.kind == "block":
-        return f"{indent}{line.text}  {line.source if lines else line.function}"
-    return indent + "  ".join([*map(str.ljust, _columns(line, lines), widths), line.reason])

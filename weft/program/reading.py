@@ -39,6 +39,25 @@ class Reading:
     def site(self, entry: Entry | None) -> Site:
         return NOWHERE if entry is None else self._sources.site(entry.code, entry.at)
 
+    @functools.cached_property
+    def mesh_ways(self) -> set[int]:
+        """Into how many slices some of the mesh's axes can cut."""
+        found = {1}
+        for size in self.mesh.axes.values():
+            found |= {size * other for other in found}
+        return found
+
+    @property
+    def sizes(self) -> str:
+        """The dims of the program with their sizes; several where a name has several."""
+        found: dict[str, list[int]] = {}
+        for entry in self.entries:
+            for placed in (*entry.operands, *entry.results):
+                for dim in placed.dims if placed is not None else ():
+                    if dim.size not in found.setdefault(dim.name, []):
+                        found[dim.name].append(dim.size)
+        return " ".join(f"{name}={'|'.join(map(str, sizes))}" for name, sizes in found.items())
+
     @property
     def update_site(self) -> Site:
         """Where the train step was made whose update this is."""

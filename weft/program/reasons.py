@@ -51,7 +51,9 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
         data = [dim for dim, held in entry.dims.items() if set(axes) & set(held) - own]
         if set(axes) & set(entry.taken):
             data += reading.mapped_dims(entry)
-        return f"because {name} is whole over {over}, used with data split there ({', '.join(data) or 'its gradient'})"
+        if not data:
+            return f"because {name} meets what was gathered over {over}: each copy has a part of the gradient"
+        return f"because {name} is whole over {over}, used with data split there ({', '.join(data)})"
     if placed.store is not None:
         stored = f"because {name} is stored split over {over} ({_rules(placed, axes)})"
         if step.phase == "backward":
@@ -102,8 +104,10 @@ class _Op:
             return f"because {_is(self.split)} split over {over} and {self._otherwise()}"
         if op == "take":
             return f"because {_is(self.along)} looked up in, and split over {over}"
+        if not self.along and op == "local":
+            return f"because the function given to local calls it over {over}"
         if not self.along:
-            return f"because every processor along {over} must go on with the same copy"
+            return f"because of equal copies along {over} the first is taken for all"
         if op in _SUMMED:
             return f"because {_is(self.along)} summed and split over {over}"
         return f"because {op} goes over {_and(self.along)}, split over {over}"

@@ -92,7 +92,9 @@ def shown_path(filename: str) -> str:
 def _function(code: CodeType) -> str:
     """The name of the function, classes and enclosing functions aside: `layer` for `model.<locals>.layer.<genexpr>`."""
     words = [word for word in code.co_qualname.split(".") if not word.startswith("<")]
-    return words[-1] if words else "module"
+    if words and words[-1].startswith("__"):  # a class says more than `__call__`
+        return ".".join(words[-2:])
+    return words[-1] if words else "lambda" if "<lambda>" in code.co_qualname else "the module"
 
 
 def _position(code: CodeType, at: int) -> Position | None:

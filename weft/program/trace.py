@@ -13,7 +13,8 @@ from ..record import Record, recording
 from ..spmd import Traced, spmd
 from .diff import Diff
 from .ledger import Ledger, ledger_of
-from .listing import Line, listing, text_of
+from .lines import Line, text_of
+from .listing import listing
 from .reading import Reading
 from .work import Duplicated, Work, flops_text
 
@@ -42,6 +43,8 @@ class Program:
         layout = str(self.layout) or "the empty layout"
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
         head = f"{self.name} on {self.mesh} ({processors}) under {layout}"
+        if sizes := self._reading.sizes:
+            head += f"\n{sizes}"
         body = text_of(self.lines, lines=lines) or "nothing runs"
         return "\n".join([head, "", body, "", *self._summary()])
 
@@ -59,12 +62,12 @@ class Program:
 
     @property
     def flops_useful(self) -> float:
-        """Those of `flops` that no other processor does too."""
+        """This processor's share of `flops`, were no work done twice: of what n processors do alike, an n-th."""
         return self._work.useful
 
     @property
     def flops_duplicated(self) -> Duplicated:
-        """Those of `flops` that other processors do too; its `reason` is a sentence that says which, and why."""
+        """`flops - flops_useful`; its `reason` is a sentence that says what is done more than once, and why."""
         return self._work.duplicated
 
     @property

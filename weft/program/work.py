@@ -13,7 +13,10 @@ from .walk import Step, Tree, steps
 
 
 class Duplicated(float):
-    """FLOPs of one processor that others do too; `reason` says in words which, and why."""
+    """FLOPs of one processor that could be spared: of work that n processors do alike, (n - 1) / n.
+
+    `reason` says in words how much is done how often, where, and why.
+    """
 
     reason: str
 
@@ -30,6 +33,8 @@ class Work:
         self._reading = reading
         self.total, self.recomputed, useful = 0, 0, 0
         self._repeated: dict[tuple[int, tuple[str, ...]], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._in_function: dict[str, int] = defaultdict(int)
+        self._lines: dict[tuple[tuple[str, ...], str], set[str]] = defaultdict(set)
 
         def measure(tree: Tree) -> float:
             return sum(
@@ -53,11 +58,14 @@ class Work:
         mesh = self._reading.mesh
         if entry is None or step.is_global:
             return mesh.size
+        site = self._reading.site(entry)
+        self._in_function[site.function] += flops
         used = {axis for axes in entry.dims.values() for axis in axes}.union(entry.taken)
         unused = tuple(axis for axis, size in mesh.axes.items() if size > 1 and axis not in used)
         times = math.prod(mesh.axes[axis] for axis in unused)
         if unused:
-            self._repeated[times, unused][self._reading.site(entry).function] += flops
+            self._repeated[times, unused][site.function] += flops
+            self._lines[unused, site.function].add(str(site))
         return mesh.size // times
 
     @property
@@ -68,7 +76,8 @@ class Work:
     def sentence(self) -> str:
         """How much of the work is done more than once, and which axis leaves it so.
 
-        E.g. "62 % of the work is done twice: axis cols splits nothing in `attention`".
+        E.g. "62 % of the work is done twice: axis cols splits nothing in `attention`". Of what is done twice one half
+        is useful; `duplicated` is the other.
         """
         if not self.total:
             return "there are no products or convolutions"
@@ -77,19 +86,27 @@ class Work:
             share = sum(functions.values()) / self.total
             often = "twice" if times == 2 else f"{times} times"
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
-            found.append(f"{_percent(share)} of the work is done {often}: {axes} nothing in {_listed(functions)}")
+            found.append(
+                f"{_percent(share)} of the work is done {often}: {axes} nothing in {self._listed(unused, functions)}"
+            )
         if not self._reading.update_known:
             found.append("the update's products are not counted")
         return "; ".join(found) or "no work is done twice"
 
+    def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
+        """The functions that repeat most; where an axis splits some of their products, the lines of the others."""
+        found = []
+        for name in sorted(functions, key=lambda name: -functions[name])[:3]:
+            lines = sorted(self._lines[unused, name])
+            is_all = functions[name] == self._in_function[name]
+            found.append(
+                f"`{name}`" if is_all else f"`{name}` at {', '.join(lines[:3])}{' ...' if len(lines) > 3 else ''}"
+            )
+        return ", ".join(found) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
+
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
-
-
-def _listed(functions: dict[str, int]) -> str:
-    names = [f"`{name}`" for name in sorted(functions, key=lambda name: -functions[name])]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _flops(eqn: Any, mesh_axes: dict[str, int], is_global: bool) -> int:

@@ -190,9 +190,10 @@ def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
     else:
         argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
     words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in rest]
-    if all(word.isdigit() for word in words):
-        return Argument(argument + "".join(f"[{word}]" for word in words), is_leaf=False)
-    return Argument(".".join(words if len(words) > 1 else [argument, *words]), is_leaf=True)
+    text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
+    if len(words) > 1 and not words[0].isdigit():
+        return Argument(text[1:], is_leaf=True)
+    return Argument(argument + text, is_leaf=not all(word.isdigit() for word in words))
 
 
 def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import LayoutError, RegionError, TensorError, WeftWarning
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning, user_stacklevel
 from ..layout import Layout, Region, as_layout, open_region, opened, spec
 from ..mesh import Mesh, as_mesh
 from ..ops import collectives
@@ -197,6 +197,10 @@ def _called(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
     try:
         return fn(*args, **kwargs)
     except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself
+            raise TensorError(
+                f"the function could not be called: {error}", fix="give it the arguments it takes"
+            ) from None
         if "weft.tensor.Tensor" not in str(error):
             raise
         raise TensorError(
@@ -221,7 +225,7 @@ def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:
     )
     if strict:
         raise error
-    warnings.warn(str(error), WeftWarning, stacklevel=4)
+    warnings.warn(str(error), WeftWarning, stacklevel=user_stacklevel())
 
 
 def _on_callers_mesh(mesh: Any, arrays: Sequence[Any], specs: Sequence[PartitionSpec]) -> tuple[Any, Sequence[Any]]:

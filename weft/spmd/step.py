@@ -21,6 +21,7 @@ from ..ops.collectives import as_varying, own_slice, reduce_scatter
 from ..ops.debug import failures
 from ..ops.meet import need_function
 from ..ops.move import result
+from ..ops.recorded import placed
 from ..ops.trees import map_tensors
 from ..record import Place, operand_scope, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
@@ -351,5 +352,6 @@ def _attached(part: Any, whole: Any, made: Place) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, axes), whole), backward)
-    with whole._region.record.op("update", reason=_FINER, at=made), operand_scope(0):
+    with whole._region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
+        entry.operands, entry.makers, entry.gradients = [placed(whole)], [None], [True]
         return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
