@@ -26,6 +26,7 @@ Place = tuple[CodeType | None, int]
 """An instruction of someone's code; -1 for the function as a whole."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+MAPPED = ("vmap", "associative_scan")  # blocks whose body sees one place along a dim, and works on all at once
 _PROGRAMS = ("nn", "models", "decode", "train", "cli")  # rooms written in the language, shown as a user's own source
 
 

@@ -169,7 +169,7 @@ class Tensor(Operators):
     __rmatmul__ = __matmul__
 
     def __getitem__(self, index: Any) -> Any:
-        raise TensorError(f"{self!r} was indexed with {index!r}", fix="use `wf.take(x, ids, over='batch')` or wf.scan")
+        return operations["getitem"](self, index)
 
     def __len__(self) -> int:
         raise TensorError(f"len() of {self!r} does not say of which dim", fix="use `x.size('batch')`")
@@ -361,7 +361,10 @@ def short_dtype(dtype: Any) -> str:
 
 
 def _has_values(array: Any) -> bool:
-    return isinstance(array, np.ndarray | np.generic) or (isinstance(array, jax.Array) and array.is_fully_addressable)
+    if isinstance(array, np.ndarray | np.generic):
+        return True
+    is_there = isinstance(array, jax.Array) and array.is_fully_addressable
+    return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _flatten(x: Tensor) -> tuple[tuple[Any], Any]:

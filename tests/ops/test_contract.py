@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tests.ops.table_conv
+import tests.ops.table_moving  # its rows
+import tests.ops.table_order  # noqa: F401  its rows
 import weft as wf
 from tests.ops.table import DIMS, FAMILIES, Row, sizes
 

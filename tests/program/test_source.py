@@ -283,7 +283,7 @@ def is_tensor(x):
 
 
 UNNAMED = {"operator", "parameter", "remat"}  # rows of several ops, none of which has their name
-HOUSES = ("tests/program/test_source.py:", "tests/ops/table.py:")
+HOUSES = ("tests/program/test_source.py:", "tests/ops/table")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

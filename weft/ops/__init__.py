@@ -3,6 +3,7 @@
 from . import random
 from .accumulate import accumulate
 from .control import cond, fori_loop, scan, while_loop
+from .conv import conv, conv_transpose
 from .create import arange, full, ones, zeros
 from .debug import check, print
 from .einsum import einsum
@@ -107,7 +108,13 @@ from .elementwise import (
 from .index import one_hot, take
 from .local import local
 from .mapping import vmap
+from .order import argmax, argmin, cummax, cumprod, cumsum, sort, top_k
+from .pool import avg_pool, max_pool, upsample
+from .prefixes import associative_scan
 from .random import dropout
 from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum, var
+from .regroup import merge, split, stack, unstack
 from .remat import name, remat
 from .reshape import broadcast, rename
+from .scatter import gather, scatter_add
+from .slicing import concat, flip, pad, roll, shift, slice, update

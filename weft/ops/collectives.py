@@ -6,10 +6,13 @@ here first makes its operand vary (`as_varying`).
 """
 
 import contextlib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import set_current_trace
 
@@ -85,6 +88,23 @@ def all_gather_equal(array: Any, axes: Axes, position: int) -> Any:
 def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
     """The axes move from dim `join`, which becomes whole, to dim `split`."""
     return lax.all_to_all(as_varying(array, axes), axes, split_axis=split, concat_axis=join, tiled=True)
+
+
+def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
+    """What the first processor of each pair holds, on the second; zeros on those that are second in none."""
+    ordered, numbers = _numbered(axes)
+    return lax.ppermute(as_varying(array, axes), ordered, [(numbers[a], numbers[b]) for a, b in pairs])
+
+
+def _numbered(axes: Axes) -> tuple[Axes, list[int]]:
+    """These axes in the mesh's order, and what each processor's number along `axes` is there.
+
+    A permute of JAX counts processors in the mesh's order, in whatever order it is given the axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    ordered = tuple(axis for axis in mesh.axis_names if axis in axes)
+    grid = np.arange(math.prod(mesh.shape[axis] for axis in axes)).reshape([mesh.shape[axis] for axis in ordered])
+    return ordered, grid.transpose([ordered.index(axis) for axis in axes]).reshape(-1).tolist()
 
 
 def own_slice(array: Any, axes: Axes, position: int, ways: int) -> Any:

@@ -84,7 +84,7 @@ def _along(xs: Any, dim: Dim) -> Any:
                 f"scan goes over `{dim.name}` in turn, and `{dim.name}` is split over `{axes}`",
                 state=x._region.state,
                 fix=f"rename it to an unsplit dim first (`x.rename({dim.name}='{dim.name}_whole')`), "
-                f"or drop `{dim.name}:{axes}`",
+                f"drop `{dim.name}:{axes}`, or use `wf.associative_scan`",
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
             x = with_layout(x, x._region)

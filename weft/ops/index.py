@@ -4,6 +4,7 @@ On a split dim each processor looks in its own slice and the parts are added up;
 zero and a zero gradient, on every layout.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,8 +30,13 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     if ids.dims.has(dim):
         raise DimError(
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
-            fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`)",
+            fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
         )
+    return look_up(table, ids, dim, {})
+
+
+def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
+    """The entries at `ids`, which leave under new names: by a reduce-scatter where the axes looked along are theirs."""
     meeting = meet([table, ids])
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
@@ -39,15 +45,16 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     found = Shape([*shared, *before, *own, *after])
     final = Shape(_in_place(table.dims, dim, ids.dims))
 
-    def look_up(table_array: Any, ids_array: Any) -> Any:
-        local = _local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
-        table_array = _to_front(table_array, table.dims, [*shared, *before, dim, *after])
-        local = _to_front(local, ids.dims, [*shared, *own])
+    def pick(table_array: Any, ids_array: Any) -> Any:
+        local = local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
+        table_array = ordered(table_array, table.dims, [*shared, *before, dim, *after])
+        local = ordered(local, ids.dims, [*shared, *own])
         picked = _batched_take(table_array, local, len(shared), len(before))
-        return _to_front(picked, found, final)
+        return ordered(picked, found, final)
 
-    array = meeting.run(look_up, [table, ids])
-    return settle(array, final, meeting.placement(final), meeting.region, partial=meeting.axes([dim]))
+    array = meeting.run(pick, [table, ids])
+    leaving = Shape(names.get(d.name, d) for d in final)
+    return settle(array, leaving, meeting.placement(final), meeting.region, partial=meeting.axes([dim]))
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:
@@ -64,12 +71,14 @@ def _split_at(dims: Shape, dim: Dim) -> tuple[list[Dim], list[Dim]]:
     return list(dims[:at]), list(dims[at + 1 :])
 
 
-def _to_front(array: Any, dims: Any, order: Any) -> Any:
+def ordered(array: Any, dims: Any, order: Any) -> Any:
+    """`array` with its dims in another order."""
     names = [dim.name for dim in dims]
     return jnp.transpose(array, [names.index(dim.name) for dim in order])
 
 
-def _local_ids(ids: Any, size: int, axes: Any) -> Any:
+def local_ids(ids: Any, size: int, axes: Any) -> Any:
+    """Ids counted from the start of this processor's slice, which has this size."""
     ids = ids.astype(as_dtype("int64" if ids.dtype.itemsize == 8 else "int32"))  # room for the offset
     return ids - index(axes).astype(ids.dtype) * size if axes else ids
 
@@ -117,7 +126,7 @@ def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
     size = meeting.local_sizes([dim])[0]
 
     def compare(a: Any) -> Any:
-        local = _local_ids(a, size, meeting.axes([dim]))
+        local = local_ids(a, size, meeting.axes([dim]))
         return (local[..., None] == jnp.arange(size, dtype=as_dtype(local.dtype))).astype(dtype)
 
     dims = Shape([*ids.dims, dim])

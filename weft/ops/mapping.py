@@ -31,10 +31,10 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         tensors = [leaf for leaf in leaves if is_tensor(leaf)]
         dim = _mapped_dim(over, tensors)
         region = common_region(tensors)
-        taken = _axes_taken(dim, region, tensors)
+        taken = axes_taken(dim, region, tensors)
         note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
         inner = region.within(taken) if region is not None else None
-        leaves = [_prepared(leaf, dim, region, inner, taken) for leaf in leaves]
+        leaves = [prepared(leaf, dim, region, inner, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
         axes = [leaf.dims.position(dim) if is_tensor(leaf) and leaf.dims.has(dim) else None for leaf in leaves]
         found: list[Any] = []
@@ -63,13 +63,14 @@ def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
     return only(Shape(known.find(name) for name in listed(over, "over")), "vmap")
 
 
-def _axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
+def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
+    """The axes a mapped dim is split over, where all that have it meet."""
     if region is None:
         return ()
     return Meeting(region, union(*(x.dims for x in tensors if x.dims.has(dim)))).axes([dim])
 
 
-def _prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
+def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
     """A mapped tensor split as agreed; one that is not mapped, varying over the axes taken."""
     if not is_tensor(leaf) or region is None or inner is None:
         return leaf

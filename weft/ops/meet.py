@@ -275,7 +275,7 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
-    with region.record.op("gather"):
+    with region.record.op("whole"):
         note_operands(region, Meeting(region, union(x.dims, *(other.dims for other in data)))._axes, [x], [want])
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
@@ -292,5 +292,5 @@ def with_layout(x: Tensor, region: Region | None) -> Tensor:
     if region is None or (x._region is region and x._kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
-    with region.record.op("gather"):
+    with region.record.op("whole"):
         return result(meeting.run(_same, [checked(x)]), x.dims, region)

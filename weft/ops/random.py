@@ -12,15 +12,16 @@ import jax.extend.random as extended
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Shape
-from ..errors import TensorError
+from ..dims import Dim, Shape
+from ..errors import DimError, TensorError
 from ..layout import Placement
-from ..tensor import Tensor, as_dtype, is_tensor
+from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
 from .create import slice_of
 from .elementwise import cast, where
 from .meet import need_tensor, operand
 from .move import result
+from .order import argmax
 from .recorded import recorded
 
 
@@ -69,6 +70,51 @@ def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) 
 
 
 @recorded
+def gumbel(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+    """Samples of the standard Gumbel distribution."""
+    kind = _float(dtype, "random.gumbel")
+    return _sample(key, dims, like, "random.gumbel", lambda k, sizes: jax.random.gumbel(k, sizes, kind, mode="low"))
+
+
+@recorded
+def randint(
+    key: Any, dims: Any, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: Any = "int32"
+) -> Tensor:
+    """Whole numbers uniform in [minval, maxval)."""
+    kind = as_dtype(dtype)
+    if not jnp.issubdtype(kind, jnp.integer):
+        raise TensorError(f"random.randint cannot give {kind}", fix="ask for an integer dtype, e.g. 'int32'")
+    low, high = _whole(minval, "minval"), _whole(maxval, "maxval")
+    if isinstance(low, int) and isinstance(high, int) and high <= low:
+        raise TensorError(f"random.randint got [{low}, {high}), which is empty", fix=f"give `maxval={low + 1}` or more")
+    return _sample(
+        key, dims, like, "random.randint", lambda k, sizes: jax.random.randint(k, sizes, low, high, dtype=kind)
+    )
+
+
+@recorded
+def categorical(key: Any, logits: Tensor, *, over: Any) -> Tensor:
+    """One place along the dim `over` for each of the rest, with chances softmax(logits)."""
+    logits = need_tensor(logits, "random.categorical")
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TensorError(
+            f"random.categorical got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
+        )
+    noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
+    return argmax(noise + logits, over=over)
+
+
+@recorded
+def split(key: Any, dim: Dim) -> Tensor:
+    """A key for each place along a new dim, for `wf.scan` and `wf.vmap`: a tensor of keys, which samplers take."""
+    key = _checked_key(key, "random.split")
+    if not isinstance(dim, Dim):
+        fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
+        raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
+    return make(jax.random.split(key, dim.size), (dim,), None)
+
+
+@recorded
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
     """`x` with each value zero with probability `rate`, the rest scaled to keep the mean."""
     x = need_tensor(x, "dropout")
@@ -102,6 +148,14 @@ def _number(value: Any, what: str) -> Any:
     return value
 
 
+def _whole(value: Any, what: str) -> Any:
+    value = _number(value, what)
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, bool) or not (isinstance(value, int) or (dtype is not None and dtype.kind in "iu")):
+        raise TensorError(f"`{what}` is {value!r}", fix="give a whole number")
+    return value
+
+
 def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -> Tensor:
     """The slice that is due here of `sampler` on the whole shape."""
     key = _checked_key(key, what)
@@ -117,6 +171,13 @@ def _is_key(value: Any) -> bool:
 
 
 def _checked_key(key: Any, what: str) -> Any:
+    if is_tensor(key) and not key.dims:  # one of those `split` made
+        key = key.local_array
+    if is_tensor(key) and _is_key(key):
+        raise TensorError(
+            f"{what} got a tensor of keys, [{key.dims}]",
+            fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
+        )
     if not _is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",

@@ -90,6 +90,12 @@ def note_loop(turns: int | None, over: str) -> None:
         entry.turns, entry.over = turns, (over,)
 
 
+def note_over(dims: Sequence[Dim]) -> None:
+    """Writes down along which dims the op being traced goes, where no `over` of its own says so."""
+    if (region := open_region()) is not None and (entry := region.record.current) is not None and not entry.over:
+        entry.over = tuple(dim.name for dim in dims)
+
+
 def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     """`trace()` of a body, and the mark where its entries start; those from the mark `previous` on no longer count."""
     record = region.record if (region := open_region()) is not None else Record()

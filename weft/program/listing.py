@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..record import Entry, Placed
+from ..record import MAPPED, Entry, Placed
 from .ledger import Row, rows_of, size_text, unknown_rows
 from .lines import Line, folded
 from .reading import Reading, type_text
@@ -45,7 +45,9 @@ class _Group:
     @property
     def times(self) -> int:
         """How often the same equations stand here: a function of the user's that is traced once and called again."""
-        return max(Counter(id(step.eqn) for step in self.steps).values(), default=1)
+        # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
+        work = [step for step in self.steps if step.eqn.primitive.name not in _TRIVIAL and step.collective is None]
+        return min(Counter(id(step.eqn) for step in work).values(), default=1)
 
 
 def listing(reading: Reading) -> list[Line]:
@@ -137,7 +139,7 @@ class _Level:
     def _is_here(self, entry: Entry) -> bool:
         """Whether an entry stands in this body itself; a mapped function has no body of its own."""
         own = None if self.block is None else self.block.id
-        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op == "vmap":
+        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op in MAPPED:
             entry = self.reading.entries[entry.parent]
         return entry.parent == own
 
@@ -160,7 +162,7 @@ class _Level:
         sent = _collectives(item.rows)
         if entry is None or not self._has_line(item, entry):
             return sent
-        if entry.is_block or entry.reason or entry.op == "gather":
+        if entry.is_block or entry.reason or entry.op == "whole":
             return sent
         if any(map(self.reading.is_gradient, item.steps)):
             lines = self._backward(item, entry)
@@ -181,8 +183,8 @@ class _Level:
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
             entry = self.reading.entries[entry.parent]
-            if entry.op == "vmap":
-                lines = [self._header(entry, f"vmap over {entry.over[0]}", lines)]
+            if entry.op in MAPPED:
+                lines = [self._header(entry, f"{entry.op} over {entry.over[0]}", lines)]
         return lines
 
     def _loop(self, loop: Loop) -> list[Line]:
@@ -277,7 +279,7 @@ def _joined(lines: Sequence[Line]) -> list[Line]:
     """Lines with neighbouring parts of one mapped function under one heading."""
     found: list[Line] = []
     for line in lines:
-        is_mapped = line.kind == "block" and line.text.startswith("vmap")
+        is_mapped = line.kind == "block" and line.text.startswith(MAPPED)
         if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
             found[-1] = replace(line, lines=tuple(_joined((*found[-1].lines, *line.lines))))
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..layout import typed
 from ..mesh import Mesh
-from ..record import Argument, Entry, Placed, Record
+from ..record import MAPPED, Argument, Entry, Placed, Record
 from ..spmd import Traced
 from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
@@ -125,7 +125,7 @@ class Reading:
 
     def mapped_dims(self, entry: Entry) -> list[str]:
         """The dims that functions around an op are mapped over."""
-        return [outer.over[0] for outer in self.around(entry) if outer.op == "vmap"]
+        return [outer.over[0] for outer in self.around(entry) if outer.op in MAPPED]
 
     def mapped_times(self, entry: Entry) -> int:
         """How many examples of a mapped function one processor works on at once."""

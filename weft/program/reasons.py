@@ -16,6 +16,7 @@ _SHOWN = ("print", "check")
 _BLOCKS = {
     "scan": "because the carry starts the same on all of {axes} and differs there after a turn",
     "vmap": "because it is the same for every {over}, which is split over {axes}",
+    "associative_scan": "because associative_scan goes over {over}, split over {axes}",
     "accumulate": "because it is the same for every microbatch, and the rows are split over {axes}",
 }
 
@@ -85,6 +86,7 @@ class _Op:
         self.gone = [dim for dim in self.split if self._is_gone(dim)]
         self.along = [dim for dim in self.split if dim in entry.over] or self.gone
         self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
+        self.is_back = self.arrived == self.split and not entry.renamed  # to where the axes were (sort)
 
     def _new(self, dim: str) -> str:
         return self.entry.renamed.get(dim, dim)
@@ -98,12 +100,16 @@ class _Op:
             return (
                 f"because {_is(self.gone)} summed and split over {over}, where {_and(self.arrived)} of the result lies"
             )
+        if collective == "all_to_all" and self.is_back:
+            return f"because {op} needs {_and(self.split)} whole, split over {over}"
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
         if collective == "all_gather" and op in _MOVED:
             return f"because {_is(self.split)} split over {over} and {self._otherwise()}"
         if op == "take":
             return f"because {_is(self.along)} looked up in, and split over {over}"
+        if not self.along and self.split and op == "scatter_add":
+            return f"because {_is(self.split)} summed and split over {over}"
         if not self.along and op == "local":
             return f"because the function given to local calls it over {over}"
         if not self.along:
@@ -114,7 +120,7 @@ class _Op:
 
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
-        if collective == "all_to_all":
+        if collective == "all_to_all" and not self.is_back:
             return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
         if collective == "all_gather":
             return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"

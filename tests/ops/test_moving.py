@@ -1,0 +1,115 @@
+"""What moving along split dims sends, and what it says of input that makes no sense."""
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+
+B, T, D = wf.dims(batch=16, length=8, d_model=4)
+ROW = B.size * D.size * 4  # bytes of one place along `length`
+
+
+def shape(*dims, dtype="float32"):
+    return wf.tensor(jax.ShapeDtypeStruct(tuple(d.size for d in dims), dtype), dims)
+
+
+def sent(fn, *args, mesh="x=4", layout="length:x"):
+    return [(row.collective, row.bytes, row.count) for row in wf.trace(fn, *args, mesh=mesh, layout=layout).ledger]
+
+
+def test_a_shift_by_one_moves_one_row_of_a_slice():
+    assert sent(lambda x: wf.shift(x, over=T, by=1), shape(B, T, D)) == [("permute", ROW, 1)]
+    assert sent(lambda x: wf.shift(x, over=T, by=-1), shape(B, T, D)) == [("permute", ROW, 1)]
+
+
+def test_a_shift_past_a_slice_moves_rows_from_two_neighbours():
+    assert sent(lambda x: wf.shift(x, over=T, by=3), shape(B, T, D)) == [("permute", ROW, 1), ("permute", ROW, 1)]
+    assert sent(lambda x: wf.shift(x, over=T, by=2), shape(B, T, D)) == [("permute", 2 * ROW, 1)]
+
+
+def test_its_gradient_moves_as_much_back():
+    def loss(x):
+        return wf.sum(wf.square(wf.shift(x, over=T, by=1)), over=x.dims)
+
+    rows = [row for row in sent(wf.grad(loss), shape(B, T, D)) if row[0] == "permute"]
+    assert rows == [("permute", ROW, 1)] * 2
+
+
+def test_a_roll_goes_the_shorter_way_round():
+    assert sent(lambda x: wf.roll(x, over=T, by=7), shape(B, T, D)) == [("permute", ROW, 1)]
+    assert sent(lambda x: wf.roll(x, over=T, by=8), shape(B, T, D)) == []
+
+
+def test_a_flip_moves_each_slice_once():
+    assert sent(lambda x: wf.flip(x, over=T), shape(B, T, D), mesh="x=2") == [("permute", 4 * ROW, 1)]
+
+
+def test_what_is_not_split_moves_nothing():
+    def all_of_them(x):
+        y = wf.concat([wf.pad(x, over=D, before=2), wf.flip(x, over=D)], over=D)
+        return wf.roll(wf.shift(y, over="d_model", by=1), over="d_model", by=2)["d_model", 1:9]
+
+    assert sent(all_of_them, shape(B, T, D)) == []
+
+
+def test_a_split_is_free_where_its_first_part_takes_the_axes():
+    outer, inner = wf.dims(outer=4, inner=2)
+    assert sent(lambda x: wf.split(x, length=[wf.Dim("length_2", 4, follows="length"), inner]), shape(B, T)) == []
+    assert sent(lambda x: wf.split(x, length=[outer, inner]), shape(B, T)) == [("all_gather", 16 * 8 * 4, 1)]
+
+
+def test_a_merge_is_free_where_its_first_dim_holds_the_axes():
+    both = wf.Dim("both", 32, follows="length")
+    assert sent(lambda x: wf.merge(x, [T, D], into=both), shape(B, T, D)) == []
+    assert sent(lambda x: wf.merge(x, [D, T], into=both), shape(B, T, D)) == [("all_to_all", B.size * 8 * 4, 1)]
+
+
+def test_an_update_moves_nothing():
+    assert sent(lambda x, new: wf.update(x, new, over=T, at=5), shape(B, T, D), shape(B, D)) == []
+
+
+def test_a_slice_from_a_traced_start_sends_what_it_gives():
+    at = wf.tensor(jax.ShapeDtypeStruct((), "int32"), [])
+    assert sent(lambda x, at: wf.slice(x, over=T, start=at, size=4), shape(B, T, D), at) == [
+        ("reduce_scatter", 4 * ROW, 1)
+    ]
+
+
+def test_the_program_says_why():
+    (row,) = wf.trace(lambda x: wf.shift(x, over=T, by=1), shape(B, T, D), mesh="x=4", layout="length:x").ledger
+    assert row.reason == "because shift goes over length, split over x"
+
+
+x = wf.tensor(np.arange(16 * 8, dtype="float32").reshape(16, 8), [B, T])
+WRONG = [
+    (lambda: wf.slice(x, over="length", start=5, size=4), "takes [5, 9) of `length` (size 8)", "start between 0 and 4"),
+    (lambda: wf.slice(x, over="length", start=0, size=9), "takes 9 of `length` (size 8)", "at most all"),
+    (lambda: wf.slice(x, over="length", start=1.5, size=2), "slice got 1.5 for `start`", "one whole number"),
+    (lambda: wf.pad(x, over="length", before=-1), "pad got before=-1", "at least 0"),
+    (lambda: wf.shift(x, over="length", by=0.5), "shift got by=0.5", "a whole number"),
+    (lambda: wf.concat([], over="length"), "concat got []", "a list of tensors"),
+    (lambda: wf.concat([x, wf.sum(x, over="batch")], over="length"), "concat got [batch=16 length=8]", "same dims"),
+    (lambda: wf.stack([x, x], wf.Dim("pair", 3)), "2 tensors along", "a dim of size 2"),
+    (lambda: wf.split(x, length=[wf.Dim("a", 3), wf.Dim("b", 2)]), "does not split into [a=3 b=2]", "multiply to 8"),
+    (lambda: wf.merge(x, ["batch", "length"], into=wf.Dim("both", 100)), "merged into", "a dim of size 128"),
+    (lambda: wf.update(x, wf.sum(x, over="length"), over="length", at=8), "[8, 9) into `length`", "between 0 and 7"),
+    (lambda: x[0], "was indexed with 0", 'x["length", 3:7]'),
+    (lambda: x["length", 8], "place 8 of `length` (size 8)", "from 0 to 7"),
+    (lambda: x["length", 5:5], "is empty", "at least one"),
+    (lambda: x["length", ::2], "with step 2", "step 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "fact", "fix"), WRONG, ids=[case[1] for case in WRONG])
+def test_what_makes_no_sense_is_an_error_with_its_fix(call, fact, fix):
+    with pytest.raises(wf.WeftError) as caught:
+        call()
+    assert fact in caught.value.fact
+    assert fix in caught.value.fix
+
+
+def test_a_size_that_no_longer_divides_is_an_error_that_names_the_rule():
+    with pytest.raises(wf.LayoutError) as caught:
+        wf.trace(lambda x: wf.pad(x, over=T, before=1), shape(B, T), mesh="x=4", layout="length:x")
+    assert "dim `length` (size 9) does not divide over mesh axis `x` (size 4)" in caught.value.fact

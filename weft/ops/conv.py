@@ -1,0 +1,303 @@
+"""Convolution along named dims, and its transpose.
+
+Each processor gets the halo its part of the result needs, then convolves as if it were alone; split channels are
+summed by one all-reduce.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..dims import Dim, Shape
+from ..errors import DimError, LayoutError, TensorError
+from ..tensor import Tensor, make, placement
+from .collectives import index
+from .elementwise import aligned
+from .halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
+from .meet import Meeting, common_region, meet, need_tensor
+from .move import settle
+from .recorded import note_operands, recorded
+from .reshape import rename
+
+
+class _Operands:
+    """An image and its kernel: which dim is what, checked."""
+
+    def __init__(self, x: Any, w: Any, over: Any, channels: Any, groups: Any, what: str):
+        self.what, self.x, self.w = what, need_tensor(x, what), need_tensor(w, what)
+        if not isinstance(over, dict) or not over:
+            raise DimError(
+                f"{what} got over={over!r}", fix="give dims of x with those of the kernel: `over={'height': 'kh'}`"
+            )
+        if not isinstance(channels, list | tuple) or len(channels) != 2:
+            raise DimError(f"{what} got channels={channels!r}", fix="give two: `channels=(channels, channels_out)`")
+        self.spatial = Shape(self.x.dims.find(dim) for dim in over)
+        self.kernel = Shape(self.w.dims.find(dim) for dim in over.values())
+        self.given, self.made = self.x.dims.find(channels[0]), self.w.dims.find(channels[1])
+        self.groups = groups
+        self._check_groups()
+        self._check_names()
+        self._check_channels()
+        self.rest = self.x.dims.without([*self.spatial, self.given])
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is by itself, and keeps its name."""
+        return self.given.name == self.made.name
+
+    def _check_groups(self) -> None:
+        groups, name = self.groups, self.given.name
+        if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+            raise DimError(f"{self.what} got groups={groups!r}", fix="give a whole number of at least 1")
+        if self.is_depthwise and groups != self.given.size:
+            raise DimError(
+                f"`channels` names `{name}` (size {self.given.size}) twice, with groups={groups}",
+                fix=f"give the channels that come out a name of their own, e.g. `{name}_out`; "
+                f"or let each channel be by itself: `groups={self.given.size}`",
+            )
+
+    def _check_names(self) -> None:
+        for dim in (*self.kernel, *(() if self.is_depthwise else (self.made,))):
+            if self.x.dims.has(dim.name):
+                raise DimError(
+                    f"{self.what} takes `{dim.name}` of the kernel [{self.w.dims}], and x [{self.x.dims}] has it too",
+                    fix=f"rename it in the kernel, e.g. `w.rename({dim.name}='kernel_{dim.name}')`",
+                )
+        named = {*self.kernel.names, self.given.name, self.made.name}
+        if self.spatial.has(self.given.name) or self.kernel.has(self.made.name):
+            raise DimError(
+                f"{self.what} has one dim in `over` and in `channels`", fix="name each dim in one of the two"
+            )
+        if extra := [dim.name for dim in self.w.dims if dim.name not in named]:
+            raise DimError(
+                f"the kernel [{self.w.dims}] has `{extra[0]}`, which is neither in `over` nor in `channels`",
+                fix=f"sum over it, take one, or map over it: `wf.vmap(fn, over='{extra[0]}')`",
+            )
+
+    def _check_channels(self) -> None:
+        groups, name = self.groups, self.given.name
+        if self.given.size % groups or self.made.size % groups:
+            raise DimError(
+                f"{groups} groups do not divide `{name}` (size {self.given.size}) and "
+                f"`{self.made.name}` (size {self.made.size})",
+                fix=f"take groups that divide both, e.g. {math.gcd(self.given.size, self.made.size)}",
+            )
+        size = self.given.size // groups
+        has = self.w.dims.find(name).size if self.w.dims.has(name) and not self.is_depthwise else None
+        if has != size and not (has is None and size == 1 and (groups > 1 or self.is_depthwise)):
+            held = f"`{name}` of size {has}" if has is not None else f"no `{name}`"
+            raise DimError(
+                f"the kernel [{self.w.dims}] has {held}, and x has {self.given.size} of it in {groups} group(s)",
+                fix=f"give the kernel `{name}` of size {size}",
+            )
+
+    def meet(self) -> Meeting:
+        """Where they agree; under groups the kernel's own channels first get a name of their own."""
+        self._need_whole(self.kernel, "which is a dim of the kernel")
+        if self.groups > 1 and not self.is_depthwise:
+            self._need_whole([self.given, self.made], f"while it is convolved in {self.groups} groups")
+            self._note()
+            self.w = self._kernel_of_groups()
+        meeting = meet([self.x, self.w])
+        self._note()
+        return meeting
+
+    def _kernel_of_groups(self) -> Tensor:
+        if not self.w.dims.has(name := self.given.name):
+            return self.w
+        dims = Shape(dim.renamed(f"{name}_in_group") if dim.name == name else dim for dim in self.w.dims)
+        relabeled = make(self.w._array, dims, self.w._region, self.w._kind)
+        # Only where a `params.` rule stores it by the old name does anything move.
+        is_same = placement(relabeled) == placement(self.w)
+        return relabeled if is_same else rename(self.w, **{name: f"{name}_in_group"})
+
+    def _note(self) -> None:
+        """Writes both down as this op's operands, before what is done to one of them alone."""
+        if (region := common_region([self.x, self.w])) is not None:
+            wants = [region.placement(self.x.dims), region.placement(self.w.dims)]
+            names = (*self.x.dims.names, *self.w.dims.names)
+            axes = dict(zip(names, wants[0] + wants[1], strict=True))
+            note_operands(region, axes, [self.x, self.w], wants)
+
+    def _need_whole(self, dims: Sequence[Dim], why: str) -> None:
+        region = common_region([self.x, self.w])
+        if region is None:
+            return
+        for dim, axes in zip(dims, region.axes(dims), strict=True):
+            if axes:
+                raise LayoutError(
+                    f"{self.what} needs `{dim.name}` whole, {why}, and it is split over {'+'.join(axes)}",
+                    state=region.state,
+                    fix=f"rename it to an unsplit name first: `.rename({dim.name}='{dim.name}_whole')`, "
+                    f"or drop the rule: `layout.drop('{dim.name}')`",
+                )
+
+    def convolve(self, image: Any, kernel: Any, **how: Any) -> Any:
+        """lax's convolution of the local arrays; all dims of the image but two kinds are its batch."""
+        if image.dtype == bool or kernel.dtype == bool:
+            raise TensorError(f"{self.what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
+        kind = jnp.result_type(image, kernel)
+        first = Shape([*self.rest, *(dim for dim in self.x.dims if not self.rest.has(dim.name))])
+        image = aligned(image.astype(kind), self.x.dims, first)
+        count = len(self.rest)
+        batch = image.shape[:count]
+        image = image.reshape((math.prod(batch), *image.shape[count:]))
+        order = [first.position(dim.name) - count + 1 for dim in (self.given, *self.spatial)]
+        names = self.w.dims.names
+        places = [names.index(dim.name) for dim in (self.made, *self.kernel)]
+        inputs = [i for i in range(len(names)) if i not in places]
+        kernel = kernel.astype(kind) if inputs else kernel.astype(kind)[..., None]
+        specs = (0, *order), (places[0], *(inputs or [len(names)]), *places[1:]), (0, *order)
+        made = lax.conv_general_dilated(
+            image,
+            kernel,
+            dimension_numbers=lax.ConvDimensionNumbers(*specs),
+            feature_group_count=image.shape[order[0]] if self.is_depthwise else self.groups,
+            **how,
+        )
+        made = made.reshape(batch + made.shape[1:])
+        return aligned(made, first, self.x.dims)
+
+    def settle(self, array: Any, view: View) -> Tensor:
+        """The result: the image's dims in their order, the channels that came out where those that went in stood."""
+        placed = view.after
+        dims = Shape(self.made if d.name == self.given.name else placed.dims.find(d.name) for d in self.x.dims)
+        partial = () if self.is_depthwise else placed.axes([self.given])
+        return settle(array, dims, placed.placement(dims), placed.region, partial=partial)
+
+
+@recorded
+def conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    over: Any,
+    channels: Any,
+    stride: Any = 1,
+    dilation: Any = 1,
+    groups: int = 1,
+    padding: Any = "SAME",
+) -> Tensor:
+    """`x` convolved with the kernel `w` along the dims `over`: `over={"height": "kh", "width": "kw"}`.
+
+    `channels=("channels", "channels_out")` are summed and made; all other dims of `x` are its batch. A spatial dim
+    keeps its name with its new size. `stride`, `dilation` and `padding` may be dicts by dim; a dim left out has stride
+    1, dilation 1, no pads. With `groups` the kernel's `channels` are those of one group; where each channel is by
+    itself it keeps its name: `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
+    """
+    operands = _Operands(x, w, over, channels, groups, "conv")
+    dims = operands.spatial
+    strides, dilations = each(stride, dims, "conv", "stride"), each(dilation, dims, "conv", "dilation")
+    paddings = paddings_of(padding, dims, "conv")
+    stretches = [
+        stretch(d, (k.size - 1) * dilations[d.name] + 1, strides[d.name], dilations[d.name], paddings[d.name], "conv")
+        for d, k in zip(dims, operands.kernel, strict=True)
+    ]
+    view = View(operands.meet(), stretches)
+    seen = view.halos(operands.x)
+    how = {
+        "window_strides": [s.stride for s in stretches],
+        "rhs_dilation": [s.dilation for s in stretches],
+        "padding": [view.pads(s) for s in stretches],
+    }
+    array = meet([seen, operands.w]).run(lambda a, k: operands.convolve(a, k, **how), [seen, operands.w])
+    return operands.settle(array, view)
+
+
+@recorded
+def conv_transpose(
+    x: Tensor,
+    w: Tensor,
+    *,
+    over: Any,
+    channels: Any,
+    stride: Any = 1,
+    dilation: Any = 1,
+    groups: int = 1,
+    padding: Any = "SAME",
+) -> Tensor:
+    """`x` spread out by `stride` and convolved with `w`, as jax.lax.conv_transpose has it (the kernel as it is).
+
+    With SAME a dim comes out `stride` times as large, with VALID larger by what the kernel reaches past that; two
+    pads are those of the image once it is spread out. The rest as in `conv`.
+    """
+    what = "conv_transpose"
+    operands = _Operands(x, w, over, channels, groups, what)
+    dims = operands.spatial
+    strides, dilations = each(stride, dims, what, "stride"), each(dilation, dims, what, "dilation")
+    paddings = paddings_of(padding, dims, what)
+    spreads = []
+    for d, k in zip(dims, operands.kernel, strict=True):
+        reach, step = (k.size - 1) * dilations[d.name] + 1, strides[d.name]
+        low, high = _transpose_pads(reach, step, paddings[d.name])
+        size = (d.size - 1) * step + 1 + low + high - reach + 1
+        if size < 1:
+            raise DimError(
+                f"{what} has a window of {reach} along `{d.name}`, which is {size + reach - 1} with its pads",
+                fix="use padding='SAME' or more pads",
+            )
+        spreads.append(Stretch(d, reach, step, dilations[d.name], low, size))
+    view = View(operands.meet(), spreads)
+    needs = [_needed(s, view.out(s), view.ways(s)) for s in spreads]
+    halos = [(s, need.starts, need.size) for s, need in zip(spreads, needs, strict=True) if view.axes(s)]
+    seen = with_halos(operands.x, view.meeting, halos)
+
+    def compute(image: Any, kernel: Any) -> Any:
+        made = operands.convolve(
+            image,
+            kernel,
+            window_strides=[1] * len(spreads),
+            lhs_dilation=[s.stride for s in spreads],
+            rhs_dilation=[s.dilation for s in spreads],
+            padding=[need.pads for need in needs],
+        )
+        for s, need in zip(spreads, needs, strict=True):
+            if not need.is_alike:
+                first = (index(view.axes(s)) * view.out(s) - s.low) % s.stride
+                position = operands.x.dims.position(s.dim.name)
+                made = lax.dynamic_slice_in_dim(made, first, view.out(s), position)
+        return made
+
+    array = meet([seen, operands.w]).run(compute, [seen, operands.w])
+    return operands.settle(array, view)
+
+
+def _transpose_pads(reach: int, stride: int, padding: str | Pads) -> Pads:
+    """The pads of the spread-out image that lax.conv_transpose takes."""
+    if not isinstance(padding, str):
+        return padding
+    if padding == "VALID":
+        return reach - 1, stride - 1 + max(reach - stride, 0)
+    total = reach + stride - 2
+    low = reach - 1 if stride > reach - 1 else -(-total // 2)
+    return low, total - low
+
+
+@dataclass(frozen=True)
+class _Needed:
+    """What each processor needs of a dim that is spread out, and the pads around it once it is."""
+
+    starts: list[int]
+    size: int
+    pads: Pads
+    is_alike: bool
+    """Whether the first place needed lies alike on all; if not, a few more come out, of which some are cut."""
+
+
+def _needed(s: Stretch, out: int, ways: int) -> _Needed:
+    firsts = [i * out - s.low for i in range(ways)]  # of the spread-out dim
+    length = out + s.reach - 1
+    if ways == 1:
+        spread = (s.dim.size - 1) * s.stride + 1
+        return _Needed([0], s.dim.size, (s.low, length - s.low - spread), True)
+    if out % s.stride == 0:
+        before = s.low % s.stride
+        size = -(-(length - before) // s.stride)
+        starts = [-(-first // s.stride) for first in firsts]
+        return _Needed(starts, size, (before, length - before - (size - 1) * s.stride - 1), True)
+    size = -(-(length + s.stride - 1) // s.stride)
+    return _Needed([first // s.stride for first in firsts], size, (0, s.stride - 1), False)

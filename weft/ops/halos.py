@@ -1,0 +1,162 @@
+"""The geometry of windows that slide along spatial dims: strides, pads, and the halo each processor needs.
+
+Pads are those of the global size. A split dim is seen through `exchange.window`, one dim after the other; a whole one
+is padded where it lies, by the op itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dims import Dim, Shape
+from ..errors import DimError, closest
+from ..layout import Axes
+from ..tensor import Tensor
+from .exchange import window as exchanged
+from .meet import Meeting
+from .move import result
+
+Pads = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """How one spatial dim is seen: window, stride, pads, the size that comes out, all of the whole dim."""
+
+    dim: Dim
+    reach: int
+    stride: int
+    dilation: int
+    low: int
+    size: int
+
+    def starts(self, ways: int) -> list[int]:
+        """Where what each processor sees begins."""
+        return [i * (self.size // ways) * self.stride - self.low for i in range(ways)]
+
+    def seen(self, ways: int) -> int:
+        """How much of the dim a processor sees."""
+        return (self.size // ways - 1) * self.stride + self.reach
+
+    @property
+    def pads(self) -> Pads:
+        """Where the dim is whole: what is missing on either side of it; what is too much is not looked at."""
+        return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
+
+
+def stretch(dim: Dim, reach: int, stride: int, dilation: int, padding: str | Pads, what: str) -> Stretch:
+    if padding == "SAME":
+        size = -(-dim.size // stride)
+        return Stretch(dim, reach, stride, dilation, max((size - 1) * stride + reach - dim.size, 0) // 2, size)
+    low, high = (0, 0) if isinstance(padding, str) else padding
+    padded = dim.size + low + high
+    if padded < reach:
+        with_pads = f" and {padded} with its pads" if low + high else ""
+        raise DimError(
+            f"{what} has a window of {reach} along `{dim.name}` (size {dim.size}{with_pads})",
+            fix=f"pad it (`padding='SAME'`), or take a window of at most {padded}",
+        )
+    return Stretch(dim, reach, stride, dilation, low, (padded - reach) // stride + 1)
+
+
+# ---- what a caller may write for each spatial dim
+
+
+def _by_dim(given: Any, dims: Shape, what: str, name: str) -> dict[str, Any]:
+    """A dict by dims or their names, with names for keys."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if not isinstance(key, Dim | str) or not dims.has(key):
+            shown = key.name if isinstance(key, Dim) else key
+            raise DimError(
+                f"{what} got {name} for `{shown}`, which is not among its dims [{dims}]",
+                fix=closest(str(shown), dims.names),
+            )
+        found[dims.find(key).name] = value
+    return found
+
+
+def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
+    """A whole number for each dim: one for all, or a dict in which 1 is left out."""
+    values = _by_dim(given, dims, what, name) if isinstance(given, dict) else dict.fromkeys(dims.names, given)
+    for value in values.values():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise DimError(
+                f"{what} got {name}={given!r}",
+                fix=f"give a whole number of at least 1, or one for each dim: `{name}={{'{dims[0].name}': 2}}`",
+            )
+    return {dim.name: values.get(dim.name, 1) for dim in dims}
+
+
+def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
+    """For each dim SAME, VALID or its two pads; a dim that is left out of a dict has none."""
+    values = _by_dim(given, dims, what, "padding") if isinstance(given, dict) else dict.fromkeys(dims.names, given)
+    for value in values.values():
+        is_pads = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
+        if not (value in ("SAME", "VALID") if isinstance(value, str) else is_pads and all(map(_is_pad, value))):
+            example = f"{{'{dims[0].name}': (1, 2)}}"
+            raise DimError(
+                f"{what} got padding={given!r}", fix=f"give 'SAME', 'VALID' or two pads of at least 0: `{example}`"
+            )
+    return {
+        dim.name: tuple(found) if isinstance(found := values.get(dim.name, (0, 0)), list) else found for dim in dims
+    }
+
+
+def _is_pad(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# ---- what each processor sees
+
+
+class View:
+    """Spatial dims on their processors: the axes each is split over, and the tensor with its halos."""
+
+    def __init__(self, meeting: Meeting, stretches: Sequence[Stretch]):
+        sizes = {s.dim.name: s.size for s in stretches}
+        self.meeting, self.stretches = meeting, stretches
+        # What comes out must divide over the axes too.
+        self.after = Meeting(meeting.region, self.resized(meeting.dims, sizes))
+
+    @staticmethod
+    def resized(dims: Shape, sizes: dict[str, int]) -> Shape:
+        return Shape(dim.resized(sizes[dim.name]) if dim.name in sizes else dim for dim in dims)
+
+    def axes(self, s: Stretch) -> Axes:
+        return self.meeting.axes([s.dim])
+
+    def ways(self, s: Stretch) -> int:
+        return self.meeting.region.ways(self.axes(s)) if self.meeting.region is not None else 1
+
+    def out(self, s: Stretch) -> int:
+        """How much of a dim of the result a processor makes."""
+        return s.size // self.ways(s)
+
+    def pads(self, s: Stretch) -> Pads:
+        return (0, 0) if self.axes(s) else s.pads
+
+    def halos(self, x: Tensor) -> Tensor:
+        """`x` with what each processor sees of its split dims in place of its slices."""
+        seen = [(s, s.starts(self.ways(s)), s.seen(self.ways(s))) for s in self.stretches if self.axes(s)]
+        return with_halos(x, self.meeting, seen)
+
+
+def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[int], int]]) -> Tensor:
+    """`x` with, for each of these dims, `size` places from its start on each processor; zeros outside the dim."""
+    needed = []
+    for s, starts, size in seen:
+        own = meeting.local_sizes([s.dim])[0]
+        if size != own or starts != [i * own for i in range(len(starts))]:
+            needed.append((x.dims.position(s.dim.name), meeting.axes([s.dim]), starts, size))
+    if not needed:
+        return x
+
+    def compute(array: Any) -> Any:
+        # One dim after the other: the halo of the second holds the corners.
+        for position, axes, starts, size in needed:
+            array = exchanged(array, position, axes, len(starts), starts=starts, size=size)
+        return array
+
+    sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size in needed}
+    return result(meeting.run(compute, [x]), View.resized(x.dims, sizes), meeting.region)

@@ -1,0 +1,288 @@
+"""Order along one dim: the place of an extreme, the k largest, running sums and maxima, sorting.
+
+On a split dim each processor works on its slice and what is exchanged is small: one value (and its place) for an
+extreme, k for `top_k`, one total for what runs along; `sort` moves the split to another dim and back. NaN, ties and
+signed zeros mean what they mean in jnp, wherever the slices lie.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..dims import Dim, Shape, resolve
+from ..errors import DimError, TensorError
+from ..tensor import Tensor
+from .collectives import (
+    all_gather,
+    all_gather_equal,
+    all_max,
+    all_min,
+    all_to_all,
+    as_varying,
+    index,
+    own_slice,
+    permute,
+)
+from .index import only
+from .meet import meet, need_tensor
+from .move import result, settle
+from .recorded import recorded
+
+
+class _Along:
+    """The dim one op goes along: where it stands, over which axes it is split, how long a slice is."""
+
+    def __init__(self, x: Any, over: Any, what: str):
+        self.x = need_tensor(x, what)
+        if jnp.issubdtype(self.x.dtype, jnp.complexfloating) and what not in ("cumsum", "cumprod"):
+            raise TensorError(
+                f"{what} got {self.x!r}, and complex numbers have no order",
+                fix="give it `wf.abs(x)`, `wf.real(x)` or `wf.imag(x)`",
+            )
+        self.dim = only(resolve(over, self.x.dims, what="over"), what)
+        self.position = self.x.dims.position(self.dim)
+        self.meeting = meet([self.x])
+        self.axes = self.meeting.axes([self.dim])
+        self.own = self.meeting.local_sizes([self.dim])[0]
+        self.ways = self.dim.size // self.own
+
+    def local(self, compute: Callable[[Any], Any]) -> Any:
+        """`compute` of the slice, which varies over the axes the dim is split over."""
+        return self.meeting.run(lambda a: compute(as_varying(a, self.axes)), [self.x])
+
+    def start(self) -> Any:
+        """The place in the whole where this processor's slice starts."""
+        return index(self.axes) * self.own if self.axes else 0
+
+    def same_shape(self, array: Any) -> Tensor:
+        return result(array, self.x.dims, self.meeting.region)
+
+    def replaced(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
+        """The tensor of an array in which the dim is gone, or stands whole under another name."""
+        placed = self.meeting.placement(self.x.dims)
+        at = self.position
+        dims = Shape([*self.x.dims[:at], *new, *self.x.dims[at + 1 :]])
+        return settle(array, dims, (*placed[:at], *((),) * len(new), *placed[at + 1 :]), self.meeting.region)
+
+
+@recorded
+def argmax(x: Tensor, *, over: Any) -> Tensor:
+    """The place along the dim `over` where `x` is largest: the first one, and NaN wins."""
+    return _place(x, over, "argmax", lax.argmax, all_max)
+
+
+@recorded
+def argmin(x: Tensor, *, over: Any) -> Tensor:
+    """The place along the dim `over` where `x` is smallest: the first one, and NaN wins."""
+    return _place(x, over, "argmin", lax.argmin, all_min)
+
+
+def _place(x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
+    along = _Along(x, over, what)
+
+    def best(a: Any) -> tuple[Any, Any]:
+        a = lax.stop_gradient(a)
+        place = local(a, along.position, jnp.int32)
+        return place, _picked(a, jnp.expand_dims(place, along.position), along.position)
+
+    if not along.axes:
+        return along.replaced(along.local(lambda a: best(a)[0]), ())
+    place, value = along.local(best)
+    value = jnp.squeeze(value, along.position)
+    extreme = across(value, along.axes)
+    is_here = (value == extreme) | ((value != value) & (extreme != extreme))
+    place = jnp.where(is_here, place + along.start(), along.dim.size)
+    return along.replaced(all_min(place, along.axes), ())
+
+
+def _picked(a: Any, places: Any, position: int) -> Any:
+    """The entries at places that are all inside."""
+    return jnp.take_along_axis(a, places, axis=position, mode="promise_in_bounds")
+
+
+@recorded
+def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
+    """The `k` largest values along the dim `over`, largest first, and their places; both have `k` in its stead.
+
+    Of equal values the first comes first, and NaN is largest. On a split dim each processor sends its own k.
+    """
+    along = _Along(x, over, "top_k")
+    _check_k(along, k)
+    at, count = along.position, min(k.size, along.own)
+    width = along.x.dtype.itemsize
+    if along.axes and count * (width + 4) >= along.own * width:  # the slice itself is no more
+        whole = all_gather_equal(along.local(lambda a: a), along.axes, at)
+        values, places = _largest(whole, k.size, at)
+    elif along.axes:
+        values, places = along.local(lambda a: _largest(a, count, at))
+        values = all_gather_equal(values, along.axes, at)
+        places = all_gather_equal(places + along.start(), along.axes, at)
+        values, chosen = _largest(values, k.size, at)
+        places = _picked(places, chosen, at)
+    else:
+        values, places = along.local(lambda a: _largest(a, k.size, at))
+    return along.replaced(values, (k,)), along.replaced(places, (k,))
+
+
+def _check_k(along: _Along, k: Any) -> None:
+    if not isinstance(k, Dim):
+        size = k if isinstance(k, int) else 4
+        raise DimError(f"top_k got k={k!r}", fix=f"give the dim the results have instead: `k=wf.Dim('top', {size})`")
+    if k.size > along.dim.size:
+        raise DimError(
+            f"top_k takes {k.size} of `{along.dim.name}`, whose size is {along.dim.size}",
+            fix=f"take at most {along.dim.size}: `wf.Dim('{k.name}', {along.dim.size})`",
+        )
+    if along.x.dims.without([along.dim]).has(k.name):
+        raise DimError(
+            f"top_k gives the dim `{k.name}`, which [{along.x.dims}] has already",
+            fix=f"choose another name: `wf.Dim('{k.name}_top', {k.size})`",
+        )
+
+
+def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
+    """The `count` largest along an axis, and where they stand; the gradient goes where they stood."""
+    keys = lax.stop_gradient(a)
+    if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN with a sign would be ordered by it
+        keys = jnp.where(jnp.isnan(keys), jnp.full_like(keys, jnp.nan), keys)
+    places = lax.top_k(keys, count, axis=position)[1]
+    return _picked(a, places, position), places
+
+
+@recorded
+def cumsum(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
+    """The running sum of `x` along the dim `over`, each value included; from the end with `reverse`."""
+    return _running(x, over, reverse, "cumsum", jnp.cumsum, jnp.add, 0)
+
+
+@recorded
+def cumprod(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
+    """The running product of `x` along the dim `over`, each value included; from the end with `reverse`."""
+    return _running(x, over, reverse, "cumprod", jnp.cumprod, jnp.multiply, 1)
+
+
+def _running(
+    x: Any, over: Any, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
+) -> Tensor:
+    along = _Along(x, over, what)
+    at = along.position
+
+    def run(a: Any) -> Any:
+        if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4:
+            a = a.astype("float32")
+        return _reversed(scan(_reversed(a, reverse, at), axis=at), reverse, at)
+
+    found = along.local(run)
+    if along.axes:
+        before = scan(_totals(found, along, reverse), axis=0)
+        none = jnp.full_like(before[:1], neutral)
+        found = join(_for_here(jnp.concatenate([none, before[:-1]]), along, reverse), found)
+    is_float = jnp.issubdtype(along.x.dtype, jnp.floating)
+    return along.same_shape(found.astype(along.x.dtype) if is_float else found)
+
+
+def _reversed(a: Any, reverse: bool, position: int) -> Any:
+    return jnp.flip(a, position) if reverse else a
+
+
+def _totals(found: Any, along: _Along, reverse: bool) -> Any:
+    """The last value of every processor's slice, in the order in which they follow each other, on a new first axis."""
+    end = lax.index_in_dim(found, 0 if reverse else along.own - 1, along.position, keepdims=False)
+    return _reversed(all_gather(end[None], along.axes, 0), reverse, 0)
+
+
+def _for_here(before: Any, along: _Along, reverse: bool) -> Any:
+    """Of what comes before each slice, what comes before this processor's."""
+    here = index(along.axes)
+    here = along.ways - 1 - here if reverse else here
+    return jnp.expand_dims(lax.dynamic_index_in_dim(before, here, 0, keepdims=False), along.position)
+
+
+@recorded
+def cummax(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
+    """The largest value of `x` so far along the dim `over`; from the end with `reverse`.
+
+    NaN wins. The gradient goes to the first place that holds the value.
+    """
+    along = _Along(x, over, "cummax")
+    at = along.position
+    found = along.local(lambda a: _reversed(_running_max(_reversed(a, reverse, at), at), reverse, at))
+    if along.axes:
+        before = _running_max(_totals(found, along, reverse), 0)
+        before = _for_here(jnp.concatenate([before[:1], before[:-1]]), along, reverse)
+        here = index(along.axes)
+        is_first = here == (along.ways - 1 if reverse else 0)
+        found = jnp.where(is_first | _exceeds(found, before), found, before)
+    return along.same_shape(found)
+
+
+def _exceeds(a: Any, b: Any) -> Any:
+    """Where `a` takes the place of `b`, which came before it."""
+    if a.dtype == bool:
+        return a & ~b
+    return (a > b) | ((a != a) & (b == b))
+
+
+def _running_max(a: Any, position: int) -> Any:
+    """The running maximum along an axis, picked by place: equal values are not told apart by how the work is cut."""
+    places = lax.broadcasted_iota("int32", a.shape, position)
+
+    def larger(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+        is_new = _exceeds(right[0], left[0])
+        return jnp.where(is_new, right[0], left[0]), jnp.where(is_new, right[1], left[1])
+
+    _, places = lax.associative_scan(larger, (lax.stop_gradient(a), places), axis=position)
+    return _picked(a, places, position)
+
+
+@recorded
+def sort(x: Tensor, *, over: Any) -> Tensor:
+    """`x` in ascending order along the dim `over`; equal values keep their order, and NaN comes last.
+
+    A split dim is made whole while another takes its axes, by two all-to-alls. Where none divides, processors merge
+    with each other by pairs, or gather the whole, whichever sends less.
+    """
+    along = _Along(x, over, "sort")
+    at = along.position
+    if not along.axes:
+        return along.same_shape(along.local(lambda a: jnp.sort(a, axis=at)))
+    slices = along.local(lambda a: a)
+    sizes = [size if i != at else 0 for i, size in enumerate(slices.shape)]
+    target = next((i for i, size in enumerate(sizes) if size and size % along.ways == 0), None)
+    if target is None and _merging_is_less(along.ways, slices.dtype.itemsize):
+        return along.same_shape(_merged(slices, along))
+    if target is None:
+        whole = jnp.sort(all_gather_equal(slices, along.axes, at), axis=at)
+        return along.same_shape(own_slice(whole, along.axes, at, along.ways))
+    whole = jnp.sort(all_to_all(slices, along.axes, split=target, join=at), axis=at)
+    return along.same_shape(all_to_all(whole, along.axes, split=at, join=target))
+
+
+def _merging_is_less(ways: int, width: int) -> bool:
+    """Whether a network of merges sends less than a gather does; places travel with the values, to order ties by."""
+    if ways & (ways - 1):
+        return False
+    depth = ways.bit_length() - 1
+    return depth * (depth + 1) // 2 * (width + 4) < (ways - 1) * width
+
+
+def _merged(slices: Any, along: _Along) -> Any:
+    """The slices of a power of two of processors, sorted as one by a bitonic network of merges."""
+    at, own, here = along.position, along.own, index(along.axes)
+    places = lax.broadcasted_iota("int32", slices.shape, at) + along.start()
+    held = list(lax.sort([slices, places], dimension=at, num_keys=2))
+    run = 2
+    while run <= along.ways:
+        hop = run // 2
+        while hop:
+            pairs = [(i, i ^ hop) for i in range(along.ways)]
+            both = [jnp.concatenate([a, permute(a, along.axes, pairs)], axis=at) for a in held]
+            merged = lax.sort(both, dimension=at, num_keys=2)
+            keeps_low = ((here & hop) == 0) == ((here & run) == 0)
+            low, high = ([lax.slice_in_dim(a, start, start + own, axis=at) for a in merged] for start in (0, own))
+            held = [jnp.where(keeps_low, a, b) for a, b in zip(low, high, strict=True)]
+            hop //= 2
+        run *= 2
+    return held[0]

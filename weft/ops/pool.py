@@ -1,0 +1,188 @@
+"""Pooling and upsampling along named dims: each processor gets the halo its part of the result needs."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..dims import Dim, Shape
+from ..errors import DimError, TensorError
+from ..tensor import Tensor
+from .collectives import index
+from .halos import Stretch, View, each, paddings_of, stretch
+from .meet import meet, need_tensor
+from .move import result
+from .recorded import note_over, recorded
+
+
+@recorded
+def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
+    """The largest value in each window: `window={"height": 2, "width": 2}`; NaN wins.
+
+    The stride is the window's size, if not given; `padding` as in `conv`. What is padded is never the largest.
+    """
+    x, view = _view(x, window, stride, padding, "max_pool")
+    seen = view.halos(x)
+
+    def compute(array: Any) -> Any:
+        least = _least(array.dtype)
+        inside = [_is_inside(s, view, array, x.dims) for s in view.stretches if view.axes(s) and _has_pads(s)]
+        if inside:
+            array = jnp.where(functools.reduce(jnp.logical_and, inside), array, least)
+        return _reduced(array, least, lax.max, view, x.dims)
+
+    return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
+
+
+@recorded
+def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
+    """The mean of each window, over what lies inside the tensor: pads are not counted.
+
+    The stride is the window's size, if not given; `padding` as in `conv`.
+    """
+    x, view = _view(x, window, stride, padding, "avg_pool")
+    given = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.result_type(float)
+    seen = view.halos(x)
+
+    def compute(array: Any) -> Any:
+        array = array.astype(jnp.promote_types(given, jnp.float32))
+        total = _reduced(array, np.zeros((), array.dtype), lax.add, view, x.dims)
+        for s in view.stretches:
+            total = total / _along(_counts(s, view), s.dim, x.dims).astype(total.dtype)
+        return total.astype(given)
+
+    return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
+
+
+def _view(x: Any, window: Any, stride: Any, padding: Any, what: str) -> tuple[Tensor, View]:
+    x = need_tensor(x, what)
+    if x.dtype == bool:
+        raise TensorError(f"{what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
+    dims, windows = _sizes_by_dim(window, x.dims, what, "window")
+    strides = windows if stride is None else each(stride, dims, what, "stride")
+    paddings = paddings_of(padding, dims, what)
+    for dim in dims:
+        pads = paddings[dim.name]
+        if not isinstance(pads, str) and max(pads) >= windows[dim.name]:
+            raise DimError(
+                f"{what} has pads {pads} and a window of {windows[dim.name]} along `{dim.name}`: "
+                "a window may lie in the pads alone",
+                fix=f"give pads of at most {windows[dim.name] - 1}",
+            )
+    stretches = [stretch(d, windows[d.name], strides[d.name], 1, paddings[d.name], what) for d in dims]
+    return x, View(meet([x]), stretches)
+
+
+def _sizes_by_dim(given: Any, dims: Shape, what: str, name: str) -> tuple[Shape, dict[str, int]]:
+    """The dims a dict names, and a whole number for each."""
+    if not isinstance(given, dict) or not given:
+        raise DimError(f"{what} got {name}={given!r}", fix=f"give a dim and its size: `{name}={{'height': 2}}`")
+    found = Shape(dims.find(dim) for dim in given)
+    note_over(found)
+    return found, each(given, found, what, name)
+
+
+def _after(x: Tensor, view: View) -> Shape:
+    return Shape(view.after.dims.find(dim.name) for dim in x.dims)
+
+
+def _reduced(array: Any, start: Any, combine: Any, view: View, dims: Shape) -> Any:
+    sizes, strides, pads = [1] * array.ndim, [1] * array.ndim, [(0, 0)] * array.ndim
+    for s in view.stretches:
+        at = dims.position(s.dim.name)
+        sizes[at], strides[at], pads[at] = s.reach, s.stride, view.pads(s)
+    return lax.reduce_window(array, start, combine, sizes, strides, pads)
+
+
+def _least(dtype: Any) -> Any:
+    return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min, dtype)
+
+
+def _has_pads(s: Stretch) -> bool:
+    return s.low > 0 or s.seen(1) - s.low > s.dim.size
+
+
+def _along(values: Any, dim: Dim, dims: Sequence[Dim]) -> Any:
+    """A row of values as an array that stands along one of these dims."""
+    return jnp.expand_dims(values, [i for i, other in enumerate(dims) if other.name != dim.name])
+
+
+def _is_inside(s: Stretch, view: View, array: Any, dims: Shape) -> Any:
+    first = index(view.axes(s)) * view.out(s) * s.stride - s.low
+    places = first + jnp.arange(array.shape[dims.position(s.dim.name)])
+    return _along((places >= 0) & (places < s.dim.size), s.dim, dims)
+
+
+def _counts(s: Stretch, view: View) -> Any:
+    """How much of each window lies inside the dim."""
+    if not _has_pads(s):
+        return jnp.full(1, s.reach)
+    places = jnp.arange(view.out(s)) + (index(view.axes(s)) * view.out(s) if view.axes(s) else 0)
+    first = places * s.stride - s.low
+    return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)
+
+
+# ---- upsampling
+
+
+@recorded
+def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
+    """`x` with some dims so many times as large: `by={"height": 2}`, as jax.image.resize has it.
+
+    "nearest" repeats each value, and nothing is sent; "linear" goes straight from the middle of each to the middle of
+    the next, and stays at the outermost value beyond its middle: one place of each neighbour is sent.
+    """
+    x = need_tensor(x, "upsample")
+    dims, times = _sizes_by_dim(by, x.dims, "upsample", "by")
+    if method not in ("nearest", "linear"):
+        raise TensorError(f"upsample got method={method!r}", fix="use 'nearest' or 'linear'")
+    after = View.resized(x.dims, {dim.name: dim.size * times[dim.name] for dim in dims})
+    if method == "nearest":
+        meeting = meet([x])
+
+        def repeat(array: Any) -> Any:
+            for dim in dims:
+                array = jnp.repeat(array, times[dim.name], axis=x.dims.position(dim))
+            return array
+
+        return result(meeting.run(repeat, [x]), after, meeting.region)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TensorError(f"upsample got {x.dtype} for method 'linear'", fix="cast it: `wf.cast(x, 'float32')`")
+    view = View(meet([x]), [stretch(dim, 3, 1, 1, "SAME", "upsample") for dim in dims if times[dim.name] > 1])
+    seen = view.halos(x)
+
+    def compute(array: Any) -> Any:
+        array = array.astype(jnp.promote_types(x.dtype, jnp.float32))
+        for s in view.stretches:
+            at = x.dims.position(s.dim.name)
+            array = _between(_with_edges(array, at, s, view), at, times[s.dim.name])
+        return array.astype(x.dtype)
+
+    return result(meet([seen]).run(compute, [seen]), after, view.after.region)
+
+
+def _with_edges(array: Any, at: int, s: Stretch, view: View) -> Any:
+    """The array with one place more on either side of a dim; beyond the ends of the whole the outermost value."""
+    if not view.axes(s):
+        return jnp.pad(array, [(1, 1) if i == at else (0, 0) for i in range(array.ndim)], mode="edge")
+    low, inner, high = jnp.split(array, [1, array.shape[at] - 1], axis=at)
+    here = index(view.axes(s))
+    low = lax.select(here == 0, lax.slice_in_dim(inner, 0, 1, axis=at), low)
+    high = lax.select(here == view.ways(s) - 1, lax.slice_in_dim(inner, -1, None, axis=at), high)
+    return jnp.concatenate([low, inner, high], axis=at)
+
+
+def _between(array: Any, at: int, times: int) -> Any:
+    """`times` values around each but the outermost, on the lines to its neighbours."""
+    size = array.shape[at] - 2
+    low, inner, high = (lax.slice_in_dim(array, i, i + size, axis=at) for i in range(3))
+    parts = []
+    for i in range(times):
+        offset = (i + 0.5) / times - 0.5
+        other = low if offset < 0 else high
+        parts.append(inner if offset == 0 else (1 - abs(offset)) * inner + abs(offset) * other)
+    shape = (*array.shape[:at], size * times, *array.shape[at + 1 :])
+    return jnp.stack(parts, axis=at + 1).reshape(shape)

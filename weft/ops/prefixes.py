@@ -1,0 +1,142 @@
+"""`associative_scan`: all prefixes of a sequence under a function of two elements that is associative.
+
+On a split dim each processor joins the elements of its slice, one total each is exchanged, and what came before is
+joined on. The function sees elements, without the dim, as in `vmap`: its axes are taken.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from ..dims import Shape, resolve, same_size
+from ..errors import TensorError
+from ..layout import Axes, Region, open_region, opened
+from ..tensor import is_tensor
+from .collectives import all_gather, as_varying, index, varying
+from .control import sliced
+from .elementwise import aligned
+from .index import only
+from .mapping import axes_taken, prepared
+from .meet import common_region, need_function, need_tensor, with_layout
+from .move import result, settle
+from .recorded import forgetting, note_loop, recorded_block
+
+
+@recorded_block
+def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> Any:
+    """The prefixes of `xs`, a tree of tensors, along the dim `over`, joined by `fn`; the same tree with the same dims.
+
+    `fn(a, b)` joins two elements, trees of tensors without that dim, of which `a` came first. It must be associative.
+    """
+    need_function(fn, "associative_scan")
+    leaves, structure = jax.tree.flatten(xs, is_leaf=is_tensor)
+    tensors = [need_tensor(leaf, "associative_scan") for leaf in leaves]
+    if not tensors:
+        raise TensorError("associative_scan got nothing to go along", fix="give it a tensor, or a tree of tensors")
+    dim = only(resolve(over, tensors[0].dims, what="over"), "associative_scan")
+    for x in tensors:
+        same_size(dim, x.dims.find(dim))
+    region = common_region(tensors)
+    taken = axes_taken(dim, region, tensors)
+    note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+    inner = region.within(taken) if region is not None else None
+    shapes = [x.dims.without([dim]) for x in tensors]
+    arrays = [
+        aligned(prepared(x, dim, region, inner, taken)._array, x.dims, [dim, *dims])
+        for x, dims in zip(tensors, shapes, strict=True)
+    ]
+    join = _Join(fn, arrays, shapes, structure, inner)
+    outputs = []
+    for array, x, dims in zip(join.prefixes(taken), tensors, shapes, strict=True):
+        inside = inner.placement(dims) if inner is not None else ((),) * len(dims)
+        split = {dim.name: taken, **dict(zip(dims.names, inside, strict=True))}
+        array = aligned(array, [dim, *dims], x.dims)
+        outputs.append(settle(array, x.dims, tuple(split[d.name] for d in x.dims), region))
+    return jax.tree.unflatten(structure, outputs)
+
+
+class _Join:
+    """The function traced once on two elements, and the arrays that hold the elements, of the type it gives back."""
+
+    def __init__(
+        self, fn: Callable[..., Any], arrays: Sequence[Any], shapes: Sequence[Shape], structure: Any, inner: Any
+    ):
+        self.fn, self.shapes, self.structure = fn, shapes, structure
+        self.inner: Region | None = inner
+        self.arrays = list(arrays)
+        mark: int | None = None
+        for _ in range(16):
+            closed, mark = forgetting(
+                lambda: sliced(lambda element: jax.make_jaxpr(self._flat())(element, element), self.arrays), mark
+            )
+            found = [aval.manual_axis_type.varying for aval in closed.out_avals]
+            if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
+                break
+            self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, found, strict=True)]
+        else:
+            raise AssertionError("the type of an element did not settle")
+        self.run = jaxpr_as_fun(closed)
+
+    def _flat(self) -> Callable[..., Any]:
+        # A new function each time: JAX keeps what it has traced.
+        def flat(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+            with opened(self.inner or open_region()):
+                return self._joined(left, right)
+
+        return flat
+
+    def _joined(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        leaves, structure = jax.tree.flatten(self.fn(self._element(left), self._element(right)), is_leaf=is_tensor)
+        if structure != self.structure:
+            raise TensorError(
+                f"the function of associative_scan takes elements {self.structure} and gives {structure}",
+                fix="return one element: a tree of the same structure",
+            )
+        found = []
+        for leaf, array, dims in zip(leaves, left, self.shapes, strict=True):
+            if not is_tensor(leaf) or set(leaf.dims) != set(dims):
+                given = f"[{leaf.dims}]" if is_tensor(leaf) else type(leaf).__name__
+                raise TensorError(
+                    f"the function of associative_scan takes an element [{dims}] and gives {given}",
+                    fix="return tensors of the dims it was given; broadcast `xs` first if they grow",
+                )
+            if leaf.dtype != array.dtype:
+                raise TensorError(
+                    f"the function of associative_scan takes {array.dtype}[{dims}] and gives {leaf.dtype}",
+                    fix=f"give `xs` as {leaf.dtype}, or cast in the function: `wf.cast(x, '{array.dtype}')`",
+                )
+            leaf = with_layout(leaf, self.inner)
+            found.append(as_varying(aligned(leaf._array, leaf.dims, dims), varying(array)))
+        return found
+
+    def _element(self, arrays: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(
+            self.structure, [result(array, dims, self.inner) for array, dims in zip(arrays, self.shapes, strict=True)]
+        )
+
+    def __call__(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        """Rows of elements joined one by one."""
+        return jax.vmap(lambda a, b: self.run(*a, *b))(left, right)
+
+    def prefixes(self, taken: Axes) -> list[Any]:
+        """All prefixes, along the first axis, which is split over the axes taken."""
+        found = lax.associative_scan(self, self.arrays, axis=0)
+        if not taken:
+            return found
+        totals = lax.associative_scan(self, [all_gather(a[-1:], taken, 0) for a in found], axis=0)
+        is_first = index(taken) == 0
+
+        def kept(array: Any) -> Any:
+            # Nothing came before the first slice: what is joined there is not used, nor may its gradient be.
+            return jnp.where(is_first, lax.stop_gradient(array), array)
+
+        before = [
+            kept(lax.dynamic_index_in_dim(total, jnp.maximum(index(taken) - 1, 0), 0, keepdims=False))
+            for total in totals
+        ]
+        joined = jax.vmap(lambda element: self.run(*before, *element))([kept(array) for array in found])
+        return [jnp.where(is_first, a, b) for a, b in zip(found, joined, strict=True)]

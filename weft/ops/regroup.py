@@ -1,0 +1,137 @@
+"""Dims cut into several and joined into one, and tensors stacked along a new dim.
+
+A split is free where the first part takes the axes of the dim, a merge where the first dim holds them; otherwise as
+little moves as the new places require.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, new_dims, resolve, union
+from ..errors import DimError, TensorError
+from ..layout import Axes, Placement, Region
+from ..tensor import Tensor
+from .elementwise import aligned
+from .index import only
+from .meet import meet, need_tensor
+from .move import relocate, settle
+from .recorded import recorded
+
+
+@recorded
+def split(x: Tensor, **parts: Any) -> Tensor:
+    """`x` with a dim cut into several, the first the slowest: `split(x, d_model=[heads, d_kv])`; several at once."""
+    x = need_tensor(x, "split")
+    for name, into in parts.items():
+        x = _split_one(x, name, into)
+    return x
+
+
+def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
+    dim = x.dim(name)
+    pieces = Shape(new_dims(into, what=name))
+    if not pieces or math.prod(pieces.sizes) != dim.size:
+        raise DimError(
+            f"`{name}` (size {dim.size}) does not split into [{pieces}]",
+            fix=f"give dims whose sizes multiply to {dim.size}",
+        )
+    meeting = meet([x])
+    position = x.dims.position(name)
+    dims = Shape([*x.dims[:position], *pieces, *x.dims[position + 1 :]])
+    axes, region = meeting.axes([dim]), meeting.region
+    array = meeting.run(lambda a: a, [x])
+    have = meeting.placement(x.dims)
+    kept = _dividing(axes, pieces[0].size, region)
+    if kept != axes and region is not None:  # what the first part cannot hold comes together before it is cut
+        array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region)
+    shape = list(array.shape)
+    ways = region.ways(kept) if region is not None else 1
+    shape[position : position + 1] = [pieces[0].size // ways, *pieces.sizes[1:]]
+    placed = (*have[:position], kept, *((),) * (len(pieces) - 1), *have[position + 1 :])
+    return settle(array.reshape(shape), dims, placed, region)
+
+
+def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
+    """The first of these axes over which a size divides."""
+    kept = axes
+    while region is not None and kept and size % region.ways(kept):
+        kept = kept[:-1]
+    return kept
+
+
+@recorded
+def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
+    """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
+    x = need_tensor(x, "merge")
+    pieces = resolve(dims, x.dims, what="dims")
+    if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
+        size = math.prod(pieces.sizes)
+        raise DimError(
+            f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `wf.Dim('name', {size})`"
+        )
+    rest = x.dims.without(pieces)
+    if rest.has(into):
+        raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix="choose another name")
+    meeting = meet([x])
+    region = meeting.region
+    position = min(x.dims.position(dim) for dim in pieces)
+    before = [dim for dim in x.dims[:position] if rest.has(dim)]
+    after = [dim for dim in x.dims[position:] if rest.has(dim)]
+    ordered = Shape([*before, *pieces, *after])
+    array = aligned(meeting.run(lambda a: a, [x]), x.dims, ordered)
+    have = meeting.placement(ordered)
+    first = len(before)
+    target = Shape([*before, into, *after])
+    if region is not None and any(have[first + 1 : first + len(pieces)]):
+        # Only the first may be split while they are joined; it takes what the result wants, if it can.
+        wanted = region.placement(target)[first]
+        lead = _dividing(wanted, pieces[0].size, region)
+        want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
+        array, have = relocate(array, have, want, region), want
+    shape = list(array.shape)
+    shape[first : first + len(pieces)] = [math.prod(shape[first : first + len(pieces)])]
+    return settle(array.reshape(shape), target, (*have[: first + 1], *have[first + len(pieces) :]), region)
+
+
+@recorded
+def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
+    """Tensors of the same dims put side by side along a new dim, which comes first."""
+    if not isinstance(xs, list | tuple) or not xs:
+        raise TensorError(f"stack got {xs!r:.60}", fix="give a list of tensors: `wf.stack([a, b], wf.Dim('pair', 2))`")
+    xs = [need_tensor(x, "stack") for x in xs]
+    if not isinstance(dim, Dim) or dim.size != len(xs):
+        raise DimError(f"stack puts {len(xs)} tensors along {dim!r}", fix=f"give a dim of size {len(xs)}")
+    meeting = meet(xs)
+    common = union(*(x.dims for x in xs))
+    if common.has(dim):
+        raise DimError(f"stack makes `{dim.name}`, which [{common}] has already", fix="choose another name")
+    for x in xs:
+        if len(x.dims) != len(common):
+            raise DimError(f"stack got [{xs[0].dims}] and [{x.dims}]", fix="give tensors of the same dims")
+
+    def compute(*arrays: Any) -> Any:
+        return jnp.stack([aligned(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])
+
+    array = meeting.run(compute, xs)
+    return settle(array, Shape([dim, *common]), ((), *meeting.placement(common)), meeting.region)
+
+
+@recorded
+def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
+    """The slices of `x` along the dim `over`, which is gathered first where it is split."""
+    x = need_tensor(x, "unstack")
+    dim = only(resolve(over, x.dims, what="over"), "unstack")
+    meeting = meet([x])
+    position = x.dims.position(dim)
+    have, region = meeting.placement(x.dims), meeting.region
+    array = meeting.run(lambda a: a, [x])
+    rest = x.dims.without([dim])
+    if region is not None and have[position]:
+        array = relocate(array, have, (*have[:position], (), *have[position + 1 :]), region)
+    slices = jnp.split(array, dim.size, axis=position)
+    return tuple(
+        settle(jnp.squeeze(part, position), rest, (*have[:position], *have[position + 1 :]), region) for part in slices
+    )

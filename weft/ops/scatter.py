@@ -1,0 +1,130 @@
+"""Reading and adding at indices that lie along the dim itself.
+
+On a split dim either the ids and values travel, or the whole dim, whichever is less; an index outside [0, size)
+reads zero and adds nothing, on every layout.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, resolve, union
+from ..errors import DimError, TensorError
+from ..tensor import Tensor, as_dtype
+from .collectives import as_varying, varying
+from .elementwise import cast
+from .index import integers, local_ids, look_up, only, ordered
+from .meet import common_region, meet, need_tensor
+from .move import settle
+from .recorded import note_operands, recorded
+from .reshape import rename
+
+_WHOLE = "whole_for_exchange"  # a name no rule splits
+
+
+@recorded
+def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
+    """The entries of `x` at `ids` along the dim `over`, which the ids have at a size of their own.
+
+    The result has that size, as in jnp.take_along_axis; other dims are matched by name.
+    """
+    x, ids = need_tensor(x, "gather"), integers(ids, "gather")
+    dim = only(resolve(over, x.dims, what="over"), "gather")
+    if not ids.dims.has(dim.name):
+        raise DimError(
+            f"gather goes along `{dim.name}`, which the ids [{ids.dims}] lack",
+            fix=f"use `wf.take(x, ids, over='{dim.name}')`, which puts the dims of the ids in its place",
+        )
+    many = ids.dims.find(dim.name)
+    _note([x, ids])
+    others = x.dims.without([dim])
+    found = _elements(union(others, ids.dims))
+    if _elements(x.dims) * x.dtype.itemsize <= found * x.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize:
+        whole = Dim(_WHOLE, dim.size)
+        return look_up(rename(x, **{dim.name: whole}), ids, whole, {})
+    return look_up(x, rename(ids, **{dim.name: Dim(_WHOLE, many.size)}), dim, {_WHOLE: many})
+
+
+def _note(operands: list[Tensor]) -> None:
+    """Writes down what the op works on, before it moves some of it."""
+    if (region := common_region(operands)) is not None:
+        note_operands(region, {}, operands, [region.placement(x.dims) for x in operands])
+
+
+def _elements(dims: Shape) -> int:
+    return math.prod(dims.sizes)
+
+
+@recorded
+def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor:
+    """`x` with `updates` added at `ids` along the dim `over`; several at one place add up.
+
+    The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over.
+    """
+    x, ids, updates = need_tensor(x, "scatter_add"), integers(ids, "scatter_add"), need_tensor(updates, "scatter_add")
+    dim = only(resolve(over, x.dims, what="over"), "scatter_add")
+    _check_updates(x, ids, updates, dim)
+    _note([x, ids, updates])
+    if not ids.dims.has(dim.name):
+        return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
+    sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
+    if _elements(x.dims) * x.dtype.itemsize <= sent:
+        return cast(x + _scattered(x, ids, updates, dim, Dim(_WHOLE, dim.size)), x.dtype)
+    whole = Dim(_WHOLE, ids.size(dim.name))
+    ids, updates = rename(ids, **{dim.name: whole}), rename(updates, **{dim.name: whole})
+    return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
+
+
+def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:
+    """Zeros of the shape of `x` with the updates added; made along `target`, a whole dim or `dim` itself."""
+    others = x.dims.without([dim])
+    shared = Shape(d for d in others if ids.dims.has(d.name))
+    own, rest = ids.dims.without(shared), others.without(shared)
+    made = Shape(target if d.name == dim.name else d for d in x.dims)
+    meeting = meet([ids, updates], made)
+    size, axes = meeting.local_sizes([target])[0], meeting.axes(made)
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    kind = as_dtype("float32" if is_narrow else x.dtype)
+
+    def add(_: Any, ids_array: Any, array: Any) -> Any:
+        local = local_ids(as_varying(ids_array, axes), size, meeting.axes([target]))
+        local = ordered(local, ids.dims, [*shared, *own])
+        array = ordered(as_varying(array, axes), updates.dims, [*shared, *own, *rest]).astype(kind)
+        added = _batched_add(local, array, size, len(shared), len(own))
+        return ordered(added, [*shared, target, *rest], made).astype(x.dtype)
+
+    array = meeting.run(add, [0, ids, updates])  # in the order of the op's operands
+    return settle(array, x.dims, meeting.placement(made), meeting.region, partial=meeting.axes(own))
+
+
+def _batched_add(ids: Any, updates: Any, size: int, shared: int, own: int) -> Any:
+    if shared:
+        return jax.vmap(lambda i, u: _batched_add(i, u, size, shared - 1, own))(ids, updates)
+    places = jnp.where((ids >= 0) & (ids < size), ids, size).reshape(-1)
+    rest = updates.shape[own:]
+    zeros = as_varying(jnp.zeros((size, *rest), updates.dtype), varying(updates))
+    return zeros.at[places].add(updates.reshape(-1, *rest), mode="drop")
+
+
+def _check_updates(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim) -> None:
+    due = union(x.dims.without([dim]), ids.dims)
+    if set(updates.dims.names) != set(due.names):
+        raise DimError(
+            f"scatter_add got updates [{updates.dims}] where the ids' dims and those of `x` but `{dim.name}`, [{due}], "
+            "are due",
+            fix=f"give updates with these dims: `wf.broadcast(updates, '{' '.join(due.names)}')`",
+        )
+    union(due, updates.dims)  # one size for each name
+    if jnp.promote_types(x.dtype, updates.dtype) != x.dtype and _rank(updates.dtype) > _rank(x.dtype):
+        raise TensorError(
+            f"scatter_add adds {updates.dtype} to {x.dtype}",
+            fix=f"cast one: `wf.cast(x, '{updates.dtype}')` or `wf.cast(updates, '{x.dtype}')`",
+        )
+
+
+def _rank(dtype: Any) -> int:
+    """Booleans, integers, floats and complex numbers, in this order."""
+    kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((i + 1 for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)

@@ -1,0 +1,304 @@
+"""Stretches along a dim: slice, pad, concat, flip, roll, shift, update, and indexing by name.
+
+Along a split dim each processor gets its part of the result from those that hold it (`exchange.window`); the dim keeps
+its name with its new size.
+"""
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..dims import Dim, Shape, resolve, union
+from ..errors import DimError, TensorError
+from ..operators import operation
+from ..tensor import Tensor, is_tensor, make
+from .collectives import index, permute
+from .elementwise import aligned
+from .exchange import window
+from .index import only, take
+from .meet import Meeting, meet, need_tensor, operand
+from .move import result, settle
+from .recorded import recorded
+from .reshape import rename
+
+
+class _Along:
+    """One dim of a tensor: where it stands, how it is split, and how it is once it has another size."""
+
+    def __init__(self, x: Any, over: Any, what: str):
+        self.x = need_tensor(x, what)
+        self.dim = only(resolve(over, self.x.dims, what="over"), what)
+        self.meeting = meet([self.x])
+        self.position = self.x.dims.position(self.dim)
+        self.axes = self.meeting.axes([self.dim])
+        self.ways = self.meeting.region.ways(self.axes) if self.meeting.region is not None else 1
+
+    def windowed(self, starts: Callable[[int, int], int], size: int, *, wraps: bool = False) -> Tensor:
+        """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
+        dims = self.dims(size)
+        local = Meeting(self.meeting.region, dims).local_sizes([dims[self.position]])[0]
+        places = [starts(i, local) for i in builtins.range(self.ways)]
+
+        def compute(array: Any) -> Any:
+            return window(array, self.position, self.axes, self.ways, starts=places, size=local, wraps=wraps)
+
+        return result(self.meeting.run(compute, [self.x]), dims, self.meeting.region)
+
+    def dims(self, size: int) -> Shape:
+        return Shape(dim.resized(size) if dim.name == self.dim.name else dim for dim in self.x.dims)
+
+
+def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+        wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+        raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}")
+    return value
+
+
+@recorded
+def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
+    """`size` values along the dim `over` from `start` on; `start` may be traced."""
+    along = _Along(x, over, "slice")
+    size = _whole(size, "slice", "size", 1)
+    if size > along.dim.size:
+        raise DimError(
+            f"slice takes {size} of `{along.dim.name}` (size {along.dim.size})", fix="take at most all of it"
+        )
+    if isinstance(start, int) and not isinstance(start, bool):
+        if not 0 <= start <= along.dim.size - size:
+            raise DimError(
+                f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {along.dim.size})",
+                fix=f"start between 0 and {along.dim.size - size}",
+            )
+        return along.windowed(lambda i, n: start + i * n, size)
+    return _slice_at(along, start, size)
+
+
+def _slice_at(along: _Along, start: Any, size: int) -> Tensor:
+    """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
+    start = _one_integer(start, "slice", "start")
+    dims = along.dims(size)
+    own = along.meeting.local_sizes([along.dim])[0]
+
+    def compute(array: Any, start: Any) -> Any:
+        start = jnp.clip(start, 0, along.dim.size - size)
+        if not along.axes:
+            return lax.dynamic_slice_in_dim(array, start, size, along.position)
+        first = start - index(along.axes) * own
+        pads = [(0, 0, 0)] * array.ndim
+        pads[along.position] = (size, size, 0)
+        padded = lax.pad(array, jnp.zeros((), array.dtype), pads)
+        return lax.dynamic_slice_in_dim(padded, jnp.clip(first, -size, own) + size, size, along.position)
+
+    array = along.meeting.run(compute, [along.x, start])
+    have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
+        dims, along.meeting.placement(along.x.dims), strict=True))  # fmt: skip
+    return settle(array, dims, have, along.meeting.region, partial=along.axes)
+
+
+def _one_integer(value: Any, what: str, name: str) -> Any:
+    value = operand(value, what)
+    dtype = getattr(value, "dtype", None)
+    if (is_tensor(value) and value.dims) or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        raise TensorError(f"{what} got {value!r} for `{name}`", fix="give one whole number")
+    return value
+
+
+@recorded
+def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
+    """`x` with `before` and `after` values more along the dim `over`."""
+    along = _Along(x, over, "pad")
+    before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
+    size = along.dim.size + before + after
+    made = along.windowed(lambda i, n: i * n - before, size)
+    if isinstance(value, int | float) and value == 0:
+        return made
+    return _filled(made, along.dim.name, before, before + along.dim.size, value)
+
+
+def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
+    """`x` with `value` outside the stretch [first, last) of a dim."""
+    value = operand(value, "pad")
+    meeting = meet([x, value])
+    position, axes = x.dims.position(name), meeting.axes([x.dim(name)])
+
+    def compute(array: Any, value: Any) -> Any:
+        shape = [1] * array.ndim
+        shape[position] = array.shape[position]
+        places = jnp.arange(shape[position]).reshape(shape)
+        places = places + index(axes) * shape[position] if axes else places
+        return jnp.where((places >= first) & (places < last), array, jnp.asarray(value).astype(array.dtype))
+
+    return result(meeting.run(compute, [x, value]), x.dims, meeting.region)
+
+
+@recorded
+def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
+    """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
+    along, by = _Along(x, over, "shift"), _whole(by, "shift", "by")
+    size = along.dim.size
+    moved = along.windowed(lambda i, n: i * n - by, size)
+    if isinstance(fill, int | float) and fill == 0:
+        return moved
+    return _filled(moved, along.dim.name, max(by, 0), size + min(by, 0), fill)
+
+
+@recorded
+def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
+    """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
+    along, by = _Along(x, over, "roll"), _whole(by, "roll", "by")
+    by %= along.dim.size
+    if by > along.dim.size // 2:  # the shorter way round
+        by -= along.dim.size
+    return along.windowed(lambda i, n: i * n - by, along.dim.size, wraps=True)
+
+
+@recorded
+def flip(x: Tensor, *, over: Any) -> Tensor:
+    """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
+    along = _Along(x, over, "flip")
+
+    def compute(array: Any) -> Any:
+        array = jnp.flip(array, along.position)
+        return permute(array, along.axes, [(i, along.ways - 1 - i) for i in builtins.range(along.ways)])
+
+    local = compute if along.axes else lambda array: jnp.flip(array, along.position)
+    return result(along.meeting.run(local, [along.x]), along.x.dims, along.meeting.region)
+
+
+@recorded
+def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
+    """Tensors joined along the dim `over`, which may differ in size between them."""
+    if not isinstance(xs, list | tuple) or not xs:
+        raise TensorError(f"concat got {xs!r:.60}", fix="give a list of tensors: `wf.concat([x, y], over='channels')`")
+    name = over.name if isinstance(over, Dim) else over  # its size differs between them
+    alongs = [_Along(x, name, "concat") for x in xs]
+    first = alongs[0].x
+    union(*(a.x.dims.without([a.dim]) for a in alongs))  # one size for each other name
+    for a in alongs[1:]:
+        if set(a.x.dims.names) != set(first.dims.names):
+            raise DimError(
+                f"concat got [{first.dims}] and [{a.x.dims}]",
+                fix="give tensors of the same dims; broadcast what lacks one",
+            )
+    total = sum(a.dim.size for a in alongs)
+    made: Tensor | None = None
+    begin = 0
+    for a in alongs:
+        part = a.windowed(lambda i, n, begin=begin: i * n - begin, total)  # type: ignore[misc]
+        made = part if made is None else _joined(made, part, alongs[0].dim.name, begin)
+        begin += a.dim.size
+    assert made is not None
+    return made
+
+
+def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
+    """`left` up to the place `at` of a dim, `right` from there on."""
+    meeting = meet([left, right], first=left.dims)
+    position, axes = left.dims.position(name), meeting.axes([left.dim(name)])
+
+    def compute(a: Any, b: Any) -> Any:
+        b = aligned(b, right.dims, left.dims)
+        shape = [1] * a.ndim
+        shape[position] = a.shape[position]
+        places = jnp.arange(shape[position]).reshape(shape)
+        places = places + index(axes) * shape[position] if axes else places
+        kind = jnp.result_type(a, b)
+        return jnp.where(places < at, a.astype(kind), b.astype(kind))
+
+    return result(meeting.run(compute, [left, right]), left.dims, meeting.region)
+
+
+@recorded
+def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
+    """`x` with `new` in place of what it holds from index `at` of the dim `over` on.
+
+    `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
+    """
+    along, new = _Along(x, over, "update"), need_tensor(new, "update")
+    stretch = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1
+    if stretch > along.dim.size:
+        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {along.dim.size})", fix="give at most all")
+    if isinstance(at, int) and not isinstance(at, bool):
+        if not 0 <= at <= along.dim.size - stretch:
+            raise DimError(
+                f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {along.dim.size})",
+                fix=f"start between 0 and {along.dim.size - stretch}",
+            )
+        at = jnp.asarray(at, "int32")
+    at = _one_integer(at, "update", "at")
+    whole = _without_split(new, along.dim.name)
+    meeting = meet([x, whole, at], first=x.dims)
+    if len(meeting.dims) > len(x.dims) + (stretch > 1 or whole.dims.has(_STRETCH)):
+        extra = next(d.name for d in whole.dims if not x.dims.has(d) and d.name != _STRETCH)
+        raise DimError(
+            f"update's new values have `{extra}`, which {x!r} has not", fix=f"sum over `{extra}`, or take one"
+        )
+    target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
+
+    def compute(array: Any, value: Any, at: Any) -> Any:
+        value = aligned(value, whole.dims, target).astype(array.dtype)
+        own = array.shape[along.position]
+        axes = meeting.axes([along.dim])
+        first = jnp.clip(at, 0, along.dim.size - stretch) - (index(axes) * own if axes else 0)
+        shape = [1] * array.ndim
+        shape[along.position] = own
+        places = jnp.arange(own).reshape(shape) - first
+        spread = jnp.take(value, jnp.clip(places.reshape(-1), 0, stretch - 1), axis=along.position)
+        return jnp.where((places >= 0) & (places < stretch), spread, array)
+
+    return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
+
+
+_STRETCH = "stretch_of_update"
+
+
+def _without_split(new: Tensor, name: str) -> Tensor:
+    """The new values with their stretch under a name no rule splits, so that every processor has all of it."""
+    return rename(new, **{name: _STRETCH}) if new.dims.has(name) else new
+
+
+@operation("getitem")
+def getitem(x: Tensor, place: Any) -> Tensor:
+    """`x["length", 3:7]`: a stretch of a dim; `x["length", 3]`: one place, without the dim; several pairs in a row."""
+    x = need_tensor(x, "indexing")
+    pairs = place if isinstance(place, tuple) else (place,)
+    if len(pairs) % 2 or not all(isinstance(name, str | Dim) for name in pairs[::2]):
+        raise TensorError(
+            f"{x!r} was indexed with {place!r}",
+            fix='name the dim: `x["length", 3:7]` or `x["length", 0]`; many places: `wf.take(x, ids, over="length")`',
+        )
+    for name, at in zip(pairs[::2], pairs[1::2], strict=True):
+        x = _at(x, x.dim(name), at)
+    return x
+
+
+def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
+    if isinstance(at, builtins.slice):
+        if not all(
+            part is None or (isinstance(part, int) and not isinstance(part, bool)) for part in (at.start, at.stop)
+        ):
+            raise DimError(
+                f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}", fix="use wf.slice for traced ones"
+            )
+        if at.step not in (None, 1):
+            raise DimError(f"a stretch of `{dim.name}` with step {at.step!r}", fix="take every place: step 1")
+        first, last, _ = at.indices(dim.size)
+        if last <= first:
+            raise DimError(
+                f"the stretch {first}:{last} of `{dim.name}` (size {dim.size}) is empty", fix="take at least one"
+            )
+        return slice(x, over=dim, start=first, size=last - first)
+    if isinstance(at, int) and not isinstance(at, bool):
+        if not -dim.size <= at < dim.size:
+            raise DimError(f"place {at} of `{dim.name}` (size {dim.size})", fix=f"use one from 0 to {dim.size - 1}")
+        at = jnp.asarray(at % dim.size, "int32")
+    return take(x, _scalar(at), over=dim)
+
+
+def _scalar(at: Any) -> Tensor:
+    at = _one_integer(at, "indexing", "place")
+    return at if is_tensor(at) else make(jnp.asarray(at), (), None)
