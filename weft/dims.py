@@ -4,7 +4,7 @@ Imports errors alone. A `Shape` never names a dim twice; whoever holds one may t
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,10 @@ class Shape(tuple[Dim, ...]):
         """This shape less the dims `gone`."""
         names = {self.find(dim).name for dim in gone}
         return Shape(dim for dim in self if dim.name not in names)
+
+    def resized(self, sizes: Mapping[str, int]) -> "Shape":
+        """This shape with some dims at other sizes."""
+        return Shape(dim.resized(sizes[dim.name]) if dim.name in sizes else dim for dim in self)
 
     def __str__(self) -> str:
         return " ".join(f"{dim.name}={dim.size}" for dim in self)

@@ -71,7 +71,7 @@ def user_line() -> str:
     frame, _ = _users_frame()
     if frame is None:
         return "<unknown line>"
-    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def user_stacklevel() -> int:
@@ -99,7 +99,8 @@ def is_users(filename: str) -> bool:
     return not any(f"site-packages{os.sep}{name}{os.sep}" in filename for name in _LIBRARIES)
 
 
-def _short(filename: str) -> str:
+def short_path(filename: str) -> str:
+    """A file as errors name it: relative where it lies below the working directory."""
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return filename if relative.startswith("..") else relative
 

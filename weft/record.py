@@ -144,11 +144,9 @@ class Record:
             entry.is_gone = True
 
 
-@contextlib.contextmanager
-def operand_scope(index: int) -> Iterator[None]:
+def operand_scope(index: int) -> contextlib.AbstractContextManager[Any]:
     """While an op brings one operand to where it is needed, so that what this sends can be told from the rest."""
-    with jax.named_scope(f"of{index}"):
-        yield
+    return jax.named_scope(f"of{index}")
 
 
 _NUMBER = re.compile(r"\bwf(\d+)_")

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tests.ops.table_conv
-import tests.ops.table_moving  # its rows
-import tests.ops.table_order  # noqa: F401  its rows
 import weft as wf
+from tests.ops import table_conv, table_moving, table_order  # noqa: F401  their rows
 from tests.ops.table import DIMS, FAMILIES, Row, sizes
 
 

@@ -3,45 +3,28 @@
 `WEFT_CASES=1000 pytest tests/program/test_exact_random.py` runs more of them, drawn anew each time.
 """
 
-import os
 import warnings
 
 import jax
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import weft as wf
 from tests.program.cases import ledger
 from tests.program.independent import QUICKLY, compiled, difference, walk
-from tests.properties.programs import MESHES, draw_layout, draw_program
-
-CASES = int(os.environ.get("WEFT_CASES", "0"))
+from tests.properties.programs import differentiated, draw_case, sampled
 
 # These join equal collectives, or move one out of a loop; nothing else makes XLA's CPU send less.
 JOINING = {"xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion"}
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=CASES or 60,
-    derandomize=not CASES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+@sampled(60)
 @given(st.data())
 def test_a_random_program_sends_what_its_ledger_says(data):
-    program = draw_program(data.draw)
-    mesh = wf.Mesh(data.draw(st.sampled_from(MESHES)))
-    layout = draw_layout(data.draw, program, str(mesh))
-    note(f"mesh {mesh}  layout {layout}  inputs {program.inputs}  ids {program.ids}  steps {program.words}")
-
-    def run(inputs, ids):
-        return wf.value_and_grad(program.loss, has_aux=True)(inputs, ids)
-
+    program, axes, layout = draw_case(data.draw)
+    mesh, run = wf.Mesh(axes), differentiated(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)
         try:

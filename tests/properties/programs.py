@@ -5,6 +5,7 @@ mesh, so every step is legal there; the replay must give the same values, or a W
 """
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 
 import weft as wf
@@ -21,6 +23,21 @@ EIGHTS = [wf.Dim(name, 8) for name in "abcpq"] + [wf.Dim("f", 8, follows="a")]
 FOURS = [wf.Dim(name, 4) for name in "deru"] + [wf.Dim("g", 4, follows="d")]
 ALL = EIGHTS + FOURS
 MESHES = ["x=2", "x=4", "x=8", "x=1,y=2", "x=2,y=2", "x=4,y=2", "x=2,y=4", "x=2,y=2,z=2"]
+
+CASES = int(os.environ.get("WEFT_CASES", "0"))
+
+
+def sampled(examples: int, *more: Phase) -> settings:
+    """So many cases, the same each time; or as many as WEFT_CASES says, drawn anew and not made smaller."""
+    return settings(
+        max_examples=CASES or examples,
+        derandomize=not CASES,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=(Phase.generate, *(() if CASES else more)),
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @dataclass
@@ -391,5 +408,21 @@ def inner_gradient(draw, found, ids):
             return wf.sum(y * y, over=y.dims)
 
         return wf.grad(energy)(t[i])
+
+    return run
+
+
+def draw_case(draw: Any) -> tuple[Program, str, str]:
+    """A program, a mesh and a layout, noted for when the case fails."""
+    program = draw_program(draw)
+    mesh = draw(st.sampled_from(MESHES))
+    layout = draw_layout(draw, program, mesh)
+    note(f"mesh {mesh}  layout {layout}  inputs {program.inputs}  ids {program.ids}  steps {program.words}")
+    return program, mesh, layout
+
+
+def differentiated(program: Program) -> Callable[..., Any]:
+    def run(inputs: list[wf.Tensor], ids: list[wf.Tensor]) -> Any:
+        return wf.value_and_grad(program.loss, has_aux=True)(inputs, ids)
 
     return run

@@ -5,19 +5,16 @@
 
 import collections
 import json
-import os
 import re
 import warnings
 
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import weft as wf
 from tests.program.independent import walk
-from tests.properties.programs import ALL, MESHES, draw_layout, draw_program
-from tests.properties.test_random_programs import differentiated
+from tests.properties.programs import ALL, differentiated, draw_case, sampled
 
-CASES = int(os.environ.get("WEFT_CASES", "0"))
 outcomes: collections.Counter = collections.Counter()
 
 # The claims a reason makes of dims (single letters here): that they are split over the row's axes.
@@ -69,21 +66,10 @@ def sent(program):
     return {key: size for key, size in found.items() if any(program.mesh.axes[axis] > 1 for axis in key[1])}
 
 
-@settings(
-    max_examples=CASES or 25,
-    derandomize=not CASES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+@sampled(25)
 @given(st.data())
 def test_every_collective_is_counted_shown_and_truly_explained(data):
-    drawn = draw_program(data.draw)
-    mesh = data.draw(st.sampled_from(MESHES))
-    layout = draw_layout(data.draw, drawn, mesh)
-    note(f"mesh {mesh}  layout {layout}  inputs {drawn.inputs}  ids {drawn.ids}  steps {drawn.words}")
+    drawn, mesh, layout = draw_case(data.draw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)
         try:

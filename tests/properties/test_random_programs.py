@@ -4,18 +4,16 @@
 """
 
 import collections
-import os
 import warnings
 
 import jax
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 import weft as wf
-from tests.properties.programs import MESHES, draw_layout, draw_program
+from tests.properties.programs import differentiated, draw_case, sampled
 
-CASES = int(os.environ.get("WEFT_CASES", "0"))
 outcomes: collections.Counter = collections.Counter()
 
 
@@ -27,28 +25,10 @@ def close(got, expected, what):
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * scale, err_msg=what)
 
 
-def differentiated(program):
-    def run(inputs, ids):
-        return wf.value_and_grad(program.loss, has_aux=True)(inputs, ids)
-
-    return run
-
-
-@settings(
-    max_examples=CASES or 40,
-    derandomize=not CASES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    phases=(Phase.generate,) if CASES else (Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
-)
+@sampled(40, Phase.shrink)
 @given(st.data())
 def test_a_layout_never_changes_values_or_gradients(data):
-    program = draw_program(data.draw)
-    mesh = data.draw(st.sampled_from(MESHES))
-    layout = draw_layout(data.draw, program, mesh)
-    note(f"mesh {mesh}  layout {layout}  inputs {program.inputs}  ids {program.ids}  steps {program.words}")
+    program, mesh, layout = draw_case(data.draw)
     (expected, values), gradients = differentiated(program)(program.inputs, program.ids)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from ..errors import WeftError, WeftWarning, _short, is_users
+from ..errors import WeftError, WeftWarning, is_users, short_path
 from ..program.walk import PHASES
 
 
@@ -119,9 +119,9 @@ def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSumm
 def _users_line(error: BaseException) -> str:
     """The line of the user's own that failed; empty if no line of his took part."""
     if frames := _users(traceback.extract_tb(error.__traceback__)):
-        return f"{_short(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
+        return f"{short_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
-        return f"{_short(error.filename)}:{error.lineno}"  # it was never run, so it has no frame
+        return f"{short_path(error.filename)}:{error.lineno}"  # it was never run, so it has no frame
     return ""
 
 

@@ -172,7 +172,7 @@ def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
     local = x._array.shape[position] // turn.size
     shape = (*x._array.shape[:position], local, turn.size, *x._array.shape[position + 1 :])
     pieces = jnp.moveaxis(x._array.reshape(shape), position + 1, 0)
-    dims = Shape([turn, *(d.resized(d.size // turn.size) if d.name == name else d for d in x.dims)])
+    dims = Shape([turn, *x.dims.resized({name: dim.size // turn.size})])
     have = ((), *placement(x))
     return marked(settle(pieces, dims, have, x._region), marks)
 

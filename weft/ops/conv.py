@@ -5,7 +5,7 @@ summed by one all-reduce.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,16 @@ from ..tensor import Tensor, make, placement
 from .collectives import index
 from .elementwise import aligned
 from .halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
-from .meet import Meeting, common_region, meet, need_tensor
+from .meet import Meeting, common_region, meet, need_tensor, note_together
 from .move import settle
-from .recorded import note_operands, recorded
+from .recorded import recorded
 from .reshape import rename
 
 
 class _Operands:
     """An image and its kernel: which dim is what, checked."""
 
-    def __init__(self, x: Any, w: Any, over: Any, channels: Any, groups: Any, what: str):
+    def __init__(self, what: str, x: Any, w: Any, over: Any, channels: Any, groups: Any):
         self.what, self.x, self.w = what, need_tensor(x, what), need_tensor(w, what)
         if not isinstance(over, dict) or not over:
             raise DimError(
@@ -95,15 +95,25 @@ class _Operands:
                 fix=f"give the kernel `{name}` of size {size}",
             )
 
+    def slides(self, stride: Any, dilation: Any, padding: Any) -> Iterator[tuple[Dim, int, int, int, str | Pads]]:
+        """How the kernel slides along each spatial dim: the dim, its reach there, stride, dilation and padding."""
+        strides, dilations = (
+            each(stride, self.spatial, self.what, "stride"),
+            each(dilation, self.spatial, self.what, "dilation"),
+        )
+        paddings = paddings_of(padding, self.spatial, self.what)
+        for d, k in zip(self.spatial, self.kernel, strict=True):
+            yield d, (k.size - 1) * dilations[d.name] + 1, strides[d.name], dilations[d.name], paddings[d.name]
+
     def meet(self) -> Meeting:
         """Where they agree; under groups the kernel's own channels first get a name of their own."""
         self._need_whole(self.kernel, "which is a dim of the kernel")
         if self.groups > 1 and not self.is_depthwise:
             self._need_whole([self.given, self.made], f"while it is convolved in {self.groups} groups")
-            self._note()
+            note_together([self.x, self.w])
             self.w = self._kernel_of_groups()
         meeting = meet([self.x, self.w])
-        self._note()
+        note_together([self.x, self.w])
         return meeting
 
     def _kernel_of_groups(self) -> Tensor:
@@ -114,14 +124,6 @@ class _Operands:
         # Only where a `params.` rule stores it by the old name does anything move.
         is_same = placement(relabeled) == placement(self.w)
         return relabeled if is_same else rename(self.w, **{name: f"{name}_in_group"})
-
-    def _note(self) -> None:
-        """Writes both down as this op's operands, before what is done to one of them alone."""
-        if (region := common_region([self.x, self.w])) is not None:
-            wants = [region.placement(self.x.dims), region.placement(self.w.dims)]
-            names = (*self.x.dims.names, *self.w.dims.names)
-            axes = dict(zip(names, wants[0] + wants[1], strict=True))
-            note_operands(region, axes, [self.x, self.w], wants)
 
     def _need_whole(self, dims: Sequence[Dim], why: str) -> None:
         region = common_region([self.x, self.w])
@@ -189,14 +191,8 @@ def conv(
     1, dilation 1, no pads. With `groups` the kernel's `channels` are those of one group; where each channel is by
     itself it keeps its name: `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
     """
-    operands = _Operands(x, w, over, channels, groups, "conv")
-    dims = operands.spatial
-    strides, dilations = each(stride, dims, "conv", "stride"), each(dilation, dims, "conv", "dilation")
-    paddings = paddings_of(padding, dims, "conv")
-    stretches = [
-        stretch(d, (k.size - 1) * dilations[d.name] + 1, strides[d.name], dilations[d.name], paddings[d.name], "conv")
-        for d, k in zip(dims, operands.kernel, strict=True)
-    ]
+    operands = _Operands("conv", x, w, over, channels, groups)
+    stretches = [stretch(*slide, "conv") for slide in operands.slides(stride, dilation, padding)]
     view = View(operands.meet(), stretches)
     seen = view.halos(operands.x)
     how = {
@@ -226,21 +222,17 @@ def conv_transpose(
     pads are those of the image once it is spread out. The rest as in `conv`.
     """
     what = "conv_transpose"
-    operands = _Operands(x, w, over, channels, groups, what)
-    dims = operands.spatial
-    strides, dilations = each(stride, dims, what, "stride"), each(dilation, dims, what, "dilation")
-    paddings = paddings_of(padding, dims, what)
+    operands = _Operands(what, x, w, over, channels, groups)
     spreads = []
-    for d, k in zip(dims, operands.kernel, strict=True):
-        reach, step = (k.size - 1) * dilations[d.name] + 1, strides[d.name]
-        low, high = _transpose_pads(reach, step, paddings[d.name])
+    for d, reach, step, dilated, pads in operands.slides(stride, dilation, padding):
+        low, high = _transpose_pads(reach, step, pads)
         size = (d.size - 1) * step + 1 + low + high - reach + 1
         if size < 1:
             raise DimError(
                 f"{what} has a window of {reach} along `{d.name}`, which is {size + reach - 1} with its pads",
                 fix="use padding='SAME' or more pads",
             )
-        spreads.append(Stretch(d, reach, step, dilations[d.name], low, size))
+        spreads.append(Stretch(d, reach, step, dilated, low, size))
     view = View(operands.meet(), spreads)
     needs = [_needed(s, view.out(s), view.ways(s)) for s in spreads]
     halos = [(s, need.starts, need.size) for s, need in zip(spreads, needs, strict=True) if view.axes(s)]

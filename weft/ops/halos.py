@@ -117,17 +117,13 @@ class View:
         sizes = {s.dim.name: s.size for s in stretches}
         self.meeting, self.stretches = meeting, stretches
         # What comes out must divide over the axes too.
-        self.after = Meeting(meeting.region, self.resized(meeting.dims, sizes))
-
-    @staticmethod
-    def resized(dims: Shape, sizes: dict[str, int]) -> Shape:
-        return Shape(dim.resized(sizes[dim.name]) if dim.name in sizes else dim for dim in dims)
+        self.after = Meeting(meeting.region, meeting.dims.resized(sizes))
 
     def axes(self, s: Stretch) -> Axes:
         return self.meeting.axes([s.dim])
 
     def ways(self, s: Stretch) -> int:
-        return self.meeting.region.ways(self.axes(s)) if self.meeting.region is not None else 1
+        return self.meeting.ways(s.dim)
 
     def out(self, s: Stretch) -> int:
         """How much of a dim of the result a processor makes."""
@@ -159,4 +155,4 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[i
         return array
 
     sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size in needed}
-    return result(meeting.run(compute, [x]), View.resized(x.dims, sizes), meeting.region)
+    return result(meeting.run(compute, [x]), x.dims.resized(sizes), meeting.region)

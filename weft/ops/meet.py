@@ -62,6 +62,10 @@ class Meeting:
         """All axes these dims are split over."""
         return tuple(axis for dim in dims for axis in self._axes[dim.name])
 
+    def ways(self, dim: Dim) -> int:
+        """Into how many slices a dim is split."""
+        return self.region.ways(self._axes[dim.name]) if self.region is not None else 1
+
     def run(self, compute: Callable[..., Any], xs: Sequence[Any]) -> Any:
         """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are."""
         if self.region is None:
@@ -113,6 +117,12 @@ def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ())
         )
     region = common_region(tensors)
     return Meeting(region, union(first, *(x.dims for x in tensors), more))
+
+
+def note_together(xs: Sequence[Tensor]) -> None:
+    """Writes tensors down as the op's operands, before it moves or renames some of them."""
+    if (region := common_region(xs)) is not None:
+        note_operands(region, {}, xs, [region.placement(x.dims) for x in xs])
 
 
 def common_region(xs: Sequence[Tensor]) -> Region | None:

@@ -11,60 +11,32 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim, Shape, resolve
+from ..dims import Dim
 from ..errors import DimError, TensorError
 from ..tensor import Tensor
+from .along import Along
 from .collectives import (
     all_gather,
     all_gather_equal,
     all_max,
     all_min,
     all_to_all,
-    as_varying,
     index,
     own_slice,
     permute,
 )
-from .index import only
-from .meet import meet, need_tensor
-from .move import result, settle
 from .recorded import recorded
 
 
-class _Along:
-    """The dim one op goes along: where it stands, over which axes it is split, how long a slice is."""
-
-    def __init__(self, x: Any, over: Any, what: str):
-        self.x = need_tensor(x, what)
-        if jnp.issubdtype(self.x.dtype, jnp.complexfloating) and what not in ("cumsum", "cumprod"):
-            raise TensorError(
-                f"{what} got {self.x!r}, and complex numbers have no order",
-                fix="give it `wf.abs(x)`, `wf.real(x)` or `wf.imag(x)`",
-            )
-        self.dim = only(resolve(over, self.x.dims, what="over"), what)
-        self.position = self.x.dims.position(self.dim)
-        self.meeting = meet([self.x])
-        self.axes = self.meeting.axes([self.dim])
-        self.own = self.meeting.local_sizes([self.dim])[0]
-        self.ways = self.dim.size // self.own
-
-    def local(self, compute: Callable[[Any], Any]) -> Any:
-        """`compute` of the slice, which varies over the axes the dim is split over."""
-        return self.meeting.run(lambda a: compute(as_varying(a, self.axes)), [self.x])
-
-    def start(self) -> Any:
-        """The place in the whole where this processor's slice starts."""
-        return index(self.axes) * self.own if self.axes else 0
-
-    def same_shape(self, array: Any) -> Tensor:
-        return result(array, self.x.dims, self.meeting.region)
-
-    def replaced(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
-        """The tensor of an array in which the dim is gone, or stands whole under another name."""
-        placed = self.meeting.placement(self.x.dims)
-        at = self.position
-        dims = Shape([*self.x.dims[:at], *new, *self.x.dims[at + 1 :]])
-        return settle(array, dims, (*placed[:at], *((),) * len(new), *placed[at + 1 :]), self.meeting.region)
+def _ordered(x: Any, over: Any, what: str) -> Along:
+    """The dim to go along, of a tensor whose values have an order."""
+    along = Along(x, over, what)
+    if jnp.issubdtype(along.x.dtype, jnp.complexfloating):
+        raise TensorError(
+            f"{what} got {along.x!r}, and complex numbers have no order",
+            fix="give it `wf.abs(x)`, `wf.real(x)` or `wf.imag(x)`",
+        )
+    return along
 
 
 @recorded
@@ -80,7 +52,7 @@ def argmin(x: Tensor, *, over: Any) -> Tensor:
 
 
 def _place(x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
-    along = _Along(x, over, what)
+    along = _ordered(x, over, what)
 
     def best(a: Any) -> tuple[Any, Any]:
         a = lax.stop_gradient(a)
@@ -108,7 +80,7 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
 
     Of equal values the first comes first, and NaN is largest. On a split dim each processor sends its own k.
     """
-    along = _Along(x, over, "top_k")
+    along = _ordered(x, over, "top_k")
     _check_k(along, k)
     at, count = along.position, min(k.size, along.own)
     width = along.x.dtype.itemsize
@@ -126,7 +98,7 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
     return along.replaced(values, (k,)), along.replaced(places, (k,))
 
 
-def _check_k(along: _Along, k: Any) -> None:
+def _check_k(along: Along, k: Any) -> None:
     if not isinstance(k, Dim):
         size = k if isinstance(k, int) else 4
         raise DimError(f"top_k got k={k!r}", fix=f"give the dim the results have instead: `k=wf.Dim('top', {size})`")
@@ -166,7 +138,7 @@ def cumprod(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
 def _running(
     x: Any, over: Any, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
 ) -> Tensor:
-    along = _Along(x, over, what)
+    along = Along(x, over, what)
     at = along.position
 
     def run(a: Any) -> Any:
@@ -187,13 +159,13 @@ def _reversed(a: Any, reverse: bool, position: int) -> Any:
     return jnp.flip(a, position) if reverse else a
 
 
-def _totals(found: Any, along: _Along, reverse: bool) -> Any:
+def _totals(found: Any, along: Along, reverse: bool) -> Any:
     """The last value of every processor's slice, in the order in which they follow each other, on a new first axis."""
     end = lax.index_in_dim(found, 0 if reverse else along.own - 1, along.position, keepdims=False)
     return _reversed(all_gather(end[None], along.axes, 0), reverse, 0)
 
 
-def _for_here(before: Any, along: _Along, reverse: bool) -> Any:
+def _for_here(before: Any, along: Along, reverse: bool) -> Any:
     """Of what comes before each slice, what comes before this processor's."""
     here = index(along.axes)
     here = along.ways - 1 - here if reverse else here
@@ -206,7 +178,7 @@ def cummax(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
 
     NaN wins. The gradient goes to the first place that holds the value.
     """
-    along = _Along(x, over, "cummax")
+    along = _ordered(x, over, "cummax")
     at = along.position
     found = along.local(lambda a: _reversed(_running_max(_reversed(a, reverse, at), at), reverse, at))
     if along.axes:
@@ -244,7 +216,7 @@ def sort(x: Tensor, *, over: Any) -> Tensor:
     A split dim is made whole while another takes its axes, by two all-to-alls. Where none divides, processors merge
     with each other by pairs, or gather the whole, whichever sends less.
     """
-    along = _Along(x, over, "sort")
+    along = _ordered(x, over, "sort")
     at = along.position
     if not along.axes:
         return along.same_shape(along.local(lambda a: jnp.sort(a, axis=at)))
@@ -268,7 +240,7 @@ def _merging_is_less(ways: int, width: int) -> bool:
     return depth * (depth + 1) // 2 * (width + 4) < (ways - 1) * width
 
 
-def _merged(slices: Any, along: _Along) -> Any:
+def _merged(slices: Any, along: Along) -> Any:
     """The slices of a power of two of processors, sorted as one by a bitonic network of merges."""
     at, own, here = along.position, along.own, index(along.axes)
     places = lax.broadcasted_iota("int32", slices.shape, at) + along.start()

@@ -1,17 +1,18 @@
 """Pooling and upsampling along named dims: each processor gets the halo its part of the result needs."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape
+from ..dims import Shape
 from ..errors import DimError, TensorError
 from ..tensor import Tensor
+from .along import first_place
 from .collectives import index
+from .elementwise import aligned
 from .halos import Stretch, View, each, paddings_of, stretch
 from .meet import meet, need_tensor
 from .move import result
@@ -51,7 +52,7 @@ def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
         array = array.astype(jnp.promote_types(given, jnp.float32))
         total = _reduced(array, np.zeros((), array.dtype), lax.add, view, x.dims)
         for s in view.stretches:
-            total = total / _along(_counts(s, view), s.dim, x.dims).astype(total.dtype)
+            total = total / aligned(_counts(s, view), [s.dim], x.dims).astype(total.dtype)
         return total.astype(given)
 
     return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
@@ -105,23 +106,17 @@ def _has_pads(s: Stretch) -> bool:
     return s.low > 0 or s.seen(1) - s.low > s.dim.size
 
 
-def _along(values: Any, dim: Dim, dims: Sequence[Dim]) -> Any:
-    """A row of values as an array that stands along one of these dims."""
-    return jnp.expand_dims(values, [i for i, other in enumerate(dims) if other.name != dim.name])
-
-
 def _is_inside(s: Stretch, view: View, array: Any, dims: Shape) -> Any:
     first = index(view.axes(s)) * view.out(s) * s.stride - s.low
     places = first + jnp.arange(array.shape[dims.position(s.dim.name)])
-    return _along((places >= 0) & (places < s.dim.size), s.dim, dims)
+    return aligned((places >= 0) & (places < s.dim.size), [s.dim], dims)
 
 
 def _counts(s: Stretch, view: View) -> Any:
     """How much of each window lies inside the dim."""
     if not _has_pads(s):
         return jnp.full(1, s.reach)
-    places = jnp.arange(view.out(s)) + (index(view.axes(s)) * view.out(s) if view.axes(s) else 0)
-    first = places * s.stride - s.low
+    first = (jnp.arange(view.out(s)) + first_place(view.axes(s), view.out(s))) * s.stride - s.low
     return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)
 
 
@@ -139,7 +134,7 @@ def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
     dims, times = _sizes_by_dim(by, x.dims, "upsample", "by")
     if method not in ("nearest", "linear"):
         raise TensorError(f"upsample got method={method!r}", fix="use 'nearest' or 'linear'")
-    after = View.resized(x.dims, {dim.name: dim.size * times[dim.name] for dim in dims})
+    after = x.dims.resized({dim.name: dim.size * times[dim.name] for dim in dims})
     if method == "nearest":
         meeting = meet([x])
 

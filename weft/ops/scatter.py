@@ -16,9 +16,9 @@ from ..tensor import Tensor, as_dtype
 from .collectives import as_varying, varying
 from .elementwise import cast
 from .index import integers, local_ids, look_up, only, ordered
-from .meet import common_region, meet, need_tensor
+from .meet import meet, need_tensor, note_together
 from .move import settle
-from .recorded import note_operands, recorded
+from .recorded import recorded
 from .reshape import rename
 
 _WHOLE = "whole_for_exchange"  # a name no rule splits
@@ -38,19 +38,13 @@ def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
             fix=f"use `wf.take(x, ids, over='{dim.name}')`, which puts the dims of the ids in its place",
         )
     many = ids.dims.find(dim.name)
-    _note([x, ids])
+    note_together([x, ids])
     others = x.dims.without([dim])
     found = _elements(union(others, ids.dims))
     if _elements(x.dims) * x.dtype.itemsize <= found * x.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize:
         whole = Dim(_WHOLE, dim.size)
         return look_up(rename(x, **{dim.name: whole}), ids, whole, {})
     return look_up(x, rename(ids, **{dim.name: Dim(_WHOLE, many.size)}), dim, {_WHOLE: many})
-
-
-def _note(operands: list[Tensor]) -> None:
-    """Writes down what the op works on, before it moves some of it."""
-    if (region := common_region(operands)) is not None:
-        note_operands(region, {}, operands, [region.placement(x.dims) for x in operands])
 
 
 def _elements(dims: Shape) -> int:
@@ -66,7 +60,7 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor
     x, ids, updates = need_tensor(x, "scatter_add"), integers(ids, "scatter_add"), need_tensor(updates, "scatter_add")
     dim = only(resolve(over, x.dims, what="over"), "scatter_add")
     _check_updates(x, ids, updates, dim)
-    _note([x, ids, updates])
+    note_together([x, ids, updates])
     if not ids.dims.has(dim.name):
         return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
     sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize

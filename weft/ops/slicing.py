@@ -11,44 +11,35 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim, Shape, resolve, union
+from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
-from .collectives import index, permute
+from .along import Along, places
+from .collectives import permute
 from .elementwise import aligned
 from .exchange import window
-from .index import only, take
+from .index import take
 from .meet import Meeting, meet, need_tensor, operand
 from .move import result, settle
 from .recorded import recorded
 from .reshape import rename
 
 
-class _Along:
-    """One dim of a tensor: where it stands, how it is split, and how it is once it has another size."""
+def _windowed(along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False) -> Tensor:
+    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
+    dims = _resized(along, size)
+    local = Meeting(along.meeting.region, dims).local_sizes([dims[along.position]])[0]
+    begins = [starts(i, local) for i in builtins.range(along.ways)]
 
-    def __init__(self, x: Any, over: Any, what: str):
-        self.x = need_tensor(x, what)
-        self.dim = only(resolve(over, self.x.dims, what="over"), what)
-        self.meeting = meet([self.x])
-        self.position = self.x.dims.position(self.dim)
-        self.axes = self.meeting.axes([self.dim])
-        self.ways = self.meeting.region.ways(self.axes) if self.meeting.region is not None else 1
+    def compute(array: Any) -> Any:
+        return window(array, along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps)
 
-    def windowed(self, starts: Callable[[int, int], int], size: int, *, wraps: bool = False) -> Tensor:
-        """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
-        dims = self.dims(size)
-        local = Meeting(self.meeting.region, dims).local_sizes([dims[self.position]])[0]
-        places = [starts(i, local) for i in builtins.range(self.ways)]
+    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
 
-        def compute(array: Any) -> Any:
-            return window(array, self.position, self.axes, self.ways, starts=places, size=local, wraps=wraps)
 
-        return result(self.meeting.run(compute, [self.x]), dims, self.meeting.region)
-
-    def dims(self, size: int) -> Shape:
-        return Shape(dim.resized(size) if dim.name == self.dim.name else dim for dim in self.x.dims)
+def _resized(along: Along, size: int) -> Shape:
+    return along.x.dims.resized({along.dim.name: size})
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
@@ -61,7 +52,7 @@ def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
 @recorded
 def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
     """`size` values along the dim `over` from `start` on; `start` may be traced."""
-    along = _Along(x, over, "slice")
+    along = Along(x, over, "slice")
     size = _whole(size, "slice", "size", 1)
     if size > along.dim.size:
         raise DimError(
@@ -73,25 +64,24 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
                 f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {along.dim.size})",
                 fix=f"start between 0 and {along.dim.size - size}",
             )
-        return along.windowed(lambda i, n: start + i * n, size)
+        return _windowed(along, lambda i, n: start + i * n, size)
     return _slice_at(along, start, size)
 
 
-def _slice_at(along: _Along, start: Any, size: int) -> Tensor:
+def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
     start = _one_integer(start, "slice", "start")
-    dims = along.dims(size)
-    own = along.meeting.local_sizes([along.dim])[0]
+    dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
         start = jnp.clip(start, 0, along.dim.size - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
-        first = start - index(along.axes) * own
+        first = start - along.start()
         pads = [(0, 0, 0)] * array.ndim
         pads[along.position] = (size, size, 0)
         padded = lax.pad(array, jnp.zeros((), array.dtype), pads)
-        return lax.dynamic_slice_in_dim(padded, jnp.clip(first, -size, own) + size, size, along.position)
+        return lax.dynamic_slice_in_dim(padded, jnp.clip(first, -size, along.own) + size, size, along.position)
 
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
@@ -110,10 +100,10 @@ def _one_integer(value: Any, what: str, name: str) -> Any:
 @recorded
 def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
     """`x` with `before` and `after` values more along the dim `over`."""
-    along = _Along(x, over, "pad")
+    along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
     size = along.dim.size + before + after
-    made = along.windowed(lambda i, n: i * n - before, size)
+    made = _windowed(along, lambda i, n: i * n - before, size)
     if isinstance(value, int | float) and value == 0:
         return made
     return _filled(made, along.dim.name, before, before + along.dim.size, value)
@@ -126,11 +116,8 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
     position, axes = x.dims.position(name), meeting.axes([x.dim(name)])
 
     def compute(array: Any, value: Any) -> Any:
-        shape = [1] * array.ndim
-        shape[position] = array.shape[position]
-        places = jnp.arange(shape[position]).reshape(shape)
-        places = places + index(axes) * shape[position] if axes else places
-        return jnp.where((places >= first) & (places < last), array, jnp.asarray(value).astype(array.dtype))
+        at = places(name, x.dims, axes, array.shape[position])
+        return jnp.where((at >= first) & (at < last), array, jnp.asarray(value).astype(array.dtype))
 
     return result(meeting.run(compute, [x, value]), x.dims, meeting.region)
 
@@ -138,9 +125,9 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 @recorded
 def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
-    along, by = _Along(x, over, "shift"), _whole(by, "shift", "by")
+    along, by = Along(x, over, "shift"), _whole(by, "shift", "by")
     size = along.dim.size
-    moved = along.windowed(lambda i, n: i * n - by, size)
+    moved = _windowed(along, lambda i, n: i * n - by, size)
     if isinstance(fill, int | float) and fill == 0:
         return moved
     return _filled(moved, along.dim.name, max(by, 0), size + min(by, 0), fill)
@@ -149,17 +136,17 @@ def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
 @recorded
 def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
-    along, by = _Along(x, over, "roll"), _whole(by, "roll", "by")
+    along, by = Along(x, over, "roll"), _whole(by, "roll", "by")
     by %= along.dim.size
     if by > along.dim.size // 2:  # the shorter way round
         by -= along.dim.size
-    return along.windowed(lambda i, n: i * n - by, along.dim.size, wraps=True)
+    return _windowed(along, lambda i, n: i * n - by, along.dim.size, wraps=True)
 
 
 @recorded
 def flip(x: Tensor, *, over: Any) -> Tensor:
     """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
-    along = _Along(x, over, "flip")
+    along = Along(x, over, "flip")
 
     def compute(array: Any) -> Any:
         array = jnp.flip(array, along.position)
@@ -175,7 +162,7 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
     if not isinstance(xs, list | tuple) or not xs:
         raise TensorError(f"concat got {xs!r:.60}", fix="give a list of tensors: `wf.concat([x, y], over='channels')`")
     name = over.name if isinstance(over, Dim) else over  # its size differs between them
-    alongs = [_Along(x, name, "concat") for x in xs]
+    alongs = [Along(x, name, "concat") for x in xs]
     first = alongs[0].x
     union(*(a.x.dims.without([a.dim]) for a in alongs))  # one size for each other name
     for a in alongs[1:]:
@@ -188,7 +175,7 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
     made: Tensor | None = None
     begin = 0
     for a in alongs:
-        part = a.windowed(lambda i, n, begin=begin: i * n - begin, total)  # type: ignore[misc]
+        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total)  # type: ignore[misc]
         made = part if made is None else _joined(made, part, alongs[0].dim.name, begin)
         begin += a.dim.size
     assert made is not None
@@ -202,12 +189,8 @@ def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
 
     def compute(a: Any, b: Any) -> Any:
         b = aligned(b, right.dims, left.dims)
-        shape = [1] * a.ndim
-        shape[position] = a.shape[position]
-        places = jnp.arange(shape[position]).reshape(shape)
-        places = places + index(axes) * shape[position] if axes else places
         kind = jnp.result_type(a, b)
-        return jnp.where(places < at, a.astype(kind), b.astype(kind))
+        return jnp.where(places(name, left.dims, axes, a.shape[position]) < at, a.astype(kind), b.astype(kind))
 
     return result(meeting.run(compute, [left, right]), left.dims, meeting.region)
 
@@ -218,7 +201,7 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
     """
-    along, new = _Along(x, over, "update"), need_tensor(new, "update")
+    along, new = Along(x, over, "update"), need_tensor(new, "update")
     stretch = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1
     if stretch > along.dim.size:
         raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {along.dim.size})", fix="give at most all")
@@ -241,14 +224,10 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
-        own = array.shape[along.position]
-        axes = meeting.axes([along.dim])
-        first = jnp.clip(at, 0, along.dim.size - stretch) - (index(axes) * own if axes else 0)
-        shape = [1] * array.ndim
-        shape[along.position] = own
-        places = jnp.arange(own).reshape(shape) - first
-        spread = jnp.take(value, jnp.clip(places.reshape(-1), 0, stretch - 1), axis=along.position)
-        return jnp.where((places >= 0) & (places < stretch), spread, array)
+        first = jnp.clip(at, 0, along.dim.size - stretch)
+        offsets = places(along.dim, x.dims, along.axes, along.own) - first
+        spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
+        return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
 
     return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
 

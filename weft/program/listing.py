@@ -22,8 +22,8 @@ _LONGEST_NAME = 22
 
 # Equations that only bring values into shape; a group of nothing else has no line.
 _TRIVIAL = frozenset(
-    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type add_any copy axis_index mul_zeros "
-    "name stop_gradient expand_dims symbolic_zeros".split()
+    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type add_any copy axis_index "
+    "name stop_gradient".split()
 )
 
 

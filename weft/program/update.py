@@ -54,7 +54,7 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     """
     if any(_is_untyped(var) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
-    name, split = eqn.primitive.name, [var for var in eqn.invars if any(_split(var))]
+    name, split = eqn.primitive.name, [var for var in eqn.invars if any(split_of(var))]
     if name in _LOCAL or not split:
         return []
     if name in _REDUCTIONS:
@@ -71,7 +71,8 @@ def _is_untyped(var: Any) -> bool:
     return sharding is not None and AxisType.Auto in sharding.mesh.axis_types
 
 
-def _split(var: Any) -> Split:
+def split_of(var: Any) -> Split:
+    """Over which axes each dim of a global value is split, by its type."""
     spec = getattr(getattr(var.aval, "sharding", None), "spec", ())
     return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in spec)
 
@@ -84,8 +85,8 @@ def _local_bytes(aval: Any, split: Split, mesh_axes: dict[str, int]) -> int:
 def _reduced(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     """A reduction over dims that are split: an all-reduce of the local result for each of them."""
     aval, does = eqn.outvars[0].aval, _REDUCTIONS[eqn.primitive.name]
-    size = _local_bytes(aval, _split(eqn.outvars[0]), mesh_axes)
-    over = [axes for dim, axes in enumerate(_split(eqn.invars[0])) if axes and dim in eqn.params["axes"]]
+    size = _local_bytes(aval, split_of(eqn.outvars[0]), mesh_axes)
+    over = [axes for dim, axes in enumerate(split_of(eqn.invars[0])) if axes and dim in eqn.params["axes"]]
     return [
         Implied(
             "all_reduce", axes, str(aval.dtype), size, f"because the update {does} over a dim split over {_and(axes)}"
@@ -96,7 +97,7 @@ def _reduced(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
 
 def _moved(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     """A value laid otherwise: whole dims are sliced, split ones gathered, one after the other."""
-    have, want, aval = _split(eqn.invars[0]), _split(eqn.outvars[0]), eqn.outvars[0].aval
+    have, want, aval = split_of(eqn.invars[0]), split_of(eqn.outvars[0]), eqn.outvars[0].aval
     if any(a[: len(b)] != b[: len(a)] for a, b in zip(have, want, strict=True)):
         return [_guessed(eqn, eqn.invars[0], mesh_axes)]
     lying, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
@@ -118,12 +119,12 @@ def _keeps_its_slices(eqn: Any, split: list[Any]) -> bool:
 
 
 def _split_dims(var: Any) -> list[tuple[int, Axes]]:
-    return [(size, axes) for size, axes in zip(var.aval.shape, _split(var), strict=True) if axes]
+    return [(size, axes) for size, axes in zip(var.aval.shape, split_of(var), strict=True) if axes]
 
 
 def _guessed(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
     """The dearest XLA may do with a split operand no rule is known for: gather it whole."""
-    axes = tuple(itertools.chain(*_split(var)))
+    axes = tuple(itertools.chain(*split_of(var)))
     reason = f"because the update's `{eqn.primitive.name}` meets a dim split over {_and(axes)} (a guess)"
     return Implied("all_gather", axes, str(var.aval.dtype), _local_bytes(var.aval, (), mesh_axes), reason, exact=False)
 

@@ -6,7 +6,7 @@ inlines when it compiles (calls, recomputed parts) is inlined here too.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
@@ -85,7 +85,7 @@ class _Reader:
     def body(self, jaxpr: Any, names: dict[Any, Argument], around: _Around) -> Iterator[Step | Loop]:
         for eqn in jaxpr.eqns:
             scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
-            inside = _Around(scopes, around.count, around.is_each_turn, around.is_global)
+            inside = replace(around, scopes=scopes)
             origin = _name(eqn.invars[0], names) if eqn.invars else None
             if origin and eqn.primitive.name in _SAME_VALUE:
                 names[eqn.outvars[0]] = origin
@@ -118,8 +118,7 @@ class _Reader:
         elif kind == "shard_map":
             # What the region closes over comes before its arguments.
             given = dict(zip(inner[0].invars[-len(self.arguments) :], self.arguments, strict=False))
-            region = _Around(around.scopes, around.count, around.is_each_turn, False)
-            yield from self.body(inner[0], given, region)
+            yield from self.body(inner[0], given, replace(around, is_global=False))
         else:
             for sub in inner:
                 known = _passed(eqn.invars, sub.invars, names)
@@ -131,7 +130,7 @@ class _Reader:
     ) -> Loop:
         op, _ = entry_and_operand(around.scopes)
         is_each_turn = around.is_each_turn or kind == "while"
-        inside = _Around(around.scopes, around.count * (turns or 1), is_each_turn, around.is_global)
+        inside = replace(around, count=around.count * (turns or 1), is_each_turn=is_each_turn)
         loop = Loop(kind, op, _phase(around.scopes, around.is_global), turns)
         for sub, given in zip(inner, _operands(eqn, kind, inner), strict=True):
             loop.bodies.append(list(self.body(sub, _passed(given, sub.invars, names), inside)))

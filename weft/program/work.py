@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 from .reading import Reading
+from .update import split_of
 from .walk import Step, Tree, steps
 
 
@@ -127,10 +128,7 @@ def _flops(eqn: Any, mesh_axes: dict[str, int], is_global: bool) -> int:
 
 def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
     """Over how many processors a product of global arrays is divided, by how its operands and result lie."""
-    used: set[str] = set()
-    for var in (*eqn.invars, *eqn.outvars):
-        for part in getattr(getattr(var.aval, "sharding", None), "spec", ()):
-            used.update(() if part is None else part if isinstance(part, tuple) else (part,))
+    used = {axis for var in (*eqn.invars, *eqn.outvars) for axes in split_of(var) for axis in axes}
     return math.prod(mesh_axes[axis] for axis in used)
 
 

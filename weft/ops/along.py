@@ -1,0 +1,57 @@
+"""One dim that an op goes along: where it stands in a tensor, how it is split, and which places a processor holds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape, resolve
+from ..layout import Axes
+from ..tensor import Tensor
+from .collectives import as_varying, index
+from .elementwise import aligned
+from .index import only
+from .meet import meet, need_tensor
+from .move import result, settle
+
+
+class Along:
+    """The dim `over` of a tensor."""
+
+    def __init__(self, x: Any, over: Any, what: str):
+        self.x = need_tensor(x, what)
+        self.dim = only(resolve(over, self.x.dims, what="over"), what)
+        self.position = self.x.dims.position(self.dim)
+        self.meeting = meet([self.x])
+        self.axes = self.meeting.axes([self.dim])
+        self.own = self.meeting.local_sizes([self.dim])[0]
+        self.ways = self.meeting.ways(self.dim)
+
+    def local(self, compute: Callable[[Any], Any]) -> Any:
+        """`compute` of the slice, which varies over the axes the dim is split over."""
+        return self.meeting.run(lambda a: compute(as_varying(a, self.axes)), [self.x])
+
+    def start(self) -> Any:
+        """The place in the whole where this processor's slice starts."""
+        return first_place(self.axes, self.own)
+
+    def same_shape(self, array: Any) -> Tensor:
+        return result(array, self.x.dims, self.meeting.region)
+
+    def replaced(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
+        """The tensor of an array in which the dim is gone, or stands whole under other names."""
+        placed = self.meeting.placement(self.x.dims)
+        at = self.position
+        dims = Shape([*self.x.dims[:at], *new, *self.x.dims[at + 1 :]])
+        return settle(array, dims, (*placed[:at], *((),) * len(new), *placed[at + 1 :]), self.meeting.region)
+
+
+def first_place(axes: Axes, own: int) -> Any:
+    """The place in the whole of the first of `own` places that this processor holds."""
+    return index(axes) * own if axes else 0
+
+
+def places(dim: Dim | str, dims: Sequence[Dim], axes: Axes, own: int) -> Any:
+    """The places in the whole of this processor's slice of a dim, as an array that stands along it among `dims`."""
+    found = next(d for d in dims if d.name == (dim.name if isinstance(dim, Dim) else dim))
+    return aligned(jnp.arange(own) + first_place(axes, own), [found], dims)
