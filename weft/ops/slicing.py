@@ -18,7 +18,7 @@ from ..tensor import Tensor, is_tensor, make
 from .along import Along, places
 from .collectives import permute
 from .elementwise import aligned
-from .exchange import window
+from .exchange import cut_at, window
 from .index import take
 from .meet import Meeting, meet, need_tensor, operand
 from .move import result, settle
@@ -26,14 +26,16 @@ from .recorded import recorded
 from .reshape import rename
 
 
-def _windowed(along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False) -> Tensor:
+def _windowed(
+    along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False, fill: Any = 0
+) -> Tensor:
     """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
     dims = _resized(along, size)
     local = Meeting(along.meeting.region, dims).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]
 
     def compute(array: Any) -> Any:
-        return window(array, along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps)
+        return window(array, along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps, fill=fill)
 
     return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
 
@@ -74,14 +76,10 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
-        start = jnp.clip(start, 0, along.dim.size - size)
+        start = _clipped(start, along.dim.size - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
-        first = start - along.start()
-        pads = [(0, 0, 0)] * array.ndim
-        pads[along.position] = (size, size, 0)
-        padded = lax.pad(array, jnp.zeros((), array.dtype), pads)
-        return lax.dynamic_slice_in_dim(padded, jnp.clip(first, -size, along.own) + size, size, along.position)
+        return cut_at(array, along.position, start - along.start(), size)
 
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
@@ -97,15 +95,20 @@ def _one_integer(value: Any, what: str, name: str) -> Any:
     return value
 
 
+def _clipped(at: Any, last: int) -> Any:
+    """A place between 0 and `last`, in a dtype that holds any place."""
+    return jnp.clip(at.astype("int32") if at.dtype.itemsize < 4 else at, 0, last)
+
+
 @recorded
 def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
     """`x` with `before` and `after` values more along the dim `over`."""
     along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
     size = along.dim.size + before + after
+    if isinstance(value, int | float):
+        return _windowed(along, lambda i, n: i * n - before, size, fill=value)
     made = _windowed(along, lambda i, n: i * n - before, size)
-    if isinstance(value, int | float) and value == 0:
-        return made
     return _filled(made, along.dim.name, before, before + along.dim.size, value)
 
 
@@ -127,9 +130,9 @@ def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
     along, by = Along(x, over, "shift"), _whole(by, "shift", "by")
     size = along.dim.size
+    if isinstance(fill, int | float):
+        return _windowed(along, lambda i, n: i * n - by, size, fill=fill)
     moved = _windowed(along, lambda i, n: i * n - by, size)
-    if isinstance(fill, int | float) and fill == 0:
-        return moved
     return _filled(moved, along.dim.name, max(by, 0), size + min(by, 0), fill)
 
 
@@ -224,12 +227,29 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
-        first = jnp.clip(at, 0, along.dim.size - stretch)
-        offsets = places(along.dim, x.dims, along.axes, along.own) - first
-        spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
-        return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
+        value = jnp.broadcast_to(value, [stretch if i == along.position else n for i, n in enumerate(array.shape)])
+        first = _clipped(at, along.dim.size - stretch) - along.start()
+        if not along.axes:
+            return lax.dynamic_update_slice_in_dim(array, value, first, along.position)
+        return _put_in(array, value, first, along.position)
 
     return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
+
+
+def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
+    """A slice with that part of `new` that falls into it, of which place 0 falls on `first`, inside or outside.
+
+    Only a stretch is read, changed and written, so that a slice carried by a loop is changed in place.
+    """
+    own, stretch = array.shape[position], new.shape[position]
+    size = min(own, stretch)
+    begin = jnp.clip(first, 0, own - size)
+    old = lax.dynamic_slice_in_dim(array, begin, size, position)
+    skipped = begin - first  # what of `new` comes before this slice
+    moved = new if stretch == 1 else cut_at(new, position, skipped, size)
+    at = lax.broadcasted_iota("int32", old.shape, position) + skipped
+    mixed = jnp.where((at >= 0) & (at < stretch), moved, old)
+    return lax.dynamic_update_slice_in_dim(array, mixed, begin, position)
 
 
 _STRETCH = "stretch_of_update"
