@@ -46,6 +46,8 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
     final = Shape(_in_place(table.dims, dim, ids.dims))
 
     def pick(table_array: Any, ids_array: Any) -> Any:
+        if dim.is_padded:
+            ids_array = jnp.where(ids_array < dim.count, ids_array, dim.size)
         local = local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
         table_array = ordered(table_array, table.dims, [*shared, *before, dim, *after])
         local = ordered(local, ids.dims, [*shared, *own])

@@ -20,7 +20,7 @@ from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, checked, is_tensor, placement
-from . import collectives
+from . import collectives, padding
 from .collectives import as_varying, level_of, varying
 from .move import relocate, result
 from .recorded import note_operands
@@ -39,6 +39,11 @@ def rematted(is_whole: bool = True) -> Iterator[None]:
         yield
     finally:
         _rematted.reset(token)
+
+
+def is_rematted() -> bool:
+    """Whether what is traced now is recomputed as a whole."""
+    return _rematted.get()
 
 
 class Meeting:
@@ -68,6 +73,8 @@ class Meeting:
 
     def run(self, compute: Callable[..., Any], xs: Sequence[Any]) -> Any:
         """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are."""
+        if any(dim.is_padded for dim in self.dims):
+            compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
@@ -91,7 +98,21 @@ class Meeting:
             return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
 
         # A gathered parameter is never kept for the backward pass: it is gathered again there.
-        return (gather_and_compute if _rematted.get() else jax.checkpoint(gather_and_compute))(*moved)
+        return (gather_and_compute if is_rematted() else jax.checkpoint(gather_and_compute))(*moved)
+
+    def _guarding(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
+        def guarded_compute(*arrays: Any) -> Any:
+            return compute(*(self.guarded(array, dims) for array, dims in zip(arrays, shapes, strict=True)))
+
+        return guarded_compute
+
+    def guarded(self, array: Any, dims: Sequence[Dim]) -> Any:
+        """The local array of these dims; no gradient flows back to its padding."""
+        return padding.guarded(array, dims, self.placement(dims))
+
+    def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
+        """The local array of these dims with `value` in the padding (of the dims `over` alone, where given)."""
+        return padding.filled(array, dims, self.placement(dims), value, over)
 
 
 def _is_stored(x: Tensor, want: Placement) -> bool:

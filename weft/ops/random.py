@@ -160,7 +160,7 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     """The slice that is due here of `sampler` on the whole shape."""
     key = _checked_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    if region is not None and any(placement):
+    if any(placement) or any(dim.is_padded for dim in shape):
         data = as_varying(jax.random.key_data(key), [axis for axes in placement for axis in axes])
         key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
@@ -192,7 +192,7 @@ def _checked_key(key: Any, what: str) -> Any:
 
 
 def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape."""
+    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape without padding."""
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
@@ -218,14 +218,14 @@ def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
 def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """The row-major index in the whole of every local element, as the high and low words of 64 bits."""
     high = low = jnp.zeros(sizes, "uint32")
-    is_long = math.prod(shape.sizes) > 2**32
+    is_long = math.prod(dim.count for dim in shape) > 2**32
     for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
         here = lax.broadcasted_iota("uint32", sizes, position)
         if axes:
             here = here + index(axes).astype("uint32") * jnp.uint32(sizes[position])
         if is_long:
-            high = high * jnp.uint32(dim.size) + _high_product(low, dim.size)
-        total = low * jnp.uint32(dim.size) + here
+            high = high * jnp.uint32(dim.count) + _high_product(low, dim.count)
+        total = low * jnp.uint32(dim.count) + here
         if is_long:
             high = high + (total < here).astype("uint32")
         low = total

@@ -18,6 +18,7 @@ from .elementwise import aligned
 from .index import only
 from .meet import meet, need_tensor
 from .move import relocate, settle
+from .padding import need_no_padding
 from .recorded import recorded
 
 
@@ -38,6 +39,7 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
             f"`{name}` (size {dim.size}) does not split into [{pieces}]",
             fix=f"give dims whose sizes multiply to {dim.size}",
         )
+    need_no_padding([dim], "split")
     meeting = meet([x])
     position = x.dims.position(name)
     dims = Shape([*x.dims[:position], *pieces, *x.dims[position + 1 :]])
@@ -67,6 +69,7 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
+    need_no_padding(pieces, "merge")
     if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
         size = math.prod(pieces.sizes)
         raise DimError(
@@ -131,7 +134,7 @@ def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     rest = x.dims.without([dim])
     if region is not None and have[position]:
         array = relocate(array, have, (*have[:position], (), *have[position + 1 :]), region)
-    slices = jnp.split(array, dim.size, axis=position)
+    slices = jnp.split(array, dim.size, axis=position)[: dim.count]
     return tuple(
         settle(jnp.squeeze(part, position), rest, (*have[:position], *have[position + 1 :]), region) for part in slices
     )

@@ -15,7 +15,7 @@ from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
-from .along import Along, places
+from .along import ANYTHING, Along, places
 from .collectives import permute
 from .elementwise import aligned
 from .exchange import window
@@ -39,7 +39,7 @@ def _windowed(along: Along, starts: Callable[[int, int], int], size: int, *, wra
 
 
 def _resized(along: Along, size: int) -> Shape:
-    return along.x.dims.resized({along.dim.name: size})
+    return along.x.dims if size == along.dim.size else along.x.dims.resized({along.dim.name: size})
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
@@ -52,17 +52,15 @@ def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
 @recorded
 def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
     """`size` values along the dim `over` from `start` on; `start` may be traced."""
-    along = Along(x, over, "slice")
-    size = _whole(size, "slice", "size", 1)
-    if size > along.dim.size:
-        raise DimError(
-            f"slice takes {size} of `{along.dim.name}` (size {along.dim.size})", fix="take at most all of it"
-        )
+    along = Along(x, over, "slice", padding=ANYTHING)
+    size, there = _whole(size, "slice", "size", 1), along.dim.count
+    if size > there:
+        raise DimError(f"slice takes {size} of `{along.dim.name}` (size {there})", fix="take at most all of it")
     if isinstance(start, int) and not isinstance(start, bool):
-        if not 0 <= start <= along.dim.size - size:
+        if not 0 <= start <= there - size:
             raise DimError(
-                f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {along.dim.size})",
-                fix=f"start between 0 and {along.dim.size - size}",
+                f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {there})",
+                fix=f"start between 0 and {there - size}",
             )
         return _windowed(along, lambda i, n: start + i * n, size)
     return _slice_at(along, start, size)
@@ -74,7 +72,7 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
-        start = jnp.clip(start, 0, along.dim.size - size)
+        start = jnp.clip(start, 0, along.dim.count - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
         first = start - along.start()
@@ -125,12 +123,11 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 @recorded
 def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
-    along, by = Along(x, over, "shift"), _whole(by, "shift", "by")
-    size = along.dim.size
-    moved = _windowed(along, lambda i, n: i * n - by, size)
-    if isinstance(fill, int | float) and fill == 0:
+    along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
+    moved = _windowed(along, lambda i, n: i * n - by, along.dim.size)
+    if isinstance(fill, int | float) and fill == 0 and not (along.dim.is_padded and by < 0):
         return moved
-    return _filled(moved, along.dim.name, max(by, 0), size + min(by, 0), fill)
+    return _filled(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
 
 
 @recorded
@@ -201,15 +198,15 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
     """
-    along, new = Along(x, over, "update"), need_tensor(new, "update")
-    stretch = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1
-    if stretch > along.dim.size:
-        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {along.dim.size})", fix="give at most all")
+    along, new = Along(x, over, "update", padding=ANYTHING), need_tensor(new, "update")
+    stretch, there = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1, along.dim.count
+    if stretch > there:
+        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix="give at most all")
     if isinstance(at, int) and not isinstance(at, bool):
-        if not 0 <= at <= along.dim.size - stretch:
+        if not 0 <= at <= there - stretch:
             raise DimError(
-                f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {along.dim.size})",
-                fix=f"start between 0 and {along.dim.size - stretch}",
+                f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {there})",
+                fix=f"start between 0 and {there - stretch}",
             )
         at = jnp.asarray(at, "int32")
     at = _one_integer(at, "update", "at")
@@ -224,7 +221,7 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
-        first = jnp.clip(at, 0, along.dim.size - stretch)
+        first = jnp.clip(at, 0, there - stretch)
         offsets = places(along.dim, x.dims, along.axes, along.own) - first
         spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
         return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
@@ -265,16 +262,16 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
             )
         if at.step not in (None, 1):
             raise DimError(f"a stretch of `{dim.name}` with step {at.step!r}", fix="take every place: step 1")
-        first, last, _ = at.indices(dim.size)
+        first, last, _ = at.indices(dim.count)
         if last <= first:
             raise DimError(
-                f"the stretch {first}:{last} of `{dim.name}` (size {dim.size}) is empty", fix="take at least one"
+                f"the stretch {first}:{last} of `{dim.name}` (size {dim.count}) is empty", fix="take at least one"
             )
         return slice(x, over=dim, start=first, size=last - first)
     if isinstance(at, int) and not isinstance(at, bool):
-        if not -dim.size <= at < dim.size:
-            raise DimError(f"place {at} of `{dim.name}` (size {dim.size})", fix=f"use one from 0 to {dim.size - 1}")
-        at = jnp.asarray(at % dim.size, "int32")
+        if not -dim.count <= at < dim.count:
+            raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
+        at = jnp.asarray(at % dim.count, "int32")
     return take(x, _scalar(at), over=dim)
 
 
