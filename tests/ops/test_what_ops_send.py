@@ -290,12 +290,14 @@ def test_reductions_send_what_is_left_after_the_local_one(name):
     check(REDUCING[name])
 
 
-def test_the_variance_is_one_exchange_of_a_few_numbers():
-    program = wf.trace(lambda x: wf.var(x, over=V), logits, mesh="x=4", layout="vocab:x")
-    (only,) = program.ledger
-    assert only.wire_bytes <= 3 * 3 * LINE  # mean, what rounding took from it, variance, from three others
-    program = wf.trace(total(lambda x: wf.var(x, over=V), 0), logits, mesh="x=4", layout="vocab:x")
-    assert sent(program, "backward") == []
+def test_the_variance_is_one_exchange_that_does_not_grow_with_the_processors():
+    def variance(x):
+        return wf.var(x, over=V)
+
+    ledgers = [wf.trace(variance, logits, mesh=f"x={ways}", layout="vocab:x").ledger for ways in (4, 64)]
+    assert [len(ledger) for ledger in ledgers] == [1, 1]
+    assert ledgers[0].bytes() == ledgers[1].bytes()
+    assert sent(wf.trace(total(variance, 0), logits, mesh="x=4", layout="vocab:x"), "backward") == []
 
 
 @pytest.mark.parametrize(
