@@ -21,7 +21,7 @@ from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, checked, is_tensor, placement
 from . import collectives, padding
-from .collectives import as_varying, level_of, varying
+from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
 from .recorded import note_operands
 
@@ -71,8 +71,11 @@ class Meeting:
         """Into how many slices a dim is split."""
         return self.region.ways(self._axes[dim.name]) if self.region is not None else 1
 
-    def run(self, compute: Callable[..., Any], xs: Sequence[Any]) -> Any:
-        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are."""
+    def run(self, compute: Callable[..., Any], xs: Sequence[Any], *, vary: Axes = ()) -> Any:
+        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are.
+
+        The arrays vary over the axes `vary` too, of an operand that they meet later.
+        """
         if any(dim.is_padded for dim in self.dims):
             compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
         if self.region is None:
@@ -84,7 +87,7 @@ class Meeting:
             x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
             for i, x in enumerate(xs)
         ]
-        over = frozenset().union(*map(_still_varying, xs, wants, moved))
+        over = frozenset(vary).union(*map(_still_varying, xs, wants, moved))
         steps: list[Callable[[Any], Any]] = [_same] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
@@ -229,6 +232,15 @@ def _moved(x: Tensor, i: int, want: Placement, region: Region) -> Any:
         with level_of(x._array), operand_scope(i):
             x._memo["moved", want] = relocate(x._array, have, want, region)
     return x._memo["moved", want]
+
+
+def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """What `make` makes of `x`, kept with it: made once however often it is used where `x` was made."""
+    if not _is_kept(x) or not is_level_of(x._array):
+        return make()
+    if key not in x._memo:
+        x._memo[key] = make()
+    return x._memo[key]
 
 
 def _is_kept(x: Tensor) -> bool:
