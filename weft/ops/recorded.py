@@ -132,9 +132,8 @@ def _has_gradient(x: Tensor) -> bool | None:
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
     """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
     have = placement(x)
-    if want is None and x._region is not None:
-        want = x._region.placement(x.dims)
-    return Placed(x.dtype, x.dims, have, x._kind.store if want is not None and have != want else None)
+    is_finer = x._region is not None and have != x._region.placement(x.dims) and have != want
+    return Placed(x.dtype, x.dims, have, x._kind.store if is_finer else None)
 
 
 def _name(dim: Any) -> str:
