@@ -221,11 +221,12 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
             f"update's new values have `{extra}`, which {x!r} has not", fix=f"sum over `{extra}`, or take one"
         )
     target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
+    axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
         first = jnp.clip(at, 0, along.dim.size - stretch)
-        offsets = places(along.dim, x.dims, along.axes, along.own) - first
+        offsets = places(along.dim, x.dims, axes, own) - first
         spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
         return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
 
