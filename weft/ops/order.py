@@ -103,7 +103,7 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
 
 def _check_k(along: Along, k: Any) -> None:
     if not isinstance(k, Dim):
-        size = k if isinstance(k, int) else 4
+        size = k if isinstance(k, int) and k > 1 else 1
         raise DimError(f"top_k got k={k!r}", fix=f"give the dim the results have instead: `k=wf.Dim('top', {size})`")
     if k.size > along.dim.count:
         raise DimError(

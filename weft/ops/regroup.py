@@ -33,6 +33,9 @@ def split(x: Tensor, **parts: Any) -> Tensor:
 
 def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     dim = x.dim(name)
+    if isinstance(into, list | tuple) and into and all(isinstance(part, int) for part in into):
+        named = ", ".join(f"wf.Dim('{name}_{i}', {part})" for i, part in enumerate(into, 1))
+        raise DimError(f"split cuts `{name}` into {into!r}, which have no names", fix=f"give dims: `{name}=[{named}]`")
     pieces = Shape(new_dims(into, what=name))
     if not pieces or math.prod(pieces.sizes) != dim.size:
         raise DimError(
@@ -73,13 +76,18 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
         size = math.prod(pieces.sizes)
         raise DimError(
-            f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `wf.Dim('name', {size})`"
+            f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `into=wf.Dim('name', {size})`"
         )
     rest = x.dims.without(pieces)
     if rest.has(into):
-        raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix="choose another name")
+        fix = f"choose another name, e.g. `into=wf.Dim('{into.name}_2', {into.size})`"
+        raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix=fix)
     meeting = meet([x])
     region = meeting.region
+    if not pieces:
+        raise DimError(
+            "merge was given no dims to join", fix="name them, e.g. `wf.merge(x, [heads, d_kv], into=d_model)`"
+        )
     position = min(x.dims.position(dim) for dim in pieces)
     before = [dim for dim in x.dims[:position] if rest.has(dim)]
     after = [dim for dim in x.dims[position:] if rest.has(dim)]
@@ -106,14 +114,22 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
         raise TensorError(f"stack got {xs!r:.60}", fix="give a list of tensors: `wf.stack([a, b], wf.Dim('pair', 2))`")
     xs = [need_tensor(x, "stack") for x in xs]
     if not isinstance(dim, Dim) or dim.size != len(xs):
-        raise DimError(f"stack puts {len(xs)} tensors along {dim!r}", fix=f"give a dim of size {len(xs)}")
+        raise DimError(
+            f"stack puts {len(xs)} tensors along {dim!r}",
+            fix=f"give a dim of size {len(xs)}: `wf.Dim('copies', {len(xs)})`",
+        )
     meeting = meet(xs)
     common = union(*(x.dims for x in xs))
     if common.has(dim):
-        raise DimError(f"stack makes `{dim.name}`, which [{common}] has already", fix="choose another name")
+        fix = f"choose another name, e.g. `wf.Dim('{dim.name}_2', {dim.size})`"
+        raise DimError(f"stack makes `{dim.name}`, which [{common}] has already", fix=fix)
     for x in xs:
-        if len(x.dims) != len(common):
-            raise DimError(f"stack got [{xs[0].dims}] and [{x.dims}]", fix="give tensors of the same dims")
+        if set(x.dims.names) != set(xs[0].dims.names):
+            raise DimError(
+                f"stack got [{xs[0].dims}] and [{x.dims}]",
+                fix="give tensors of the same dims; rename one, or broadcast what lacks one: "
+                f"`wf.broadcast(x, [{', '.join(common.names)}])`",
+            )
 
     def compute(*arrays: Any) -> Any:
         return jnp.stack([aligned(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])

@@ -8,7 +8,9 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..dims import Dim, Shape, union
@@ -19,7 +21,7 @@ from .along import ANYTHING, Along, places
 from .collectives import permute
 from .elementwise import aligned
 from .exchange import window
-from .index import take
+from .index import need_kind, take
 from .meet import Meeting, meet, need_tensor, operand
 from .move import result, settle
 from .recorded import recorded
@@ -43,10 +45,19 @@ def _resized(along: Along, size: int) -> Shape:
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
+    value = _known(value)
+    if isinstance(value, jax.core.Tracer):
+        fix = f"give a number that is known while tracing, e.g. `{name}=1`, or an argument that is static"
+        raise DimError(f"{what} got {name}={value!r}, and sizes may not be traced", fix=fix)
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         wanted = "a whole number" if least is None else f"a whole number of at least {least}"
-        raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}")
+        raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}, e.g. `{name}=1`")
     return value
+
+
+def _known(value: Any) -> Any:
+    """A whole number of NumPy's as one of Python's: it is known now, and checked now."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 @recorded
@@ -55,7 +66,10 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
     along = Along(x, over, "slice", padding=ANYTHING)
     size, there = _whole(size, "slice", "size", 1), along.dim.count
     if size > there:
-        raise DimError(f"slice takes {size} of `{along.dim.name}` (size {there})", fix="take at most all of it")
+        raise DimError(
+            f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
+        )
+    start = _known(start)
     if isinstance(start, int) and not isinstance(start, bool):
         if not 0 <= start <= there - size:
             raise DimError(
@@ -68,7 +82,7 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
-    start = _one_integer(start, "slice", "start")
+    start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
@@ -87,12 +101,12 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     return settle(array, dims, have, along.meeting.region, partial=along.axes)
 
 
-def _one_integer(value: Any, what: str, name: str) -> Any:
-    value = operand(value, what)
-    dtype = getattr(value, "dtype", None)
-    if (is_tensor(value) and value.dims) or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
-        raise TensorError(f"{what} got {value!r} for `{name}`", fix="give one whole number")
-    return value
+def _one_integer(value: Any, fact: str, fix: str) -> Any:
+    """`value`, if it is one whole number, traced or not."""
+    sizes = value.dims if is_tensor(value) else getattr(value, "shape", None)
+    if sizes is None or len(sizes) or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TensorError(fact.format(f"{value!r:.60}"), fix=fix)
+    return operand(value, "an index")
 
 
 @recorded
@@ -109,7 +123,15 @@ def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0
 
 def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
     """`x` with `value` outside the stretch [first, last) of a dim."""
-    value = operand(value, "pad")
+    value = operand(value, "filling")
+    if is_tensor(value) and value.dims:
+        raise TensorError(f"{x!r} was to be filled with {value!r}", fix="give one number to fill with, e.g. 0")
+    need_kind(
+        x.dtype,
+        jnp.result_type(value.local_array if is_tensor(value) else value),
+        f"{x!r} was to be filled with {value!r}",
+        "value",
+    )
     meeting = meet([x, value])
     position, axes = x.dims.position(name), meeting.axes([x.dim(name)])
 
@@ -201,7 +223,8 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
     along, new = Along(x, over, "update", padding=ANYTHING), need_tensor(new, "update")
     stretch, there = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1, along.dim.count
     if stretch > there:
-        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix="give at most all")
+        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix=f"give at most {there}")
+    at = _known(at)
     if isinstance(at, int) and not isinstance(at, bool):
         if not 0 <= at <= there - stretch:
             raise DimError(
@@ -209,7 +232,8 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
                 fix=f"start between 0 and {there - stretch}",
             )
         at = jnp.asarray(at, "int32")
-    at = _one_integer(at, "update", "at")
+    at = _one_integer(at, "update got {} for `at`", "give one whole number, e.g. `at=0`")
+    need_kind(x.dtype, new.dtype, f"update puts {new.dtype} into {x.dtype}", "new")
     whole = _without_split(new, along.dim.name)
     meeting = meet([x, whole, at], first=x.dims)
     if len(meeting.dims) > len(x.dims) + (stretch > 1 or whole.dims.has(_STRETCH)):
@@ -218,11 +242,12 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
             f"update's new values have `{extra}`, which {x!r} has not", fix=f"sum over `{extra}`, or take one"
         )
     target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
+    axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
         first = jnp.clip(at, 0, there - stretch)
-        offsets = places(along.dim, x.dims, along.axes, along.own) - first
+        offsets = places(along.dim, x.dims, axes, own) - first
         spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
         return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
 
@@ -253,28 +278,38 @@ def getitem(x: Tensor, place: Any) -> Tensor:
 
 
 def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
+    at = _known(at)
     if isinstance(at, builtins.slice):
+        at = builtins.slice(*map(_known, (at.start, at.stop, at.step)))
         if not all(
             part is None or (isinstance(part, int) and not isinstance(part, bool)) for part in (at.start, at.stop)
         ):
             raise DimError(
-                f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}", fix="use wf.slice for traced ones"
+                f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}",
+                fix=f"give whole numbers, e.g. 0:{dim.size}; where the start is traced: "
+                f"`wf.slice(x, over='{dim.name}', start=start, size=1)`",
             )
         if at.step not in (None, 1):
-            raise DimError(f"a stretch of `{dim.name}` with step {at.step!r}", fix="take every place: step 1")
+            raise DimError(
+                f"a stretch of `{dim.name}` with step {at.step!r}",
+                fix=f"take every place, step 1; turn it round by `wf.flip(x, over='{dim.name}')`, "
+                f"take some by `wf.take(x, ids, over='{dim.name}')`",
+            )
         first, last, _ = at.indices(dim.count)
         if last <= first:
             raise DimError(
-                f"the stretch {first}:{last} of `{dim.name}` (size {dim.count}) is empty", fix="take at least one"
+                f"the stretch {first}:{last} of `{dim.name}` (size {dim.count}) is empty",
+                fix="take at least one place, e.g. 0:1",
             )
         return slice(x, over=dim, start=first, size=last - first)
     if isinstance(at, int) and not isinstance(at, bool):
         if not -dim.count <= at < dim.count:
             raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
         at = jnp.asarray(at % dim.count, "int32")
-    return take(x, _scalar(at), over=dim)
+    return take(x, _scalar(at, dim.name), over=dim)
 
 
-def _scalar(at: Any) -> Tensor:
-    at = _one_integer(at, "indexing", "place")
+def _scalar(at: Any, name: str) -> Tensor:
+    fix = f"give one whole number or a stretch: `x['{name}', 0:1]`; many places: `wf.take(x, ids, over='{name}')`"
+    at = _one_integer(at, f"a place of `{name}` that is {{}}", fix)
     return at if is_tensor(at) else make(jnp.asarray(at), (), None)
