@@ -22,22 +22,27 @@ from .collectives import permute
 from .elementwise import aligned
 from .exchange import window
 from .index import need_kind, take
-from .meet import Meeting, meet, need_tensor, operand
+from .meet import Meeting, meet, need_tensor, note_together, operand
 from .move import result, settle
 from .recorded import recorded
 from .reshape import rename
 
 
-def _windowed(along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False) -> Tensor:
-    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
+def _windowed(
+    along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False, place: int = 0
+) -> Tensor:
+    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is.
+
+    What it is made of has the first place among the op's operands, if not said otherwise.
+    """
     dims = _resized(along, size)
     local = Meeting(along.meeting.region, dims).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]
 
-    def compute(array: Any) -> Any:
-        return window(array, along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps)
+    def compute(*arrays: Any) -> Any:
+        return window(arrays[-1], along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps)
 
-    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
+    return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, along.meeting.region)
 
 
 def _resized(along: Along, size: int) -> Shape:
@@ -190,11 +195,12 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
                 f"concat got [{first.dims}] and [{a.x.dims}]",
                 fix="give tensors of the same dims; broadcast what lacks one",
             )
+    note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
     made: Tensor | None = None
     begin = 0
-    for a in alongs:
-        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total)  # type: ignore[misc]
+    for place, a in enumerate(alongs):
+        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total, place=place)  # type: ignore[misc]
         made = part if made is None else _joined(made, part, alongs[0].dim.name, begin)
         begin += a.dim.size
     assert made is not None
