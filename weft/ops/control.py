@@ -39,7 +39,7 @@ def scan(
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
     """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
-    need_function(fn, "scan")
+    need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]

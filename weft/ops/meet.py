@@ -8,6 +8,7 @@ used.
 import contextlib
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -323,10 +324,20 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
-def need_function(fn: Any, what: str, of: str = "tensors") -> Callable[..., Any]:
-    """`fn`, if it can be called."""
+def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
+    """`fn`, if it can be called, with so many arguments where their number is known."""
     if not callable(fn):
         raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
+    if takes is not None:
+        try:
+            inspect.signature(fn).bind(*range(takes))
+        except TypeError as error:
+            raise TensorError(
+                f"{what} calls its function with {takes} arguments: {error}",
+                fix=f"give {what} a function of {takes} arguments",
+            ) from None
+        except ValueError:  # it has no signature
+            pass
     return fn
 
 

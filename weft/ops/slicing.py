@@ -319,3 +319,10 @@ def _scalar(at: Any, name: str) -> Tensor:
     fix = f"give one whole number or a stretch: `x['{name}', 0:1]`; many places: `wf.take(x, ids, over='{name}')`"
     at = _one_integer(at, f"a place of `{name}` that is {{}}", fix)
     return at if is_tensor(at) else make(jnp.asarray(at), (), None)
+
+
+@operation("setitem")
+def setitem(x: Tensor, place: Any, value: Any) -> None:
+    """Refused: a tensor is a value."""
+    name = place[0] if isinstance(place, tuple) and place and isinstance(place[0], str) else "length"
+    raise TensorError(f"{x!r} cannot be changed", fix=f"make a new one: `x = wf.update(x, new, over='{name}', at=0)`")
