@@ -58,7 +58,8 @@ class Piece:
             for turn in range(self.ways):
                 start = (here - turn) % self.ways * size  # where this piece stands in the whole
                 beside = other if position is None else lax.dynamic_slice_in_dim(other, start, size, position)
-                part = compute(*((piece, beside) if self.number == 0 else (beside, piece)))
+                here_piece, made = _after(piece, made)
+                part = compute(*((here_piece, beside) if self.number == 0 else (beside, here_piece)))
                 made = _added(made, part, start, place, self.ways)
                 if turn < self.ways - 1:
                     with operand_scope(self.number):
@@ -70,6 +71,11 @@ class Piece:
 
 
 _PIECE = "piece_of_ring"
+
+
+def _after(piece: Any, made: Any) -> tuple[Any, Any]:
+    """Both, in this order: a compiler that joined the products into one would leave nothing to travel beside."""
+    return (piece, None) if made is None else lax.optimization_barrier((piece, made))
 
 
 def _round(ways: int) -> list[tuple[int, int]]:
@@ -151,13 +157,14 @@ class Scatter:
 
         def ring(*arrays: Any) -> Any:
             here = index(self.axes)
-            total = None
+            total = part = None
             for turn in range(self.ways):
                 slot = (here + self.ways - 1 - turn) % self.ways
                 pieces = [
                     a if at is None else lax.dynamic_slice_in_dim(a, slot * (n := a.shape[at] // self.ways), n, at)
                     for a, at in zip(arrays, positions, strict=True)
                 ]
+                pieces[0], part = _after(pieces[0], part)
                 part = compute(*pieces)
                 total = part if total is None else permute(total, self.axes, _round(self.ways)) + part
             return total
