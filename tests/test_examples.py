@@ -174,6 +174,20 @@ def test_the_tests_on_a_ledger_pass_and_fail_where_a_program_sends_more():
     assert "AssertionError" in done.stderr
 
 
+def test_split_image_prints_the_halos_of_tiles_and_strips():
+    printed, _ = run("07_split_image.py")
+    place, deep = 3 * 4, 8 * 4  # bytes of one place of the image, and of what the first layer makes
+    rows, cols, corners = 64 // 2, 32 // 4, 2
+    for axis, size in [("rows", rows * place), ("cols", (cols + corners) * place)]:
+        assert re.search(rf">> permute over {axis} +{size} B x2 .*because conv goes over", printed)
+    forward = 2 * (rows + cols + corners) * place + (rows + cols + 1) * deep  # the stride looks ahead only
+    backward = (rows + cols + 1) * deep  # the image needs no gradient
+    assert re.search(rf"height:rows, width:cols +halos +{forward + backward:,} bytes", printed)
+    assert max(map(float, re.findall(r"difference (\S+)", printed))) < 1e-5
+    strips, tiles = 2 * 2048 * (place + deep), 2 * (128 + 130) * place + 2 * (128 + 129) * deep
+    assert re.search(rf"height:rows\+cols +halos +{strips:,} bytes\n +\S+ \S+ +halos +{tiles:,} bytes", printed)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

@@ -17,6 +17,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 class Dim:
     """A named dimension. With `follows`, it takes that dim's rule where no rule names it.
 
+    Where only the first `valid` places hold values the rest is padding: no operation lets it change a result.
+
     >>> Dim("batch", 8)
     batch=8
     """
@@ -24,6 +26,7 @@ class Dim:
     name: str
     size: int
     follows: str | None = None
+    valid: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.match(self.name):
@@ -44,17 +47,45 @@ class Dim:
         if self.follows == self.name:
             raise DimError(f"dim `{self.name}` follows itself", fix="leave `follows` out")
         object.__setattr__(self, "size", int(self.size))
+        if self.valid is not None and (not _is_int(self.valid) or not 1 <= self.valid <= self.size):
+            raise DimError(
+                f"dim `{self.name}` of size {self.size} has {self.valid!r} valid places",
+                fix=f"give a whole number from 1 to {self.size}, or leave `valid` out",
+            )
+        object.__setattr__(self, "valid", None if self.valid in (None, self.size) else int(self.valid))
+
+    @property
+    def count(self) -> int:
+        """How many places hold values: all but the padding."""
+        return self.size if self.valid is None else self.valid
+
+    @property
+    def is_padded(self) -> bool:
+        return self.valid is not None
+
+    def padded_to(self, multiple: int) -> "Dim":
+        """This dim with as much padding as makes its size a multiple.
+
+        >>> Dim("vocab", 50257).padded_to(128)
+        vocab=50257+47
+        """
+        if not _is_int(multiple) or multiple < 1:
+            raise DimError(
+                f"dim `{self.name}` was padded to a multiple of {multiple!r}",
+                fix=f"give a whole number of at least 1, e.g. `Dim('{self.name}', {self.size}).padded_to(128)`",
+            )
+        return Dim(self.name, -(-self.count // multiple) * multiple, self.follows, self.count)
 
     def renamed(self, name: str) -> "Dim":
         """A dim of this size under another name; it follows nothing."""
-        return Dim(name, self.size)
+        return Dim(name, self.size, valid=self.valid)
 
     def resized(self, size: int) -> "Dim":
-        """This dim with another size."""
+        """This dim with another size, and no padding."""
         return Dim(self.name, size, self.follows)
 
     def __repr__(self) -> str:
-        return f"{self.name}={self.size}"
+        return f"{self.name}={self.count}" + (f"+{self.size - self.count}" if self.is_padded else "")
 
 
 def dims(**sizes: int) -> tuple[Dim, ...]:
@@ -119,7 +150,7 @@ class Shape(tuple[Dim, ...]):
         return Shape(dim.resized(sizes[dim.name]) if dim.name in sizes else dim for dim in self)
 
     def __str__(self) -> str:
-        return " ".join(f"{dim.name}={dim.size}" for dim in self)
+        return " ".join(map(repr, self))
 
     def __repr__(self) -> str:
         return f"[{self}]"
@@ -143,6 +174,13 @@ def same_size(a: Dim, b: Dim) -> None:
         raise DimError(
             f"dim `{a.name}` has size {a.size} in one tensor and {b.size} in another",
             fix=f"give both the same size, or rename one: `x.rename({a.name}='{a.name}_2')`",
+        )
+    if a.valid != b.valid:
+        padded, other = (a, b) if a.is_padded else (b, a)
+        raise DimError(
+            f"dim `{a.name}` (size {a.size}) holds {padded.count} values in one tensor and {other.count} in another",
+            fix=f"pad both alike: `wf.pad_to(x, '{a.name}', multiple)`, or rename one: "
+            f"`x.rename({a.name}='{a.name}_2')`",
         )
     if a.follows != b.follows and a.follows is not None and b.follows is not None:
         raise DimError(

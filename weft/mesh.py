@@ -1,6 +1,6 @@
 """The mesh: named axes of processors, and how they become JAX devices.
 
-Imports errors and dims. Making a mesh never starts JAX; only `jax_mesh` looks for devices.
+Imports errors, dims and devices. Making a mesh never starts JAX; only `jax_mesh` and `describe` look for devices.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from .devices import arranged, described
 from .dims import NAME
 from .errors import MeshError
 
@@ -21,13 +22,16 @@ MOST_VIRTUAL = 512
 
 
 class Mesh:
-    """A mesh of processors with named axes.
+    """A mesh of processors with named axes; axes before a bar go over slower links, from host to host.
 
     >>> Mesh("rows=4, cols=2")
     Mesh('rows=4,cols=2')
+    >>> Mesh("hosts=4 | cols=8").slow
+    ('hosts',)
     """
 
     axes: dict[str, int]
+    slow: tuple[str, ...]
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class Mesh:
         devices: "str | Sequence[Any] | None" = None,
         **sizes: int,
     ):
-        parsed = _parsed(axes)
+        parsed, self.slow = _parsed(axes)
         if twice := next((name for name in sizes if name in parsed), None):
             raise MeshError(f"axis `{twice}` is given twice", fix=f"give it once, e.g. `Mesh({twice}={sizes[twice]})`")
         self.axes = _checked({**parsed, **sizes})
@@ -58,11 +62,22 @@ class Mesh:
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
         if self._made is None:
-            found = self._find_devices()
-            grid = np.array(found[: self.size]).reshape(tuple(self.axes.values()))
+            found = self._find_devices()[: self.size]
+            is_given = isinstance(self.devices, tuple)  # in the order they are to have
+            grid = _as_given(found, self.axes) if is_given else arranged(found, self.axes, self.slow, str(self))
             kinds = (AxisType.Auto,) * len(self.axes)
             self._made = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
         return self._made
+
+    def describe(self) -> str:
+        """The axes, the links they go over, and which device stands where, as a text."""
+        return described(self.axes, self.slow, str(self), self._devices_or_none())
+
+    def _devices_or_none(self) -> np.ndarray | None:
+        try:
+            return self.jax_mesh().devices
+        except MeshError:
+            return None
 
     def _find_devices(self) -> Sequence[Any]:
         if isinstance(self.devices, tuple):
@@ -99,14 +114,17 @@ class Mesh:
         return (
             isinstance(other, Mesh)
             and list(self.axes.items()) == list(other.axes.items())
+            and self.slow == other.slow
             and self.devices == other.devices
         )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.axes.items()), self.devices))
+        return hash((tuple(self.axes.items()), self.slow, self.devices))
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={size}" for name, size in self.axes.items())
+        written = [f"{name}={size}" for name, size in self.axes.items()]
+        parts = written[: len(self.slow)], written[len(self.slow) :]
+        return "|".join(",".join(part) for part in parts if part)
 
     def __repr__(self) -> str:
         return f"Mesh({str(self)!r})"
@@ -119,17 +137,30 @@ def as_mesh(mesh: "Mesh | str | Mapping[str, int] | None") -> Mesh:
     return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
 
 
-def _parsed(axes: Any) -> dict[str, Any]:
+def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The axes, and the names of those before a bar."""
     if axes is None:
-        return {}
+        return {}, ()
     if isinstance(axes, Mapping):
-        return dict(axes)
+        return dict(axes), ()
     if not isinstance(axes, str):
         raise MeshError(
             f"a mesh cannot be made of {axes!r}", fix="write it like `Mesh('rows=4,cols=2')` or `Mesh(rows=4, cols=2)`"
         )
+    sides = axes.split("|")
+    if len(sides) > 2 or (len(sides) == 2 and not all(side.strip() for side in sides)):
+        raise MeshError(
+            f"mesh {axes!r} has a bar that does not stand between axes",
+            fix="put one bar after the axes that go from host to host: `hosts=4 | cols=8`",
+        )
     found: dict[str, Any] = {}
-    for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", axes.strip())):
+    for side in sides:
+        _add_axes(found, side, axes)
+    return found, tuple(_add_axes({}, sides[0], axes)) if len(sides) == 2 else ()
+
+
+def _add_axes(found: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
+    for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", side.strip())):
         name, sign, size = re.match(r"([^=:]*)([=:]?)(.*)", part).groups()  # type: ignore[union-attr]
         if not part:
             continue
@@ -165,6 +196,10 @@ def _checked_devices(devices: Any) -> tuple[Any, ...]:
     if len(set(found)) < len(found):
         raise MeshError("`devices` names a device twice", fix="give each device once")
     return found
+
+
+def _as_given(devices: Sequence[Any], axes: Mapping[str, int]) -> np.ndarray:
+    return np.array(devices).reshape(tuple(axes.values()))
 
 
 def _ask_for_virtual_processors(count: int) -> None:

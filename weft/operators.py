@@ -24,6 +24,9 @@ class Operators:
 
     __slots__ = ()
 
+    def __setitem__(self, place: Any, value: Any) -> None:
+        operations["setitem"](self, place, value)
+
     def __add__(self, other: Any) -> Any:
         return operations["add"](self, other)
 

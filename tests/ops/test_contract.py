@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from tests.ops import table_conv, table_moving, table_order  # noqa: F401  their rows
+from tests.ops import table_conv, table_moving, table_order, table_uneven  # noqa: F401  their rows
 from tests.ops.table import DIMS, FAMILIES, Row, sizes
 
 

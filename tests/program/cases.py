@@ -12,6 +12,7 @@ import jax
 import optax
 
 import weft as wf
+from tests.program.cases_ops import whole_language
 from tests.program.independent import Sent
 from weft.spmd.arguments import with_statics
 
@@ -226,7 +227,11 @@ Made = dict[str, Case]
 
 def cases(dtype: str = "float32") -> Made:
     """All of them by name, computing in a dtype."""
-    return single_ideas(dtype) | language_models(dtype) | train_steps(dtype)
+    return single_ideas(dtype) | rest_of_the_language(dtype) | language_models(dtype) | train_steps(dtype)
+
+
+def rest_of_the_language(dtype: str) -> Made:
+    return {name: Case(*case) for name, case in whole_language(dtype).items()}
 
 
 def single_ideas(dtype: str) -> Made:

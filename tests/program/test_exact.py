@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import weft as wf
-from tests.program.cases import D, F, H, K, V, cases, ledger, single_ideas
+from tests.program.cases import D, F, H, K, V, cases, ledger, rest_of_the_language, single_ideas
 from tests.program.independent import QUICKLY, Less, Sent, compiled, difference, walk
 
 CASES = cases()
@@ -56,6 +56,7 @@ SENT_LESS = {
 
 QUICK = {
     *single_ideas("float32"),
+    *(name for name in rest_of_the_language("float32") if "two axes" not in name),
     "unrolled, the paper's",
     "scanned, recomputed",
     "scanned, fully sharded and model parallel",

@@ -5,6 +5,7 @@ from .accumulate import accumulate
 from .control import cond, fori_loop, scan, while_loop
 from .conv import conv, conv_transpose
 from .create import arange, full, ones, zeros
+from .custom import custom_vjp
 from .debug import check, print
 from .einsum import einsum
 from .elementwise import (
@@ -108,13 +109,15 @@ from .elementwise import (
 from .index import one_hot, take
 from .local import local
 from .mapping import vmap
+from .moments import mean_and_var, var
 from .order import argmax, argmin, cummax, cumprod, cumsum, sort, top_k
 from .pool import avg_pool, max_pool, upsample
 from .prefixes import associative_scan
 from .random import dropout
-from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum, var
+from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum
 from .regroup import merge, split, stack, unstack
 from .remat import name, remat
 from .reshape import broadcast, rename
 from .scatter import gather, scatter_add
 from .slicing import concat, flip, pad, roll, shift, slice, update
+from .uneven import pad_to, unpad, valid

@@ -16,6 +16,7 @@ from .collectives import as_varying
 from .control import sliced
 from .meet import gathered_for, need_function, operand, with_layout
 from .move import result, settle
+from .padding import need_no_padding
 from .recorded import note_loop, part_of_block, recorded_block
 from .trees import map_tensors, slot_of
 
@@ -41,7 +42,7 @@ def accumulate(
     for leaf in jax.tree.leaves(data, is_leaf=is_tensor):
         if not is_tensor(leaf) and hasattr(leaf, "shape") and leaf.shape:
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
-    union(*([x.dims.find(name)] for x in tensors))
+    need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
     turn = Dim("microbatch", count)
     note_loop(count, turn.name)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)

@@ -13,14 +13,20 @@ from .elementwise import aligned
 from .index import only
 from .meet import meet, need_tensor
 from .move import result, settle
+from .padding import need_no_padding
+
+ANYTHING = object()  # for the padding of an op whose values do not depend on it
 
 
 class Along:
-    """The dim `over` of a tensor."""
+    """The dim `over` of a tensor; an op that can go along padding says what to put there, or `ANYTHING`."""
 
-    def __init__(self, x: Any, over: Any, what: str):
+    def __init__(self, x: Any, over: Any, what: str, *, padding: Any = None):
         self.x = need_tensor(x, what)
         self.dim = only(resolve(over, self.x.dims, what="over"), what)
+        if padding is None:
+            need_no_padding([self.dim], what)
+        self.padding = padding
         self.position = self.x.dims.position(self.dim)
         self.meeting = meet([self.x])
         self.axes = self.meeting.axes([self.dim])
@@ -29,7 +35,13 @@ class Along:
 
     def local(self, compute: Callable[[Any], Any]) -> Any:
         """`compute` of the slice, which varies over the axes the dim is split over."""
-        return self.meeting.run(lambda a: compute(as_varying(a, self.axes)), [self.x])
+        return self.meeting.run(lambda a: compute(as_varying(self._filled(a), self.axes)), [self.x])
+
+    def _filled(self, array: Any) -> Any:
+        if not self.dim.is_padded or self.padding is ANYTHING:
+            return array
+        value = self.padding(array.dtype) if callable(self.padding) else self.padding
+        return self.meeting.filled(array, self.x.dims, value, [self.dim])
 
     def start(self) -> Any:
         """The place in the whole where this processor's slice starts."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import set_current_trace
+from jax.extend.core import get_opaque_trace_state, set_current_trace
 
 from ..layout import Axes
 
@@ -45,6 +45,13 @@ def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
     if isinstance(array, jax.core.Tracer):
         return set_current_trace(array._trace)
     return contextlib.nullcontext()
+
+
+def is_level_of(array: Any) -> bool:
+    """Whether what is traced now is traced where `array` was made, and not in a loop or a recomputed part inside."""
+    now = get_opaque_trace_state()
+    with level_of(array):
+        return now == get_opaque_trace_state()
 
 
 def as_varying(array: Any, axes: Any) -> Any:

@@ -23,6 +23,7 @@ from .elementwise import aligned
 from .index import only
 from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
+from .padding import need_no_padding
 from .recorded import forgetting, note_loop, part_of_block, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
@@ -38,11 +39,12 @@ def scan(
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
     """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
-    need_function(fn, "scan")
+    need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
+    need_no_padding([dim], "scan")
     note_loop(dim.size, dim.name)
     inputs, slots, structure = take_apart(_along(xs, dim))
     inner = [slot.inner(dim, slot.region) for slot in slots]

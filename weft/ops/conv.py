@@ -5,7 +5,7 @@ summed by one all-reduce.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from .elementwise import aligned
 from .halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
 from .meet import Meeting, common_region, meet, need_tensor, note_together
 from .move import settle
+from .padding import need_no_padding
 from .recorded import recorded
 from .reshape import rename
 
@@ -42,6 +43,7 @@ class _Operands:
         self._check_groups()
         self._check_names()
         self._check_channels()
+        need_no_padding([*self.spatial, *self.kernel, *([self.given, self.made] if groups != 1 else [])], what)
         self.rest = self.x.dims.without([*self.spatial, self.given])
 
     @property
@@ -138,6 +140,15 @@ class _Operands:
                     f"or drop the rule: `layout.drop('{dim.name}')`",
                 )
 
+    def run(self, image: Tensor, compute: Callable[[Any, Any], Any]) -> Any:
+        """`compute` of the local arrays of an image, with its halos, and of the kernel."""
+        meeting = meet([image, self.w])
+
+        def filled(a: Any, k: Any) -> Any:
+            return compute(meeting.filled(a, image.dims, 0), meeting.filled(k, self.w.dims, 0))
+
+        return meeting.run(filled, [image, self.w])
+
     def convolve(self, image: Any, kernel: Any, **how: Any) -> Any:
         """lax's convolution of the local arrays; all dims of the image but two kinds are its batch."""
         if image.dtype == bool or kernel.dtype == bool:
@@ -200,7 +211,7 @@ def conv(
         "rhs_dilation": [s.dilation for s in stretches],
         "padding": [view.pads(s) for s in stretches],
     }
-    array = meet([seen, operands.w]).run(lambda a, k: operands.convolve(a, k, **how), [seen, operands.w])
+    array = operands.run(seen, lambda a, k: operands.convolve(a, k, **how))
     return operands.settle(array, view)
 
 
@@ -254,7 +265,7 @@ def conv_transpose(
                 made = lax.dynamic_slice_in_dim(made, first, view.out(s), position)
         return made
 
-    array = meet([seen, operands.w]).run(compute, [seen, operands.w])
+    array = operands.run(seen, compute)
     return operands.settle(array, view)
 
 

@@ -23,6 +23,7 @@ from .collectives import all_gather_equal, as_varying, index
 from .meet import common_region, meet, need_tensor, operand, with_layout
 from .move import equalized, relocate
 from .recorded import recorded
+from .uneven import or_padding
 
 
 @recorded
@@ -132,6 +133,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
                 raise error  # inside someone's own jit: JAX raises it when the program's effects are waited for
             failures.add(error)
 
+    predicate = or_padding(predicate)
     _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
     if is_eager:
         jax.effects_barrier()

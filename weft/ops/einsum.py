@@ -1,51 +1,101 @@
 """Einsum: products of any number of tensors, summed over some of their dims.
 
 An all-reduce over the axes of the dims summed out, or one reduce-scatter where the result leaves under a name that
-is split over such an axis.
+is split over such an axis. With `overlap` a gather or a reduce-scatter runs as a ring beside the products.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve
-from ..errors import DimError, TensorError
+from ..dims import Dim, Shape, resolve, union
+from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, as_dtype
-from .meet import meet, need_tensor
+from .meet import Meeting, common_region, meet, need_tensor, note_together
 from .move import settle
+from .overlap import renamed_piece, slot_to_scatter, stored_piece
 from .recorded import recorded
+from .reshape import rename as rename_dims
 from .reshape import renamed
 
 
 @recorded
-def einsum(*xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
+def einsum(
+    *xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, dtype: Any = None, overlap: bool = False
+) -> Tensor:
     """The product of `xs` with the dims `out`, or with all dims but those summed, `over`.
 
     `rename={"length": stream}` lets the result leave under a new name, by one reduce-scatter where the axis summed
-    is the new dim's. `dtype` is that of the result and of its collective.
+    is the new dim's. `dtype` is that of the result and of its collective. With `overlap=True`, where one of two
+    operands would be gathered first or the result reduce-scattered, pieces go round a ring beside the products.
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
+    dims, names = union(*(x.dims for x in xs)), checked_rename(rename)
+    kept = _kept(dims, out, over)
+    piece = stored_piece(xs) if overlap else None
+    if not _fit(xs, dims):
+        if overlap and piece is None:
+            piece = renamed_piece(xs, names)
+        else:
+            note_together(xs)
+            xs = tuple(_renamed_first(x, names) for x in xs)
+            dims, kept, names = union(*(x.dims for x in xs)), renamed(kept, names), {}
+    compute: Any = _Product(xs, dims, kept, dtype)
+    if piece is not None:
+        compute, xs = piece.product(compute, xs, kept), piece.operands(xs)
     meeting = meet(xs)
-    kept = _kept(meeting.dims, out, over)
-    gone = meeting.dims.without(kept)
-    numbers = {name: i for i, name in enumerate(meeting.dims.names)}
-    orders = [[numbers[dim.name] for dim in shape] for shape in (*(x.dims for x in xs), kept)]
-    dtype = None if dtype is None else as_dtype(dtype)
-    given = {} if dtype is None else {"preferred_element_type": dtype}
-    array = meeting.run(lambda *arrays: _product(orders, arrays, given), xs)
-    if dtype is not None:
-        array = array.astype(dtype)
-    names = checked_rename(rename)
-    return settle(array, renamed(kept, names), meeting.placement(kept), meeting.region, partial=meeting.axes(gone))
+    have = tuple(() if piece is not None and dim == piece.dim else meeting.placement([dim])[0] for dim in kept)
+    partial = meeting.axes([dim for dim in meeting.dims if dims.has(dim) and not kept.has(dim)])
+    if overlap and piece is None:
+        scatter = slot_to_scatter(kept, renamed(kept, names), have, partial, xs)
+        if scatter is not None:
+            compute, have, partial = scatter.product(compute, xs), scatter.after, scatter.left(partial)
+    array = meeting.run(lambda *arrays: compute(*_without_padding(arrays, xs, meeting)), xs)
+    return settle(array, renamed(kept, names), have, meeting.region, partial=partial)
 
 
-def _product(orders: list[list[int]], arrays: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    if all(array.dtype == bool for array in arrays):
-        raise TensorError("einsum got only booleans", fix="cast one to numbers: `wf.cast(x, 'int32')`, or use wf.any")
-    pairs = [item for pair in zip(arrays, orders, strict=False) for item in pair]
-    return jnp.einsum(*pairs, orders[-1], **given)
+def _renamed_first(x: Tensor, names: dict[str, Any]) -> Tensor:
+    own = {old: new for old, new in names.items() if x.dims.has(old)}
+    return rename_dims(x, **own) if own else x
+
+
+class _Product:
+    """The product of local arrays, or of pieces of them."""
+
+    def __init__(self, xs: Sequence[Tensor], dims: Shape, kept: Shape, dtype: Any):
+        numbers = {name: i for i, name in enumerate(dims.names)}
+        self.orders = [[numbers[dim.name] for dim in shape] for shape in (*(x.dims for x in xs), kept)]
+        self.dtype = None if dtype is None else as_dtype(dtype)
+
+    def __call__(self, *arrays: Any) -> Any:
+        if all(array.dtype == bool for array in arrays):
+            raise TensorError(
+                "einsum got only booleans", fix="cast one to numbers: `wf.cast(x, 'int32')`, or use wf.any"
+            )
+        pairs = [item for pair in zip(arrays, self.orders, strict=False) for item in pair]
+        if self.dtype is None:
+            return jnp.einsum(*pairs, self.orders[-1])
+        return jnp.einsum(*pairs, self.orders[-1], preferred_element_type=self.dtype).astype(self.dtype)
+
+
+def _fit(xs: Sequence[Tensor], dims: Shape) -> bool:
+    """Whether the operands can meet as they are: no two of their dims are split over one axis."""
+    region = common_region(xs)
+    if region is None:
+        return True
+    try:
+        region.axes(dims)
+    except LayoutError:
+        return False
+    return True
+
+
+def _without_padding(arrays: Sequence[Any], xs: Sequence[Tensor], meeting: Meeting) -> list[Any]:
+    # Zero in the padding of every operand: whatever stands there, the products and their gradients are finite.
+    return [meeting.filled(array, x.dims, 0) for array, x in zip(arrays, xs, strict=True)]
 
 
 def _kept(dims: Shape, out: Any, over: Any) -> Shape:

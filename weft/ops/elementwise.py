@@ -21,7 +21,7 @@ from ..errors import RegionError, TensorError
 from ..operators import operation
 from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
-from .meet import common_region, meet, need_function, operand
+from .meet import Meeting, common_region, meet, need_function, operand
 from .move import result
 from .recorded import recorded
 
@@ -45,11 +45,21 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor
 
     def compute(*arrays: Any) -> Any:
         pairs = zip(arrays, xs, strict=True)
-        return _called(fn, name, xs, [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs])
+        given = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
+        if any(dim.is_padded for dim in meeting.dims):
+            given = [_along_padding(a, meeting) if is_tensor(x) else a for a, x in zip(given, xs, strict=True)]
+        return _called(fn, name, xs, given)
 
     array = meeting.run(compute, xs)
     _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
     return result(array, meeting.dims, meeting.region)
+
+
+def _along_padding(array: Any, meeting: Meeting) -> Any:
+    """An aligned array repeated along padded dims, so that what is summed for its gradient leaves padding out."""
+    sizes = meeting.local_sizes(meeting.dims)
+    padded = [size if dim.is_padded else own for dim, size, own in zip(meeting.dims, sizes, array.shape, strict=True)]
+    return meeting.guarded(jnp.broadcast_to(array, padded), meeting.dims)
 
 
 # What takes more than the values at one place, or knows which place it is.
@@ -113,6 +123,7 @@ def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
     if not named or region is None or any(x._kind.store is None or x._region is not region for x in named):
         return None
     together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
+    together = together and not any(dim.is_padded for dim in named[0].dims)
     return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None
 
 

@@ -13,7 +13,7 @@ from ..errors import DimError, closest
 from ..layout import Axes
 from ..tensor import Tensor
 from .exchange import window as exchanged
-from .meet import Meeting
+from .meet import Meeting, made_once
 from .move import result
 
 Pads = tuple[int, int]
@@ -155,4 +155,10 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[i
         return array
 
     sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size in needed}
-    return result(meeting.run(compute, [x]), x.dims.resized(sizes), meeting.region)
+    # Made to vary over all axes of the op before it is exchanged, so that its gradient is summed without the halo on.
+    vary = meeting.axes(meeting.dims)
+
+    def exchange() -> Tensor:
+        return result(meeting.run(compute, [x], vary=vary), x.dims.resized(sizes), meeting.region)
+
+    return made_once(x, ("halos", str(needed), str(fill), vary), exchange)

@@ -46,6 +46,8 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
     final = Shape(_in_place(table.dims, dim, ids.dims))
 
     def pick(table_array: Any, ids_array: Any) -> Any:
+        if dim.is_padded:
+            ids_array = jnp.where(ids_array < dim.count, ids_array, dim.size)
         local = local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
         table_array = ordered(table_array, table.dims, [*shared, *before, dim, *after])
         local = ordered(local, ids.dims, [*shared, *own])
@@ -144,5 +146,20 @@ def integers(ids: Any, what: str) -> Tensor:
 def only(dims: Shape, what: str) -> Dim:
     """The one dim named."""
     if len(dims) != 1:
-        raise DimError(f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix="name one dim")
+        example = dims[0].name if dims else "length"
+        raise DimError(
+            f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix=f"name one dim, e.g. `over='{example}'`"
+        )
     return dims[0]
+
+
+def need_kind(into: Any, given: Any, fact: str, name: str) -> None:
+    """Raises where values of one dtype, put among those of another, would lose what they are."""
+    if _rank(given) > _rank(into):
+        raise TensorError(fact, fix=f"cast one: `wf.cast(x, '{given}')` or `wf.cast({name}, '{into}')`")
+
+
+def _rank(dtype: Any) -> int:
+    """Booleans, integers, floats and complex numbers, in this order."""
+    kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((i + 1 for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)

@@ -16,6 +16,7 @@ from ..tensor import Tensor, is_tensor
 from .collectives import index, varying
 from .meet import Meeting, meet, need_function, operand
 from .move import settle
+from .padding import need_no_padding
 from .recorded import recorded
 
 
@@ -49,6 +50,7 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     shapes, is_single = _result_shapes(out, known)
     meeting = meet(xs, union(*shapes))
     gone = resolve(summed, known, what="summed")
+    need_no_padding(gone, "local")
     if both := next((dim.name for dim in gone for shape in shapes if shape.has(dim)), None):
         raise DimError(f"local sums `{both}` and keeps it in `out`", fix=f"take `{both}` out of `out` or of `summed`")
     _check_accounted(meeting, known, shapes, resolve(whole, meeting.dims, what="whole"), gone)

@@ -4,6 +4,7 @@ Where the dim is split its axes are taken: nothing inside may use them, and what
 them first, so that each example's gradient is its own.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,8 @@ from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
 from .collectives import as_varying, varying
 from .index import only
-from .meet import Meeting, common_region, need_function, with_layout
-from .move import relocate, result, settle
+from .meet import common_region, need_function, with_layout
+from .move import common, relocate, result, settle
 from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
@@ -54,20 +55,23 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
 
 
 def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
-    known = union(*(x.dims for x in tensors))
-    for name in listed(over, "over"):
-        if not known.has(name):
+    names = listed(over, "over")
+    found = union(*([x.dims.find(name) for name in names if x.dims.has(name)] for x in tensors))
+    for name in names:
+        if not found.has(name):
+            known = " ".join(dict.fromkeys(repr(dim) for x in tensors for dim in x.dims))
             raise DimError(
                 f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument"
             )
-    return only(Shape(known.find(name) for name in listed(over, "over")), "vmap")
+    return only(Shape(found.find(name) for name in names), "vmap")
 
 
 def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
-    """The axes a mapped dim is split over, where all that have it meet."""
+    """The axes a mapped dim is split over in all that have it."""
     if region is None:
         return ()
-    return Meeting(region, union(*(x.dims for x in tensors if x.dims.has(dim)))).axes([dim])
+    held = [region.placement(x.dims)[x.dims.position(dim)] for x in tensors if x.dims.has(dim)]
+    return functools.reduce(common, held)
 
 
 def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:

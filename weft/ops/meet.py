@@ -8,6 +8,7 @@ used.
 import contextlib
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, checked, is_tensor, placement
-from . import collectives
-from .collectives import as_varying, level_of, varying
+from . import collectives, padding
+from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
 from .recorded import note_operands
 
@@ -39,6 +40,11 @@ def rematted(is_whole: bool = True) -> Iterator[None]:
         yield
     finally:
         _rematted.reset(token)
+
+
+def is_rematted() -> bool:
+    """Whether what is traced now is recomputed as a whole."""
+    return _rematted.get()
 
 
 class Meeting:
@@ -66,8 +72,13 @@ class Meeting:
         """Into how many slices a dim is split."""
         return self.region.ways(self._axes[dim.name]) if self.region is not None else 1
 
-    def run(self, compute: Callable[..., Any], xs: Sequence[Any]) -> Any:
-        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are."""
+    def run(self, compute: Callable[..., Any], xs: Sequence[Any], *, vary: Axes = ()) -> Any:
+        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are.
+
+        The arrays vary over the axes `vary` too, of an operand that they meet later.
+        """
+        if any(dim.is_padded for dim in self.dims):
+            compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
@@ -77,7 +88,7 @@ class Meeting:
             x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
             for i, x in enumerate(xs)
         ]
-        over = frozenset().union(*map(_still_varying, xs, wants, moved))
+        over = frozenset(vary).union(*map(_still_varying, xs, wants, moved))
         steps: list[Callable[[Any], Any]] = [_same] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
@@ -91,7 +102,21 @@ class Meeting:
             return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
 
         # A gathered parameter is never kept for the backward pass: it is gathered again there.
-        return (gather_and_compute if _rematted.get() else jax.checkpoint(gather_and_compute))(*moved)
+        return (gather_and_compute if is_rematted() else jax.checkpoint(gather_and_compute))(*moved)
+
+    def _guarding(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
+        def guarded_compute(*arrays: Any) -> Any:
+            return compute(*(self.guarded(array, dims) for array, dims in zip(arrays, shapes, strict=True)))
+
+        return guarded_compute
+
+    def guarded(self, array: Any, dims: Sequence[Dim]) -> Any:
+        """The local array of these dims; no gradient flows back to its padding."""
+        return padding.guarded(array, dims, self.placement(dims))
+
+    def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
+        """The local array of these dims with `value` in the padding (of the dims `over` alone, where given)."""
+        return padding.filled(array, dims, self.placement(dims), value, over)
 
 
 def _is_stored(x: Tensor, want: Placement) -> bool:
@@ -210,6 +235,15 @@ def _moved(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     return x._memo["moved", want]
 
 
+def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """What `make` makes of `x`, kept with it: made once however often it is used where `x` was made."""
+    if not _is_kept(x) or not is_level_of(x._array):
+        return make()
+    if key not in x._memo:
+        x._memo[key] = make()
+    return x._memo[key]
+
+
 def _is_kept(x: Tensor) -> bool:
     """Whether what is made of `x` can be kept with it: a whole constant's level may lie outside the region."""
     return x._region is not None and isinstance(x._array, jax.core.Tracer)
@@ -290,10 +324,20 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
-def need_function(fn: Any, what: str, of: str = "tensors") -> Callable[..., Any]:
-    """`fn`, if it can be called."""
+def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
+    """`fn`, if it can be called, with so many arguments where their number is known."""
     if not callable(fn):
         raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
+    if takes is not None:
+        try:
+            inspect.signature(fn).bind(*range(takes))
+        except TypeError as error:
+            raise TensorError(
+                f"{what} calls its function with {takes} arguments: {error}",
+                fix=f"give {what} a function of {takes} arguments",
+            ) from None
+        except ValueError:  # it has no signature
+            pass
     return fn
 
 

@@ -23,7 +23,7 @@ def relocate(
     array = _exchange(array, held, want)
     array = _slice(array, held, want, region)
     for position, wanted in enumerate(want):
-        kept = _common(held[position], wanted)
+        kept = common(held[position], wanted)
         if rest := held[position][len(kept) :]:
             array = gather(array, rest, position)
             held[position] = kept
@@ -33,7 +33,7 @@ def relocate(
 def _exchange(array: Any, held: list[Axes], want: Placement) -> Any:
     """Axes that leave one dim and arrive at the end of another: an all-to-all each."""
     for origin in range(len(held)):
-        moved = held[origin][len(_common(held[origin], want[origin])) :]
+        moved = held[origin][len(common(held[origin], want[origin])) :]
         for target, wanted in enumerate(want):
             if moved and target != origin and wanted == held[target] + moved:
                 array = collectives.all_to_all(array, moved, split=target, join=origin)
@@ -53,7 +53,7 @@ def _slice(array: Any, held: list[Axes], want: Placement, region: Region) -> Any
     return array
 
 
-def _common(a: Axes, b: Axes) -> Axes:
+def common(a: Axes, b: Axes) -> Axes:
     """The longest common beginning."""
     count = 0
     while count < min(len(a), len(b)) and a[count] == b[count]:

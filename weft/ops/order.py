@@ -25,12 +25,13 @@ from .collectives import (
     own_slice,
     permute,
 )
+from .padding import highest, lowest
 from .recorded import recorded
 
 
-def _ordered(x: Any, over: Any, what: str) -> Along:
+def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:
     """The dim to go along, of a tensor whose values have an order."""
-    along = Along(x, over, what)
+    along = Along(x, over, what, padding=padding)
     if jnp.issubdtype(along.x.dtype, jnp.complexfloating):
         raise TensorError(
             f"{what} got {along.x!r}, and complex numbers have no order",
@@ -42,17 +43,19 @@ def _ordered(x: Any, over: Any, what: str) -> Along:
 @recorded
 def argmax(x: Tensor, *, over: Any) -> Tensor:
     """The place along the dim `over` where `x` is largest: the first one, and NaN wins."""
-    return _place(x, over, "argmax", lax.argmax, all_max)
+    return _place(x, over, "argmax", lax.argmax, all_max, lowest)
 
 
 @recorded
 def argmin(x: Tensor, *, over: Any) -> Tensor:
     """The place along the dim `over` where `x` is smallest: the first one, and NaN wins."""
-    return _place(x, over, "argmin", lax.argmin, all_min)
+    return _place(x, over, "argmin", lax.argmin, all_min, highest)
 
 
-def _place(x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
-    along = _ordered(x, over, what)
+def _place(
+    x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
+) -> Tensor:
+    along = _ordered(x, over, what, worst)
 
     def best(a: Any) -> tuple[Any, Any]:
         a = lax.stop_gradient(a)
@@ -80,7 +83,7 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
 
     Of equal values the first comes first, and NaN is largest. On a split dim each processor sends its own k.
     """
-    along = _ordered(x, over, "top_k")
+    along = _ordered(x, over, "top_k", lowest)
     _check_k(along, k)
     at, count = along.position, min(k.size, along.own)
     width = along.x.dtype.itemsize
@@ -100,12 +103,12 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
 
 def _check_k(along: Along, k: Any) -> None:
     if not isinstance(k, Dim):
-        size = k if isinstance(k, int) else 4
+        size = k if isinstance(k, int) and k > 1 else 1
         raise DimError(f"top_k got k={k!r}", fix=f"give the dim the results have instead: `k=wf.Dim('top', {size})`")
-    if k.size > along.dim.size:
+    if k.size > along.dim.count:
         raise DimError(
-            f"top_k takes {k.size} of `{along.dim.name}`, whose size is {along.dim.size}",
-            fix=f"take at most {along.dim.size}: `wf.Dim('{k.name}', {along.dim.size})`",
+            f"top_k takes {k.size} of `{along.dim.name}`, whose size is {along.dim.count}",
+            fix=f"take at most {along.dim.count}: `wf.Dim('{k.name}', {along.dim.count})`",
         )
     if along.x.dims.without([along.dim]).has(k.name):
         raise DimError(
@@ -138,7 +141,7 @@ def cumprod(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
 def _running(
     x: Any, over: Any, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
 ) -> Tensor:
-    along = Along(x, over, what)
+    along = Along(x, over, what, padding=neutral)
     at = along.position
 
     def run(a: Any) -> Any:
@@ -178,7 +181,7 @@ def cummax(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
 
     NaN wins. The gradient goes to the first place that holds the value.
     """
-    along = _ordered(x, over, "cummax")
+    along = _ordered(x, over, "cummax", lowest)
     at = along.position
     found = along.local(lambda a: _reversed(_running_max(_reversed(a, reverse, at), at), reverse, at))
     if along.axes:
@@ -213,7 +216,7 @@ def sort(x: Tensor, *, over: Any) -> Tensor:
     A split dim is made whole while another takes its axes, by two all-to-alls. Where none divides, processors merge
     with each other by pairs, or gather the whole, whichever sends less.
     """
-    along = _ordered(x, over, "sort")
+    along = _ordered(x, over, "sort", _last)
     at = along.position
     if not along.axes:
         return along.same_shape(along.local(lambda a: jnp.sort(a, axis=at)))
@@ -227,6 +230,11 @@ def sort(x: Tensor, *, over: Any) -> Tensor:
         return along.same_shape(own_slice(whole, along.axes, at, along.ways))
     whole = jnp.sort(all_to_all(slices, along.axes, split=target, join=at), axis=at)
     return along.same_shape(all_to_all(whole, along.axes, split=at, join=target))
+
+
+def _last(dtype: Any) -> Any:
+    """The value that nothing comes after."""
+    return jnp.nan if jnp.issubdtype(dtype, jnp.floating) else highest(dtype)
 
 
 def _merging_is_less(ways: int, width: int) -> bool:

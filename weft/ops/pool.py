@@ -15,6 +15,7 @@ from .elementwise import aligned
 from .halos import Stretch, View, each, paddings_of, stretch
 from .meet import meet, need_tensor
 from .move import result
+from .padding import need_no_padding
 from .recorded import note_over, recorded
 
 
@@ -78,6 +79,7 @@ def _sizes_by_dim(given: Any, dims: Shape, what: str, name: str) -> tuple[Shape,
     if not isinstance(given, dict) or not given:
         raise DimError(f"{what} got {name}={given!r}", fix=f"give a dim and its size: `{name}={{'height': 2}}`")
     found = Shape(dims.find(dim) for dim in given)
+    need_no_padding(found, what)
     note_over(found)
     return found, each(given, found, what, name)
 

@@ -32,7 +32,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
 
     `fn(a, b)` joins two elements, trees of tensors without that dim, of which `a` came first. It must be associative.
     """
-    need_function(fn, "associative_scan")
+    need_function(fn, "associative_scan", takes=2)
     leaves, structure = jax.tree.flatten(xs, is_leaf=is_tensor)
     tensors = [need_tensor(leaf, "associative_scan") for leaf in leaves]
     if not tensors:

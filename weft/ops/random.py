@@ -10,15 +10,17 @@ from typing import Any
 import jax
 import jax.extend.random as extended
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
 from ..layout import Placement
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
 from .create import slice_of
 from .elementwise import cast, where
+from .index import only
 from .meet import need_tensor, operand
 from .move import result
 from .order import argmax
@@ -38,6 +40,7 @@ def uniform(
 ) -> Tensor:
     """Samples uniform in [minval, maxval)."""
     low, high, kind = _number(minval, "minval"), _number(maxval, "maxval"), _float(dtype, "random.uniform")
+    _check_order(low, high, "random.uniform", "maxval")
     return _sample(
         key, dims, like, "random.uniform", lambda k, sizes: jax.random.uniform(k, sizes, kind, minval=low, maxval=high)
     )
@@ -49,6 +52,7 @@ def truncated_normal(
 ) -> Tensor:
     """Samples of the standard normal distribution between `lower` and `upper`."""
     low, high, kind = _number(lower, "lower"), _number(upper, "upper"), _float(dtype, "random.truncated_normal")
+    _check_order(low, high, "random.truncated_normal", "upper")
     return _sample(
         key,
         dims,
@@ -95,13 +99,15 @@ def randint(
 @recorded
 def categorical(key: Any, logits: Tensor, *, over: Any) -> Tensor:
     """One place along the dim `over` for each of the rest, with chances softmax(logits)."""
-    logits = need_tensor(logits, "random.categorical")
+    what = "random.categorical"
+    logits = need_tensor(logits, what)
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TensorError(
-            f"random.categorical got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
+            f"{what} got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
         )
+    key, dim = _checked_key(key, what), only(resolve(over, logits.dims, what="over"), what)
     noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
-    return argmax(noise + logits, over=over)
+    return argmax(noise + logits, over=dim)
 
 
 @recorded
@@ -117,14 +123,14 @@ def split(key: Any, dim: Dim) -> Tensor:
 @recorded
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
     """`x` with each value zero with probability `rate`, the rest scaled to keep the mean."""
-    x = need_tensor(x, "dropout")
+    x, rate = need_tensor(x, "dropout"), _number(rate, "rate")
     if isinstance(rate, int | float):
         if not 0 <= rate < 1:
             raise TensorError(f"dropout got rate {rate}", fix="give a rate in [0, 1), e.g. 0.1")
         if rate == 0:
             return x
-    keep = 1 - _number(rate, "rate")
-    mask = bernoulli(key, x.dims, like=x, p=keep)
+    keep = 1 - rate
+    mask = bernoulli(_checked_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
@@ -145,14 +151,23 @@ def _number(value: Any, what: str) -> Any:
         if value.dims:
             raise TensorError(f"`{what}` is {value!r}", fix="give one number; scale the samples for more")
         return value.local_array
-    return value
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_order(low: Any, high: Any, what: str, name: str) -> None:
+    """Raises where two numbers that are known are the wrong way round."""
+    if isinstance(low, int | float) and isinstance(high, int | float) and high < low:
+        fix = f"give the smaller one first, and `{name}` above {low}"
+        raise TensorError(f"{what} lies between {low} and {high}, the wrong way round", fix=fix)
 
 
 def _whole(value: Any, what: str) -> Any:
+    if isinstance(value, int) and not -(2**31) <= value < 2**32:
+        raise TensorError(f"`{what}` is {value}, which 32 bits cannot hold", fix=f"give at most {2**32 - 1}")
     value = _number(value, what)
     dtype = getattr(value, "dtype", None)
     if isinstance(value, bool) or not (isinstance(value, int) or (dtype is not None and dtype.kind in "iu")):
-        raise TensorError(f"`{what}` is {value!r}", fix="give a whole number")
+        raise TensorError(f"`{what}` is {value!r}", fix=f"give a whole number, e.g. `{what}=8`")
     return value
 
 
@@ -160,7 +175,7 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     """The slice that is due here of `sampler` on the whole shape."""
     key = _checked_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    if region is not None and any(placement):
+    if any(placement) or any(dim.is_padded for dim in shape):
         data = as_varying(jax.random.key_data(key), [axis for axes in placement for axis in axes])
         key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
@@ -192,7 +207,7 @@ def _checked_key(key: Any, what: str) -> Any:
 
 
 def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape."""
+    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape without padding."""
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
@@ -218,14 +233,14 @@ def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
 def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """The row-major index in the whole of every local element, as the high and low words of 64 bits."""
     high = low = jnp.zeros(sizes, "uint32")
-    is_long = math.prod(shape.sizes) > 2**32
+    is_long = math.prod(dim.count for dim in shape) > 2**32
     for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
         here = lax.broadcasted_iota("uint32", sizes, position)
         if axes:
             here = here + index(axes).astype("uint32") * jnp.uint32(sizes[position])
         if is_long:
-            high = high * jnp.uint32(dim.size) + _high_product(low, dim.size)
-        total = low * jnp.uint32(dim.size) + here
+            high = high * jnp.uint32(dim.count) + _high_product(low, dim.count)
+        total = low * jnp.uint32(dim.count) + here
         if is_long:
             high = high + (total < here).astype("uint32")
         low = total

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..dims import Dim, listed
+from ..errors import TensorError
 from ..layout import Placement, Region, open_region
 from ..record import Entry, Placed, Record
 from ..tensor import Tensor, is_tensor, placement
@@ -25,9 +27,9 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
         if region is None or region.record.current is not None:
-            return fn(*args, **kwargs)
+            return _called(fn, args, kwargs)
         with region.record.op(label) as entry:
-            found = fn(*args, **kwargs)
+            found = _called(fn, args, kwargs)
             _finish(entry, args, kwargs, found)
         return found
 
@@ -42,13 +44,33 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
         if region is None:
-            return fn(*args, **kwargs)
+            return _called(fn, args, kwargs)
         with region.record.block(label) as entry:
-            found = fn(*args, **kwargs)
+            found = _called(fn, args, kwargs)
             _finish(entry, args, kwargs, found)
         return found
 
     return op
+
+
+def _called(fn: Callable[..., R], args: Any, kwargs: Any) -> R:
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # from within
+        raise TensorError(str(error), fix=f"call it as `{_form(fn)}`") from None
+
+
+def _form(fn: Callable[..., Any]) -> str:
+    """How an op is called: `wf.take(table, ids, over=...)`."""
+    shown = []
+    for p in inspect.signature(fn).parameters.values():
+        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = "..." if p.default is p.empty else repr(p.default)
+        shown.append(f"{p.name}={default}" if p.kind is p.KEYWORD_ONLY else f"{star}{p.name}")
+    where = "wf.random" if fn.__module__.endswith(".random") and fn.__name__ != "dropout" else "wf"
+    return f"{where}.{fn.__name__}({', '.join(shown)})"
 
 
 def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
@@ -132,9 +154,8 @@ def _has_gradient(x: Tensor) -> bool | None:
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
     """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
     have = placement(x)
-    if want is None and x._region is not None:
-        want = x._region.placement(x.dims)
-    return Placed(x.dtype, x.dims, have, x._kind.store if want is not None and have != want else None)
+    is_finer = x._region is not None and have != x._region.placement(x.dims) and have != want
+    return Placed(x.dtype, x.dims, have, x._kind.store if is_finer else None)
 
 
 def _name(dim: Any) -> str:

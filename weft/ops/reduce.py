@@ -1,6 +1,6 @@
 """Reductions and the softmax family: an all-reduce over the axes of the dims reduced, nothing if none is split.
 
-What JAX has no collective for (prod, var) is one small gather of each processor's part. NaN, infinities and ties
+What JAX has no collective for (prod) is one small gather of each processor's part. NaN, infinities and ties
 mean what they mean in jnp, wherever the slices lie.
 """
 
@@ -19,11 +19,12 @@ from .einsum import checked_rename
 from .elementwise import cast
 from .meet import Meeting, meet, need_tensor
 from .move import result, settle
+from .padding import highest, lowest
 from .recorded import recorded
 from .reshape import renamed
 
 
-class _Reduction:
+class Reduction:
     """The dims of one reduction: which go, where they stand, over which axes they are split."""
 
     def __init__(self, x: Tensor, over: Any, what: str):
@@ -33,10 +34,17 @@ class _Reduction:
         self.kept: Shape = self.x.dims.without(self.gone)
         self.positions = tuple(self.x.dims.position(dim) for dim in self.gone)
         self.axes: Axes = self.meeting.axes(self.gone)
-        self.count = math.prod(self.gone.sizes)
+        self.ways = math.prod(self.meeting.ways(dim) for dim in self.gone)
+        self.count = math.prod(dim.count for dim in self.gone)
 
-    def local(self, compute: Callable[[Any], Any]) -> Any:
-        return self.meeting.run(compute, [self.x])
+    def local(self, compute: Callable[[Any], Any], *, padding: Any) -> Any:
+        """`compute` of the slice, with a value in its padding that changes nothing."""
+        return self.meeting.run(lambda a: compute(self.filled(a, padding)), [self.x])
+
+    def filled(self, array: Any, value: Any) -> Any:
+        """The slice with `value` in the padding of the dims that go; `value` may depend on the dtype."""
+        value = value(array.dtype) if callable(value) else value
+        return self.meeting.filled(array, self.x.dims, value, self.gone)
 
     def reduced(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
         dims = renamed(self.kept, checked_rename(rename))
@@ -49,49 +57,51 @@ class _Reduction:
 @recorded
 def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
-    r = _Reduction(x, over, "sum")
+    r = Reduction(x, over, "sum")
     dtype = None if dtype is None else as_dtype(dtype)
-    array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype))
+    array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype), padding=0)
     return r.reduced(array, partial=r.axes, rename=rename)
 
 
 @recorded
 def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
     """The mean of `x` over the dims `over`."""
-    r = _Reduction(x, over, "mean")
+    r = Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
 
     def part(a: Any) -> Any:
-        total = jnp.sum(a, axis=r.positions, dtype=_accumulated_in(a.dtype, dtype))
-        return (total / r.count).astype(dtype or _given_as(a.dtype))
+        total = jnp.sum(a, axis=r.positions, dtype=accumulated_in(a.dtype, dtype))
+        return (total / r.count).astype(dtype or given_as(a.dtype))
 
-    return r.reduced(r.local(part), partial=r.axes)
+    return r.reduced(r.local(part, padding=0), partial=r.axes)
 
 
-def _given_as(dtype: Any) -> Any:
+def given_as(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
-def _accumulated_in(dtype: Any, asked: Any) -> Any:
-    return jnp.promote_types(asked or _given_as(dtype), jnp.float32)
+def accumulated_in(dtype: Any, asked: Any) -> Any:
+    return jnp.promote_types(asked or given_as(dtype), jnp.float32)
 
 
 @recorded
 def max(x: Tensor, *, over: Any = None) -> Tensor:
     """The largest value of `x` over the dims `over`; NaN wins."""
-    return _extreme(x, over, "max", jnp.max, all_max)
+    return _extreme(x, over, "max", jnp.max, all_max, lowest)
 
 
 @recorded
 def min(x: Tensor, *, over: Any = None) -> Tensor:
     """The smallest value of `x` over the dims `over`; NaN wins."""
-    return _extreme(x, over, "min", jnp.min, all_min)
+    return _extreme(x, over, "min", jnp.min, all_min, highest)
 
 
-def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any]) -> Tensor:
-    r = _Reduction(x, over, what)
+def _extreme(
+    x: Tensor, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
+) -> Tensor:
+    r = Reduction(x, over, what)
     if not r.axes:
-        return r.reduced(r.local(lambda a: local(a, axis=r.positions)))
+        return r.reduced(r.local(lambda a: local(a, axis=r.positions), padding=worst))
 
     # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
     @jax.custom_jvp
@@ -106,14 +116,14 @@ def _extreme(x: Tensor, over: Any, what: str, local: Callable[..., Any], across:
         count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)
         return best, all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count
 
-    return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes))))
+    return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes)), padding=worst))
 
 
 @recorded
 def prod(x: Tensor, *, over: Any = None) -> Tensor:
     """The product of `x` over the dims `over`."""
-    r = _Reduction(x, over, "prod")
-    array = r.local(lambda a: jnp.prod(a, axis=r.positions))
+    r = Reduction(x, over, "prod")
+    array = r.local(lambda a: jnp.prod(a, axis=r.positions), padding=1)
     if r.axes:
         array = jnp.prod(all_gather_equal(array[None], r.axes, 0), axis=0)
     return r.reduced(array)
@@ -122,47 +132,25 @@ def prod(x: Tensor, *, over: Any = None) -> Tensor:
 @recorded
 def any(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
-    r = _Reduction(x, over, "any")
-    array = r.local(lambda a: jnp.any(a, axis=r.positions))
+    r = Reduction(x, over, "any")
+    array = r.local(lambda a: jnp.any(a, axis=r.positions), padding=False)
     return r.reduced(all_max(array, r.axes))
 
 
 @recorded
 def all(x: Tensor, *, over: Any = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
-    r = _Reduction(x, over, "all")
-    array = r.local(lambda a: jnp.all(a, axis=r.positions))
+    r = Reduction(x, over, "all")
+    array = r.local(lambda a: jnp.all(a, axis=r.positions), padding=True)
     return r.reduced(all_min(array, r.axes) if r.axes else array)
-
-
-@recorded
-def var(x: Tensor, *, over: Any = None) -> Tensor:
-    """The variance of `x` over the dims `over` (ddof 0); as exact as the two-pass form, in one exchange."""
-    r = _Reduction(x, over, "var")
-    if not r.axes:
-        return r.reduced(r.local(lambda a: jnp.var(a, axis=r.positions)))
-
-    def part(a: Any) -> Any:
-        a = a.astype(_accumulated_in(a.dtype, None))
-        center = jnp.mean(a, axis=r.positions, keepdims=True)
-        rest = a - center
-        return jnp.stack([jnp.squeeze(center, r.positions), jnp.mean(rest, r.positions), jnp.var(rest, r.positions)])[
-            None
-        ]
-
-    # Each processor's mean, what rounding took from it, and its variance. Sums of squares over all would cancel
-    # where the mean is large; the differences of nearby means are exact.
-    centers, rests, variances = jnp.moveaxis(all_gather_equal(r.local(part), r.axes, 0), 1, 0)
-    array = jnp.mean(variances, axis=0) + jnp.var((centers - centers[:1]) + rests, axis=0)
-    return r.reduced(array.astype(_given_as(r.x.dtype)))
 
 
 @recorded
 def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
-    r = _Reduction(_floats(x, "logsumexp"), over, "logsumexp")
+    r = Reduction(_floats(x, "logsumexp"), over, "logsumexp")
     if not r.axes:
-        return r.reduced(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions)))
+        return r.reduced(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions), padding=-jnp.inf))
     _, shift, total = _shifted_exp(r, only_finite=True)
     return r.reduced(jnp.log(total) + jnp.squeeze(shift, r.positions))
 
@@ -170,9 +158,9 @@ def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
 @recorded
 def softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
-    r = _Reduction(_floats(x, "softmax"), over, "softmax")
+    r = Reduction(_floats(x, "softmax"), over, "softmax")
     if not r.axes:
-        return r.same_shape(r.local(lambda a: jax.nn.softmax(a, axis=r.positions)))
+        return r.same_shape(r.local(lambda a: jax.nn.softmax(a, axis=r.positions), padding=-jnp.inf))
     a, shift, total = _shifted_exp(r)
     return r.same_shape(jnp.exp(a - shift) / jnp.expand_dims(total, r.positions))
 
@@ -180,16 +168,16 @@ def softmax(x: Tensor, *, over: Any = None) -> Tensor:
 @recorded
 def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
     """x - logsumexp(x) over the dims `over`."""
-    r = _Reduction(_floats(x, "log_softmax"), over, "log_softmax")
+    r = Reduction(_floats(x, "log_softmax"), over, "log_softmax")
     if not r.axes:
-        return r.same_shape(r.local(lambda a: jax.nn.log_softmax(a, axis=r.positions)))
+        return r.same_shape(r.local(lambda a: jax.nn.log_softmax(a, axis=r.positions), padding=-jnp.inf))
     a, shift, total = _shifted_exp(r)
     return r.same_shape((a - shift) - jnp.expand_dims(jnp.log(total), r.positions))
 
 
-def _shifted_exp(r: _Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
+def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
     """The local array, the largest value (dims kept), and the sum of exp of the difference."""
-    a = r.local(lambda a: as_varying(a, r.axes))
+    a = r.local(lambda a: as_varying(a, r.axes), padding=-jnp.inf)
     shift = largest(jnp.max(a, axis=r.positions, keepdims=True), r.axes)
     if only_finite:
         shift = jnp.where(jnp.isfinite(shift), shift, jnp.zeros_like(shift))

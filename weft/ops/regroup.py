@@ -18,6 +18,7 @@ from .elementwise import aligned
 from .index import only
 from .meet import meet, need_tensor
 from .move import relocate, settle
+from .padding import need_no_padding
 from .recorded import recorded
 
 
@@ -32,12 +33,16 @@ def split(x: Tensor, **parts: Any) -> Tensor:
 
 def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     dim = x.dim(name)
+    if isinstance(into, list | tuple) and into and all(isinstance(part, int) for part in into):
+        named = ", ".join(f"wf.Dim('{name}_{i}', {part})" for i, part in enumerate(into, 1))
+        raise DimError(f"split cuts `{name}` into {into!r}, which have no names", fix=f"give dims: `{name}=[{named}]`")
     pieces = Shape(new_dims(into, what=name))
     if not pieces or math.prod(pieces.sizes) != dim.size:
         raise DimError(
             f"`{name}` (size {dim.size}) does not split into [{pieces}]",
             fix=f"give dims whose sizes multiply to {dim.size}",
         )
+    need_no_padding([dim], "split")
     meeting = meet([x])
     position = x.dims.position(name)
     dims = Shape([*x.dims[:position], *pieces, *x.dims[position + 1 :]])
@@ -67,16 +72,22 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
+    need_no_padding(pieces, "merge")
     if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
         size = math.prod(pieces.sizes)
         raise DimError(
-            f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `wf.Dim('name', {size})`"
+            f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `into=wf.Dim('name', {size})`"
         )
     rest = x.dims.without(pieces)
     if rest.has(into):
-        raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix="choose another name")
+        fix = f"choose another name, e.g. `into=wf.Dim('{into.name}_2', {into.size})`"
+        raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix=fix)
     meeting = meet([x])
     region = meeting.region
+    if not pieces:
+        raise DimError(
+            "merge was given no dims to join", fix="name them, e.g. `wf.merge(x, [heads, d_kv], into=d_model)`"
+        )
     position = min(x.dims.position(dim) for dim in pieces)
     before = [dim for dim in x.dims[:position] if rest.has(dim)]
     after = [dim for dim in x.dims[position:] if rest.has(dim)]
@@ -103,14 +114,22 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
         raise TensorError(f"stack got {xs!r:.60}", fix="give a list of tensors: `wf.stack([a, b], wf.Dim('pair', 2))`")
     xs = [need_tensor(x, "stack") for x in xs]
     if not isinstance(dim, Dim) or dim.size != len(xs):
-        raise DimError(f"stack puts {len(xs)} tensors along {dim!r}", fix=f"give a dim of size {len(xs)}")
+        raise DimError(
+            f"stack puts {len(xs)} tensors along {dim!r}",
+            fix=f"give a dim of size {len(xs)}: `wf.Dim('copies', {len(xs)})`",
+        )
     meeting = meet(xs)
     common = union(*(x.dims for x in xs))
     if common.has(dim):
-        raise DimError(f"stack makes `{dim.name}`, which [{common}] has already", fix="choose another name")
+        fix = f"choose another name, e.g. `wf.Dim('{dim.name}_2', {dim.size})`"
+        raise DimError(f"stack makes `{dim.name}`, which [{common}] has already", fix=fix)
     for x in xs:
-        if len(x.dims) != len(common):
-            raise DimError(f"stack got [{xs[0].dims}] and [{x.dims}]", fix="give tensors of the same dims")
+        if set(x.dims.names) != set(xs[0].dims.names):
+            raise DimError(
+                f"stack got [{xs[0].dims}] and [{x.dims}]",
+                fix="give tensors of the same dims; rename one, or broadcast what lacks one: "
+                f"`wf.broadcast(x, [{', '.join(common.names)}])`",
+            )
 
     def compute(*arrays: Any) -> Any:
         return jnp.stack([aligned(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])
@@ -131,7 +150,7 @@ def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     rest = x.dims.without([dim])
     if region is not None and have[position]:
         array = relocate(array, have, (*have[:position], (), *have[position + 1 :]), region)
-    slices = jnp.split(array, dim.size, axis=position)
+    slices = jnp.split(array, dim.size, axis=position)[: dim.count]
     return tuple(
         settle(jnp.squeeze(part, position), rest, (*have[:position], *have[position + 1 :]), region) for part in slices
     )

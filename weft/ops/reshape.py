@@ -5,6 +5,7 @@ that goes from one dim to another an all-to-all.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,6 +33,11 @@ def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
                 f"dim `{old}` (size {dims.find(old).size}) was renamed to `{new.name}` of size {new.size}",
                 fix=f"a rename keeps the size: `{new.name}` must have size {dims.find(old).size}",
             )
+        if isinstance(new, Dim) and new.is_padded and new.valid != dims.find(old).valid:
+            raise DimError(
+                f"{dims.find(old)!r} was renamed to {new!r}, which has other padding",
+                fix=f"a rename keeps the padding: give the name alone, `{old}='{new.name}'`",
+            )
     after = [_new(dim, names.get(dim.name)) for dim in dims]
     for dim, new in zip(dims, after, strict=True):
         if dim.name in names and sum(other.name == new.name for other in after) > 1:
@@ -43,7 +49,9 @@ def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
 
 
 def _new(dim: Dim, new: Any) -> Dim:
-    return dim if new is None else new if isinstance(new, Dim) else dim.renamed(new)
+    if isinstance(new, Dim):
+        return replace(new, valid=dim.valid)
+    return dim if new is None else dim.renamed(new)
 
 
 @operation("rename")

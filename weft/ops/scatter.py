@@ -15,7 +15,7 @@ from ..errors import DimError, TensorError
 from ..tensor import Tensor, as_dtype
 from .collectives import as_varying, varying
 from .elementwise import cast
-from .index import integers, local_ids, look_up, only, ordered
+from .index import integers, local_ids, look_up, need_kind, only, ordered
 from .meet import meet, need_tensor, note_together
 from .move import settle
 from .recorded import recorded
@@ -83,6 +83,7 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -
     kind = as_dtype("float32" if is_narrow else x.dtype)
 
     def add(_: Any, ids_array: Any, array: Any) -> Any:
+        ids_array = meeting.filled(ids_array, ids.dims, -1, own)
         local = local_ids(as_varying(ids_array, axes), size, meeting.axes([target]))
         local = ordered(local, ids.dims, [*shared, *own])
         array = ordered(as_varying(array, axes), updates.dims, [*shared, *own, *rest]).astype(kind)
@@ -111,14 +112,6 @@ def _check_updates(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim) -> None:
             fix=f"give updates with these dims: `wf.broadcast(updates, '{' '.join(due.names)}')`",
         )
     union(due, updates.dims)  # one size for each name
-    if jnp.promote_types(x.dtype, updates.dtype) != x.dtype and _rank(updates.dtype) > _rank(x.dtype):
-        raise TensorError(
-            f"scatter_add adds {updates.dtype} to {x.dtype}",
-            fix=f"cast one: `wf.cast(x, '{updates.dtype}')` or `wf.cast(updates, '{x.dtype}')`",
-        )
-
-
-def _rank(dtype: Any) -> int:
-    """Booleans, integers, floats and complex numbers, in this order."""
-    kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
-    return next((i + 1 for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
+    need_kind(x.dtype, updates.dtype, f"scatter_add adds {updates.dtype} to {x.dtype}", "updates")
+    if x.dtype == bool:
+        raise TensorError("scatter_add adds up booleans", fix="count them: `wf.cast(x, 'int32')`")

@@ -8,63 +8,85 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
-from .along import Along, places
+from .along import ANYTHING, Along, first_place, places
 from .collectives import permute
 from .elementwise import aligned
 from .exchange import cut_at, window
-from .index import take
-from .meet import Meeting, meet, need_tensor, operand
+from .index import need_kind, take
+from .meet import Meeting, meet, need_tensor, note_together, operand
 from .move import result, settle
 from .recorded import recorded
 from .reshape import rename
 
 
 def _windowed(
-    along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False, fill: Any = 0
+    along: Along,
+    starts: Callable[[int, int], int],
+    size: int,
+    *,
+    wraps: bool = False,
+    place: int = 0,
+    fill: Any = 0,
 ) -> Tensor:
-    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is."""
+    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is.
+
+    What it is made of has the first place among the op's operands, if not said otherwise.
+    """
     dims = _resized(along, size)
     local = Meeting(along.meeting.region, dims).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]
 
-    def compute(array: Any) -> Any:
-        return window(array, along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps, fill=fill)
+    def compute(*arrays: Any) -> Any:
+        where = {"starts": begins, "size": local, "wraps": wraps, "fill": fill}
+        return window(arrays[-1], along.position, along.axes, along.ways, **where)
 
-    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
+    return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, along.meeting.region)
 
 
 def _resized(along: Along, size: int) -> Shape:
-    return along.x.dims.resized({along.dim.name: size})
+    return along.x.dims if size == along.dim.size else along.x.dims.resized({along.dim.name: size})
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
+    value = _known(value)
+    if isinstance(value, jax.core.Tracer):
+        fix = f"give a number that is known while tracing, e.g. `{name}=1`, or an argument that is static"
+        raise DimError(f"{what} got {name}={value!r}, and sizes may not be traced", fix=fix)
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         wanted = "a whole number" if least is None else f"a whole number of at least {least}"
-        raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}")
+        raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}, e.g. `{name}=1`")
     return value
+
+
+def _known(value: Any) -> Any:
+    """A whole number of NumPy's as one of Python's: it is known now, and checked now."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 @recorded
 def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
     """`size` values along the dim `over` from `start` on; `start` may be traced."""
-    along = Along(x, over, "slice")
-    size = _whole(size, "slice", "size", 1)
-    if size > along.dim.size:
+    along = Along(x, over, "slice", padding=ANYTHING)
+    size, there = _whole(size, "slice", "size", 1), along.dim.count
+    if size > there:
         raise DimError(
-            f"slice takes {size} of `{along.dim.name}` (size {along.dim.size})", fix="take at most all of it"
+            f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
         )
+    start = _known(start)
     if isinstance(start, int) and not isinstance(start, bool):
-        if not 0 <= start <= along.dim.size - size:
+        if not 0 <= start <= there - size:
             raise DimError(
-                f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {along.dim.size})",
-                fix=f"start between 0 and {along.dim.size - size}",
+                f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {there})",
+                fix=f"start between 0 and {there - size}",
             )
         return _windowed(along, lambda i, n: start + i * n, size)
     return _slice_at(along, start, size)
@@ -72,11 +94,11 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
-    start = _one_integer(start, "slice", "start")
+    start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
-        start = _clipped(start, along.dim.size - size)
+        start = _clipped(start, along.dim.count - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
         return cut_at(array, along.position, start - along.start(), size)
@@ -87,12 +109,12 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     return settle(array, dims, have, along.meeting.region, partial=along.axes)
 
 
-def _one_integer(value: Any, what: str, name: str) -> Any:
-    value = operand(value, what)
-    dtype = getattr(value, "dtype", None)
-    if (is_tensor(value) and value.dims) or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
-        raise TensorError(f"{what} got {value!r} for `{name}`", fix="give one whole number")
-    return value
+def _one_integer(value: Any, fact: str, fix: str) -> Any:
+    """`value`, if it is one whole number, traced or not."""
+    sizes = value.dims if is_tensor(value) else getattr(value, "shape", None)
+    if sizes is None or len(sizes) or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TensorError(fact.format(f"{value!r:.60}"), fix=fix)
+    return operand(value, "an index")
 
 
 def _clipped(at: Any, last: int) -> Any:
@@ -106,15 +128,36 @@ def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0
     along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
     size = along.dim.size + before + after
-    if isinstance(value, int | float):
+    if _is_number(along.x, value):
         return _windowed(along, lambda i, n: i * n - before, size, fill=value)
     made = _windowed(along, lambda i, n: i * n - before, size)
     return _filled(made, along.dim.name, before, before + along.dim.size, value)
 
 
+def _is_number(x: Tensor, value: Any) -> bool:
+    """Whether what `x` is to be filled with is known now; zero goes into any dtype, others are checked."""
+    if not isinstance(value, int | float):
+        return False
+    if value != 0:
+        _check_filling(x, value)
+    return True
+
+
+def _check_filling(x: Tensor, value: Any) -> None:
+    value = operand(value, "filling")
+    if is_tensor(value) and value.dims:
+        raise TensorError(f"{x!r} was to be filled with {value!r}", fix="give one number to fill with, e.g. 0")
+    need_kind(
+        x.dtype,
+        jnp.result_type(value.local_array if is_tensor(value) else value),
+        f"{x!r} was to be filled with {value!r}",
+        "value",
+    )
+
+
 def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
     """`x` with `value` outside the stretch [first, last) of a dim."""
-    value = operand(value, "pad")
+    _check_filling(x, value)
     meeting = meet([x, value])
     position, axes = x.dims.position(name), meeting.axes([x.dim(name)])
 
@@ -128,12 +171,11 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 @recorded
 def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
-    along, by = Along(x, over, "shift"), _whole(by, "shift", "by")
-    size = along.dim.size
-    if isinstance(fill, int | float):
-        return _windowed(along, lambda i, n: i * n - by, size, fill=fill)
-    moved = _windowed(along, lambda i, n: i * n - by, size)
-    return _filled(moved, along.dim.name, max(by, 0), size + min(by, 0), fill)
+    along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
+    if _is_number(along.x, fill) and not along.dim.is_padded:
+        return _windowed(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
+    moved = _windowed(along, lambda i, n: i * n - by, along.dim.size)
+    return _filled(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
 
 
 @recorded
@@ -174,11 +216,12 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
                 f"concat got [{first.dims}] and [{a.x.dims}]",
                 fix="give tensors of the same dims; broadcast what lacks one",
             )
+    note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
     made: Tensor | None = None
     begin = 0
-    for a in alongs:
-        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total)  # type: ignore[misc]
+    for place, a in enumerate(alongs):
+        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total, place=place)  # type: ignore[misc]
         made = part if made is None else _joined(made, part, alongs[0].dim.name, begin)
         begin += a.dim.size
     assert made is not None
@@ -204,18 +247,20 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
     """
-    along, new = Along(x, over, "update"), need_tensor(new, "update")
-    stretch = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1
-    if stretch > along.dim.size:
-        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {along.dim.size})", fix="give at most all")
+    along, new = Along(x, over, "update", padding=ANYTHING), need_tensor(new, "update")
+    stretch, there = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1, along.dim.count
+    if stretch > there:
+        raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix=f"give at most {there}")
+    at = _known(at)
     if isinstance(at, int) and not isinstance(at, bool):
-        if not 0 <= at <= along.dim.size - stretch:
+        if not 0 <= at <= there - stretch:
             raise DimError(
-                f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {along.dim.size})",
-                fix=f"start between 0 and {along.dim.size - stretch}",
+                f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {there})",
+                fix=f"start between 0 and {there - stretch}",
             )
         at = jnp.asarray(at, "int32")
-    at = _one_integer(at, "update", "at")
+    at = _one_integer(at, "update got {} for `at`", "give one whole number, e.g. `at=0`")
+    need_kind(x.dtype, new.dtype, f"update puts {new.dtype} into {x.dtype}", "new")
     whole = _without_split(new, along.dim.name)
     meeting = meet([x, whole, at], first=x.dims)
     if len(meeting.dims) > len(x.dims) + (stretch > 1 or whole.dims.has(_STRETCH)):
@@ -224,12 +269,13 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
             f"update's new values have `{extra}`, which {x!r} has not", fix=f"sum over `{extra}`, or take one"
         )
     target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
+    axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
         value = jnp.broadcast_to(value, [stretch if i == along.position else n for i, n in enumerate(array.shape)])
-        first = _clipped(at, along.dim.size - stretch) - along.start()
-        if not along.axes:
+        first = _clipped(at, there - stretch) - first_place(axes, own)
+        if not axes:
             return lax.dynamic_update_slice_in_dim(array, value, first, along.position)
         return _put_in(array, value, first, along.position)
 
@@ -276,28 +322,45 @@ def getitem(x: Tensor, place: Any) -> Tensor:
 
 
 def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
+    at = _known(at)
     if isinstance(at, builtins.slice):
+        at = builtins.slice(*map(_known, (at.start, at.stop, at.step)))
         if not all(
             part is None or (isinstance(part, int) and not isinstance(part, bool)) for part in (at.start, at.stop)
         ):
             raise DimError(
-                f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}", fix="use wf.slice for traced ones"
+                f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}",
+                fix=f"give whole numbers, e.g. 0:{dim.size}; where the start is traced: "
+                f"`wf.slice(x, over='{dim.name}', start=start, size=1)`",
             )
         if at.step not in (None, 1):
-            raise DimError(f"a stretch of `{dim.name}` with step {at.step!r}", fix="take every place: step 1")
-        first, last, _ = at.indices(dim.size)
+            raise DimError(
+                f"a stretch of `{dim.name}` with step {at.step!r}",
+                fix=f"take every place, step 1; turn it round by `wf.flip(x, over='{dim.name}')`, "
+                f"take some by `wf.take(x, ids, over='{dim.name}')`",
+            )
+        first, last, _ = at.indices(dim.count)
         if last <= first:
             raise DimError(
-                f"the stretch {first}:{last} of `{dim.name}` (size {dim.size}) is empty", fix="take at least one"
+                f"the stretch {first}:{last} of `{dim.name}` (size {dim.count}) is empty",
+                fix="take at least one place, e.g. 0:1",
             )
         return slice(x, over=dim, start=first, size=last - first)
     if isinstance(at, int) and not isinstance(at, bool):
-        if not -dim.size <= at < dim.size:
-            raise DimError(f"place {at} of `{dim.name}` (size {dim.size})", fix=f"use one from 0 to {dim.size - 1}")
-        at = jnp.asarray(at % dim.size, "int32")
-    return take(x, _scalar(at), over=dim)
+        if not -dim.count <= at < dim.count:
+            raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
+        at = jnp.asarray(at % dim.count, "int32")
+    return take(x, _scalar(at, dim.name), over=dim)
 
 
-def _scalar(at: Any) -> Tensor:
-    at = _one_integer(at, "indexing", "place")
+def _scalar(at: Any, name: str) -> Tensor:
+    fix = f"give one whole number or a stretch: `x['{name}', 0:1]`; many places: `wf.take(x, ids, over='{name}')`"
+    at = _one_integer(at, f"a place of `{name}` that is {{}}", fix)
     return at if is_tensor(at) else make(jnp.asarray(at), (), None)
+
+
+@operation("setitem")
+def setitem(x: Tensor, place: Any, value: Any) -> None:
+    """Refused: a tensor is a value."""
+    name = place[0] if isinstance(place, tuple) and place and isinstance(place[0], str) else "length"
+    raise TensorError(f"{x!r} cannot be changed", fix=f"make a new one: `x = wf.update(x, new, over='{name}', at=0)`")

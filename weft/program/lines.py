@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-_WIDEST = (24, 52, 48, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
+_WIDEST = (24, 52, 52, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
 
 
 @dataclass(frozen=True)

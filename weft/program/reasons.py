@@ -12,6 +12,7 @@ from .walk import Step
 
 _SUMMED = ("einsum", "sum", "mean", "local")
 _MOVED = ("rename", "einsum", "sum")
+_CHANNELS = ("conv", "conv_transpose")
 _SHOWN = ("print", "check")
 _BLOCKS = {
     "scan": "because the carry starts the same on all of {axes} and differs there after a turn",
@@ -60,10 +61,13 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
         if step.phase == "backward":
             return f"{stored}: each keeps its slice of the sum"
         return f"{stored}, and the gradient needs it again" if step.phase == "recompute" else stored
+    needs = f"because {name} has {_and(_held(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+    if step.phase == "backward" and step.collective == "permute":
+        return f"{needs}: the parts of its gradient are summed"
     if step.phase == "backward":
         wanted = [dim.name for dim in placed.dims if set(axes) & set(entry.dims.get(dim.name, ()))]
         return f"because {name} came whole to slices along {_and(wanted)}, and so must its gradient leave"
-    return f"because {name} has {_and(_held(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+    return needs
 
 
 def _held(placed: Placed, axes: Axes) -> list[str]:
@@ -86,17 +90,25 @@ class _Op:
         self.gone = [dim for dim in self.split if self._is_gone(dim)]
         self.along = [dim for dim in self.split if dim in entry.over] or self.gone
         self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
+        self.moved = [
+            dim for dim in self.split if not set(axes) <= set(self.lies.get(self._new(dim), ()))
+        ] or self.split
         self.is_back = self.arrived == self.split and not entry.renamed  # to where the axes were (sort)
 
     def _new(self, dim: str) -> str:
         return self.entry.renamed.get(dim, dim)
+
+    @property
+    def summed(self) -> list[str]:
+        """The dims split here that the result no longer has, by whatever way they went."""
+        return [dim for dim in self.split if self._new(dim) not in self.lies]
 
     def _is_gone(self, dim: str) -> bool:
         return dim in self.entry.over if self.entry.over else self._new(dim) not in self.lies
 
     def forward(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
-        if collective == "reduce_scatter":
+        if collective == "reduce_scatter" and op in _MOVED:
             return (
                 f"because {_is(self.gone)} summed and split over {over}, where {_and(self.arrived)} of the result lies"
             )
@@ -105,11 +117,13 @@ class _Op:
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
         if collective == "all_gather" and op in _MOVED:
-            return f"because {_is(self.split)} split over {over} and {self._otherwise()}"
+            return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
         if op == "take":
             return f"because {_is(self.along)} looked up in, and split over {over}"
         if not self.along and self.split and op == "scatter_add":
             return f"because {_is(self.split)} summed and split over {over}"
+        if op in _CHANNELS and collective == "all_reduce":
+            return f"because {_is(self.summed)} summed and split over {over}"
         if not self.along and op == "local":
             return f"because the function given to local calls it over {over}"
         if not self.along:
@@ -125,11 +139,17 @@ class _Op:
         if collective == "all_gather":
             return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"
         if collective == "reduce_scatter":
+            if op not in _MOVED:
+                return self._goes_over()
             otherwise = self._otherwise()
-            return f"because {_is(self.split)} split over {over} and {otherwise}: the parts of the gradient are summed"
+            return f"because {_is(self.moved)} split over {over} and {otherwise}: the parts of the gradient are summed"
         if self.along or self.split:
-            return f"because the gradient of {op} goes over {_and(self.along or self.split)}, split over {over}"
+            return self._goes_over()
         return f"because the result of {op} is the same on all of {over}, used with data split there"
+
+    def _goes_over(self) -> str:
+        along = _and(self.along or self.split)
+        return f"because the gradient of {self.entry.op} goes over {along}, split over {self.over}"
 
     def _targets(self) -> str:
         """The dims the axes go to, by the names they had."""
@@ -139,7 +159,7 @@ class _Op:
     def _otherwise(self) -> str:
         """How the dims that are split here lie in the result."""
         words = []
-        for dim in self.split:
+        for dim in self.moved:
             new = self._new(dim)
             held = self.lies.get(new, ())
             words.append(f"{new} lies over {_joined(held)}" if held else f"{new} is whole")

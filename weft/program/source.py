@@ -16,7 +16,7 @@ from typing import Any
 Position = tuple[int, int, int, int]
 
 _LONGEST_ARGUMENT = 32
-_LONGEST_TEXT = 60
+_LONGEST_TEXT = 52
 _UNSAID = ("out", "like", "dtype")  # the printed type says it
 _TAKES_A_FUNCTION = ("local", "elementwise")  # before its operands
 

@@ -1,0 +1,155 @@
+"""Functions with a gradient of their own: jax.custom_vjp for functions of tensors.
+
+Forward and backward are written with wf operations on whole named tensors, so they are right on every layout. The
+arrays that JAX sees in between have one type each: a tensor's slice varies over the axes its dims are split over.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import TensorError
+from ..layout import Region, open_region
+from ..tensor import Tensor, excess, is_tensor, make
+from .collectives import as_varying, from_first, index, varying
+from .meet import common_region, need_function, with_layout
+from .move import result
+from .trees import Slot, map_tensors, numbers, put_together, take_apart
+
+
+class custom_vjp:
+    """A function of trees of tensors whose gradient is given by `defvjp`.
+
+    `f.defvjp(forward, backward)`: `forward(*args)` gives the result and what is kept of it; `backward(kept, gradient)`
+    gives a tuple with the gradient of each argument, or None for zero.
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        self.fn = need_function(fn, "custom_vjp")
+        self.forward: Callable[..., Any] | None = None
+        self.backward: Callable[..., Any] | None = None
+        functools.update_wrapper(self, fn)
+
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
+        self.forward = need_function(forward, "defvjp")
+        self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
+
+    def __call__(self, *args: Any) -> Any:
+        if self.forward is None or self.backward is None:
+            raise TensorError(
+                f"{self.__name__} is a custom_vjp without a gradient",  # type: ignore[attr-defined]
+                fix="say how to make one: `f.defvjp(forward, backward)`",
+            )
+        leaves = jax.tree.leaves(args, is_leaf=is_tensor)
+        region = common_region([leaf for leaf in leaves if is_tensor(leaf)]) or open_region()
+        call = _Call(self, map_tensors(lambda x: with_layout(x, region), args), region)
+        return call.result()
+
+
+class _Call:
+    """One call: its arguments, the arrays in them, and what the arrays of its results stand for."""
+
+    def __init__(self, owner: custom_vjp, args: Any, region: Region | None):
+        self.owner, self.region = owner, region
+        leaves, self.structure = jax.tree.flatten(args, is_leaf=is_tensor)
+        self.is_value = [is_tensor(leaf) or hasattr(leaf, "dtype") for leaf in leaves]
+        self.fixed = [None if value else leaf for leaf, value in zip(leaves, self.is_value, strict=True)]
+        values = [leaf for leaf, value in zip(leaves, self.is_value, strict=True) if value]
+        self.arrays, self.slots, _ = take_apart(values)
+        self.counts = [len(jax.tree.leaves(arg, is_leaf=is_tensor)) for arg in args]
+        self.made: tuple[list[Slot], Any] | None = None
+
+    def result(self) -> Any:
+        run = jax.custom_vjp(lambda *arrays: self._out(self.owner.fn(*self._args(arrays))))
+        run.defvjp(self._forward, self._backward)
+        arrays = run(*self.arrays)
+        assert self.made is not None
+        return put_together(arrays, *self.made)
+
+    def _args(self, arrays: Sequence[Any]) -> Any:
+        found = (slot.filled(array) for slot, array in zip(self.slots, arrays, strict=True))
+        whole = [next(found) if value else leaf for leaf, value in zip(self.fixed, self.is_value, strict=True)]
+        return jax.tree.unflatten(self.structure, whole)
+
+    def _out(self, given: Any) -> tuple[Any, ...]:
+        given = map_tensors(lambda x: equal_elsewhere(with_layout(x, self.region)), given)
+        arrays, slots, structure = take_apart(given)
+        self.made = slots, structure
+        return tuple(numbers(arrays, f"the result of {self.owner.__name__}"))  # type: ignore[attr-defined]
+
+    def _forward(self, *arrays: Any) -> tuple[Any, Any]:
+        assert self.owner.forward is not None
+        given = self.owner.forward(*self._args(arrays))
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TensorError(
+                f"the forward function of a custom_vjp gave {type(given).__name__}", fix="return `(result, kept)`"
+            )
+        return self._out(given[0]), given[1]
+
+    def _backward(self, kept: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        assert self.owner.backward is not None and self.made is not None
+        given = self.owner.backward(kept, put_together(gradients, *self.made))
+        if not isinstance(given, tuple) or len(given) != len(self.counts):
+            what = f"{len(given)} gradients" if isinstance(given, tuple) else type(given).__name__
+            raise TensorError(
+                f"the backward function of a custom_vjp gave {what} for {len(self.counts)} arguments",
+                fix="return a tuple with one gradient for each argument, None for zero",
+            )
+        found = [leaf for count, tree in zip(self.counts, given, strict=True) for leaf in _leaves(tree, count)]
+        values = [leaf for leaf, value in zip(found, self.is_value, strict=True) if value]
+        return tuple(map(self._gradient, values, self.slots, self.arrays))
+
+    def _gradient(self, given: Any, slot: Slot, array: Any) -> Any:
+        """The array of a gradient, of the type of the array it is the gradient of."""
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return np.zeros(array.shape, jax.dtypes.float0)
+        if given is None:
+            return as_varying(jnp.zeros(array.shape, array.dtype), varying(array))
+        if slot.dims is None:
+            return jnp.asarray(given.local_array if is_tensor(given) else given).astype(array.dtype)
+        if not is_tensor(given) or set(given.dims) != set(slot.dims):
+            raise TensorError(
+                f"the backward function of a custom_vjp gave {given!r:.80} for an argument [{slot.dims}]",
+                fix="give the gradient of an argument the dims of the argument",
+            )
+        given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))._array.astype(array.dtype)
+        return _to_one_copy(given, varying(array))
+
+
+def _leaves(tree: Any, count: int) -> list[Any]:
+    if tree is None:
+        return [None] * count
+    found = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None or is_tensor(leaf))
+    if len(found) != count:
+        raise TensorError(
+            f"the backward function of a custom_vjp gave {len(found)} gradients for an argument of {count} tensors",
+            fix="give a tree like the argument, None for zero",
+        )
+    return found
+
+
+def _ordered(x: Tensor, slot: Slot) -> Tensor:
+    assert slot.dims is not None
+    order = [x.dims.position(dim) for dim in slot.dims]
+    return x if order == sorted(order) else make(jnp.transpose(x._array, order), slot.dims, x._region, x._kind)
+
+
+def equal_elsewhere(x: Tensor) -> Tensor:
+    """`x`, typed as equal over the axes none of its dims is split over; costs an all-reduce where it is not."""
+    if x._region is None or not (axes := tuple(sorted(excess(x)))):
+        return x
+    return result(from_first(x._array, axes), x.dims, x._region)
+
+
+def _to_one_copy(gradient: Any, wanted: frozenset[str]) -> Any:
+    """The gradient of a value of which each processor along some axes has a copy: all of it goes to the first."""
+    axes = tuple(sorted(wanted - varying(gradient)))
+    if not axes:
+        return gradient
+    gradient = as_varying(gradient, axes)
+    return jnp.where(index(axes) == 0, gradient, jnp.zeros_like(gradient))

@@ -1,0 +1,82 @@
+"""Padding: the places at the end of a dim that hold no values, so that its size divides.
+
+Works on local arrays and placements; the operations see to it that what stands in the padding changes no result
+(`filled`) and no gradient (`guarded`). What stands there is never defined.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..dims import Dim
+from ..errors import DimError
+from ..layout import Placement
+from .collectives import index
+
+
+def validity(
+    dims: Sequence[Dim], placement: Placement, sizes: Sequence[int], over: Sequence[Dim] | None = None
+) -> Any | None:
+    """Where a local array holds values, as an array that broadcasts with it; None where it has no padding."""
+    mask = None
+    for position, (dim, axes) in enumerate(zip(dims, placement, strict=True)):
+        if not dim.is_padded or (over is not None and dim not in over):
+            continue
+        here = jnp.arange(sizes[position])
+        here = here + index(axes) * sizes[position] if axes else here
+        inside = (here < dim.count).reshape([-1 if i == position else 1 for i in range(len(dims))])
+        mask = inside if mask is None else mask & inside
+    return mask
+
+
+def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
+    """`array` with `value` in its padding, or in that of the dims `over`."""
+    mask = validity(dims, placement, array.shape, over)
+    return array if mask is None else jnp.where(mask, array, jnp.asarray(value).astype(array.dtype))
+
+
+def guarded(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:
+    """`array`; no gradient flows back to its padding, where one could be infinite or NaN."""
+    if not any(dim.is_padded for dim in dims) or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return array
+
+    @jax.custom_jvp
+    def same(a: Any) -> Any:
+        return a
+
+    @same.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return primals[0], filled(tangents[0], dims, placement, 0)
+
+    return same(array)
+
+
+def lowest(dtype: Any) -> Any:
+    """The value that no maximum prefers."""
+    return _bound(dtype, -1)
+
+
+def highest(dtype: Any) -> Any:
+    """The value that no minimum prefers."""
+    return _bound(dtype, 1)
+
+
+def _bound(dtype: Any, sign: int) -> Any:
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return sign > 0
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min
+    return sign * jnp.inf
+
+
+def need_no_padding(dims: Sequence[Dim], what: str) -> None:
+    """Raises where an op would treat padding as values."""
+    for dim in dims:
+        if dim.is_padded:
+            raise DimError(
+                f"{what} goes along `{dim.name}`, of which {dim.count} places are valid and "
+                f"{dim.size - dim.count} padding, and does not know which are which",
+                fix=f"take the padding off first: `wf.unpad(x, '{dim.name}')`",
+            )

@@ -1,0 +1,62 @@
+"""Sizes that do not divide: a dim is padded, openly, and from then on behaves as if it had its own size.
+
+The padding is part of the dim, so every operation knows of it: reductions, products, softmax, orderings and lookups
+leave it out, no gradient flows to it, and random numbers are those of the dim without it.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim, resolve
+from ..errors import DimError
+from ..tensor import Tensor, make
+from .create import slice_of
+from .elementwise import logical_not, logical_or
+from .index import only
+from .meet import need_tensor
+from .move import result
+from .padding import validity
+from .recorded import recorded
+from .slicing import pad, slice
+
+
+@recorded
+def pad_to(x: Tensor, dim: Dim | str, multiple: int) -> Tensor:
+    """`x` with zeros after the dim `dim`, so that its size is a multiple; they are padding and count nowhere."""
+    x = need_tensor(x, "pad_to")
+    found = only(resolve(dim, x.dims, what="dim"), "pad_to")
+    if found.is_padded:
+        if found.padded_to(multiple) == found:
+            return x
+        raise DimError(
+            f"pad_to got `{found.name}`, which has padding already: {found!r}",
+            fix=f"take it off first: `wf.unpad(x, '{found.name}')`",
+        )
+    target = found.padded_to(multiple)
+    padded = pad(x, over=found, after=target.size - found.size) if target.is_padded else x
+    dims = [target if d.name == target.name else d for d in padded.dims]
+    return make(padded._array, dims, padded._region, x._kind if padded._region is None else padded._kind)
+
+
+@recorded
+def unpad(x: Tensor, dim: Dim | str) -> Tensor:
+    """`x` without the padding of the dim `dim`, which has its own size again."""
+    x = need_tensor(x, "unpad")
+    found = only(resolve(dim, x.dims, what="dim"), "unpad")
+    made = slice(x, over=found, start=0, size=found.count) if found.is_padded else x
+    return make(made._array, made.dims, None, x._kind) if made._region is None else made
+
+
+@recorded
+def valid(dims: Any, *, like: Tensor | None = None) -> Tensor:
+    """True where a tensor of these dims holds values, False in its padding."""
+    shape, region, placement, sizes = slice_of(dims, like, "valid")
+    mask = validity(shape, placement, sizes)
+    array = jnp.ones(sizes, bool) if mask is None else jnp.broadcast_to(mask, sizes)
+    return result(array, shape, region)
+
+
+def or_padding(x: Tensor) -> Tensor:
+    """A tensor of booleans that are true in its padding too."""
+    return logical_or(x, logical_not(valid(x.dims, like=x))) if any(dim.is_padded for dim in x.dims) else x
