@@ -10,7 +10,7 @@ OLDEST     := 3.11
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all accept check format-check lint types architecture format bench lock clean
+.PHONY: help venv demo test test-all accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -58,6 +58,9 @@ format: $(STAMP) ## sort the imports and format every Python file
 
 bench: $(STAMP) ## measure what weft adds to plain JAX
 	$(BIN)/python benchmarks/overhead.py
+
+bench-ops: $(STAMP) ## compare each operation over a split dim with its hand-written form (OPS="--only conv" chooses)
+	$(BIN)/python benchmarks/ops.py $(OPS)
 
 lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
 	@$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(OLDEST)")' \

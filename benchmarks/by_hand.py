@@ -167,14 +167,6 @@ def hand_update_one(x: Any, new: Any, at: Any) -> Any:
     return lax.dynamic_update_slice_in_dim(x, jnp.where(first == begin, new[:, None], old), begin, 1)
 
 
-def hand_update_loop(x: Any, new: Any) -> Any:
-    return lax.fori_loop(0, 64, lambda i, x: hand_update_one(x, new, 5 * i), x)
-
-
-def weft_update_loop(x: Any, new: Any) -> Any:
-    return wf.fori_loop(0, 64, lambda i, x: wf.update(x, new, over="length", at=5 * i), x)
-
-
 def hand_getitem(x: Any) -> Any:
     # Place 700 of the whole is place 188 of the third slice.
     return lax.psum(jnp.where(here() == 2, x[:, 188], 0), COLS)
@@ -200,7 +192,9 @@ case("update", SPLIT, [X, Given("batch length=64 d_model"), Given("", "ids", 900
      lambda x, new, at: wf.update(x, new, over="length", at=at), hand_update)  # fmt: skip
 case("update one", SPLIT, [X, Given("batch d_model"), Given("", "ids", 900)],
      lambda x, new, at: wf.update(x, new, over="length", at=at), hand_update_one)  # fmt: skip
-case("update loop", SPLIT, [X, Given("batch d_model")], weft_update_loop, hand_update_loop, is_differentiable=False)
+case("update loop", SPLIT, [X, Given("batch d_model")], is_differentiable=False,
+     weft=lambda x, new: wf.fori_loop(0, 64, lambda i, x: wf.update(x, new, over="length", at=5 * i), x),
+     hand=lambda x, new: lax.fori_loop(0, 64, lambda i, x: hand_update_one(x, new, 5 * i), x))  # fmt: skip
 case("getitem", SPLIT, [X], lambda x: x["length", 700], hand_getitem)
 case("split", SPLIT + ",outer:cols", [X], lambda x: wf.split(x, length=[dim("outer"), dim("inner")]),
      lambda x: x.reshape(x.shape[0], 4, 64, -1))  # fmt: skip
@@ -375,10 +369,6 @@ def hand_upsample(x: Any) -> Any:
     return x
 
 
-def repeated(x: Any) -> Any:
-    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
-
-
 BOTH_3 = {"height": 3, "width": 3}
 BOTH_2 = {"height": 2, "width": 2}
 
@@ -394,7 +384,8 @@ case("max_pool", IMAGE, [PIXELS], lambda x: wf.max_pool(x, window=BOTH_3, stride
      lambda x: windows(x, -jnp.inf, lax.max))  # fmt: skip
 case("avg_pool", IMAGE, [PIXELS], lambda x: wf.avg_pool(x, window=BOTH_3, stride=2, padding="SAME"), hand_avg_pool)
 case("upsample", IMAGE, [PIXELS], lambda x: wf.upsample(x, by=BOTH_2, method="linear"), hand_upsample)
-case("upsample nearest", IMAGE, [PIXELS], lambda x: wf.upsample(x, by=BOTH_2), repeated)
+case("upsample nearest", IMAGE, [PIXELS], lambda x: wf.upsample(x, by=BOTH_2),
+     lambda x: jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))  # fmt: skip
 
 
 # ---- reductions and einsum
@@ -440,10 +431,6 @@ def own_key(key: Any) -> Any:
     return jax.random.fold_in(key, here(ROWS) * 4 + here())
 
 
-def hand_categorical(key: Any, logits: Any) -> Any:
-    return hand_argmax(logits + jax.random.gumbel(own_key(key), logits.shape))
-
-
 def dropped(key: Any, x: Any) -> Any:
     return jnp.where(jax.random.bernoulli(key, 0.75, x.shape), x / 0.75, 0)
 
@@ -455,7 +442,7 @@ case("random.uniform", SPLIT, [KEY, NARROW], lambda key, x: wf.random.uniform(ke
      lambda key, x: jax.random.uniform(own_key(key), x.shape), is_differentiable=False,
      expected=lambda key, x: jax.random.uniform(key, x.shape))  # fmt: skip
 case("random.categorical", VOCAB, [KEY, LOGITS], lambda key, x: wf.random.categorical(key, x, over="vocab"),
-     hand_categorical, is_differentiable=False,
+     lambda key, x: hand_argmax(x + jax.random.gumbel(own_key(key), x.shape)), is_differentiable=False,
      expected=lambda key, x: jax.random.categorical(key, x))  # fmt: skip
 case("dropout", SPLIT, [KEY, NARROW], lambda key, x: wf.dropout(x, 0.25, key),
      lambda key, x: dropped(own_key(key), x), expected=dropped)  # fmt: skip

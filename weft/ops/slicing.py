@@ -172,7 +172,7 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
-    if _is_number(along.x, fill) and not along.dim.is_padded:
+    if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):
         return _windowed(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
     moved = _windowed(along, lambda i, n: i * n - by, along.dim.size)
     return _filled(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
