@@ -304,7 +304,7 @@ class Timing:
     rounds: int
 
 
-def step_times(hand: Any, weft: Any, *, budget: float) -> Timing:
+def step_times(hand: Any, weft: Any, *, budget: float, least_rounds: int = LEAST_ROUNDS) -> Timing:
     """Interleaved steps of the hand-written program, Weft's and the hand-written one again, in turning order.
 
     What slows the machine down slows all three; the ratio is the median of the rounds' own. Takes `budget` seconds.
@@ -321,7 +321,7 @@ def step_times(hand: Any, weft: Any, *, budget: float) -> Timing:
         seconds(run)
     found: list[list[float]] = []
     end = time.perf_counter() + budget
-    while time.perf_counter() < end or len(found) < LEAST_ROUNDS:
+    while time.perf_counter() < end or len(found) < least_rounds:
         order = orders[len(found) % len(orders)]
         measured = {j: seconds(runs[j]) for j in order}
         found.append([measured[j] for j in range(3)])

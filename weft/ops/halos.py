@@ -132,14 +132,14 @@ class View:
     def pads(self, s: Stretch) -> Pads:
         return (0, 0) if self.axes(s) else s.pads
 
-    def halos(self, x: Tensor) -> Tensor:
-        """`x` with what each processor sees of its split dims in place of its slices."""
+    def halos(self, x: Tensor, fill: Any = 0) -> Tensor:
+        """`x` with what each processor sees of its split dims in place of its slices; `fill` outside them."""
         seen = [(s, s.starts(self.ways(s)), s.seen(self.ways(s))) for s in self.stretches if self.axes(s)]
-        return with_halos(x, self.meeting, seen)
+        return with_halos(x, self.meeting, seen, fill)
 
 
-def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[int], int]]) -> Tensor:
-    """`x` with, for each of these dims, `size` places from its start on each processor; zeros outside the dim."""
+def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[int], int]], fill: Any = 0) -> Tensor:
+    """`x` with, for each of these dims, `size` places from its start on each processor; `fill` outside the dim."""
     needed = []
     for s, starts, size in seen:
         own = meeting.local_sizes([s.dim])[0]
@@ -151,7 +151,7 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[i
     def compute(array: Any) -> Any:
         # One dim after the other: the halo of the second holds the corners.
         for position, axes, starts, size in needed:
-            array = exchanged(array, position, axes, len(starts), starts=starts, size=size)
+            array = exchanged(array, position, axes, len(starts), starts=starts, size=size, fill=fill)
         return array
 
     sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size in needed}
@@ -161,4 +161,4 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[i
     def exchange() -> Tensor:
         return result(meeting.run(compute, [x], vary=vary), x.dims.resized(sizes), meeting.region)
 
-    return made_once(x, ("halos", str(needed), vary), exchange)
+    return made_once(x, ("halos", str(needed), str(fill), vary), exchange)

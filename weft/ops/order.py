@@ -197,19 +197,16 @@ def _exceeds(a: Any, b: Any) -> Any:
     """Where `a` takes the place of `b`, which came before it."""
     if a.dtype == bool:
         return a & ~b
-    return (a > b) | ((a != a) & (b == b))
+    return ~(a <= b) & (b == b)  # NaN is larger than all but NaN
 
 
 def _running_max(a: Any, position: int) -> Any:
-    """The running maximum along an axis, picked by place: equal values are not told apart by how the work is cut."""
-    places = lax.broadcasted_iota("int32", a.shape, position)
+    """The running maximum along an axis; of equal values the first stays, however the work is cut."""
 
-    def larger(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
-        is_new = _exceeds(right[0], left[0])
-        return jnp.where(is_new, right[0], left[0]), jnp.where(is_new, right[1], left[1])
+    def larger(left: Any, right: Any) -> Any:
+        return jnp.where(_exceeds(right, left), right, left)
 
-    _, places = lax.associative_scan(larger, (lax.stop_gradient(a), places), axis=position)
-    return _picked(a, places, position)
+    return lax.associative_scan(larger, a, axis=position)
 
 
 @recorded

@@ -1,6 +1,5 @@
 """Pooling and upsampling along named dims: each processor gets the halo its part of the result needs."""
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,13 +26,10 @@ def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
     The stride is the window's size, if not given; `padding` as in `conv`. What is padded is never the largest.
     """
     x, view = _view(x, window, stride, padding, "max_pool")
-    seen = view.halos(x)
+    least = _least(x.dtype)
+    seen = view.halos(x, fill=least)
 
     def compute(array: Any) -> Any:
-        least = _least(array.dtype)
-        inside = [_is_inside(s, view, array, x.dims) for s in view.stretches if view.axes(s) and _has_pads(s)]
-        if inside:
-            array = jnp.where(functools.reduce(jnp.logical_and, inside), array, least)
         return _reduced(array, least, lax.max, view, x.dims)
 
     return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
@@ -106,12 +102,6 @@ def _least(dtype: Any) -> Any:
 
 def _has_pads(s: Stretch) -> bool:
     return s.low > 0 or s.seen(1) - s.low > s.dim.size
-
-
-def _is_inside(s: Stretch, view: View, array: Any, dims: Shape) -> Any:
-    first = index(view.axes(s)) * view.out(s) * s.stride - s.low
-    places = first + jnp.arange(array.shape[dims.position(s.dim.name)])
-    return aligned((places >= 0) & (places < s.dim.size), [s.dim], dims)
 
 
 def _counts(s: Stretch, view: View) -> Any:

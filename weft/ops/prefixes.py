@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from ..dims import Shape, resolve, same_size
+from ..dims import Dim, Shape, resolve, same_size
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
-from ..tensor import is_tensor
+from ..tensor import Tensor, is_tensor
 from .collectives import all_gather, as_varying, index, varying
 from .control import sliced
 from .elementwise import aligned
@@ -45,33 +45,50 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
     note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
     inner = region.within(taken) if region is not None else None
     shapes = [x.dims.without([dim]) for x in tensors]
+    at = _shared_position(tensors, dim)
+    orders = [[*dims[:at], dim, *dims[at:]] for dims in shapes]
     arrays = [
-        aligned(prepared(x, dim, region, inner, taken)._array, x.dims, [dim, *dims])
-        for x, dims in zip(tensors, shapes, strict=True)
+        aligned(prepared(x, dim, region, inner, taken)._array, x.dims, order)
+        for x, order in zip(tensors, orders, strict=True)
     ]
-    join = _Join(fn, arrays, shapes, structure, inner)
+    join = _Join(fn, arrays, at, shapes, structure, inner)
     outputs = []
-    for array, x, dims in zip(join.prefixes(taken), tensors, shapes, strict=True):
+    for array, x, dims, order in zip(join.prefixes(taken), tensors, shapes, orders, strict=True):
         inside = inner.placement(dims) if inner is not None else ((),) * len(dims)
         split = {dim.name: taken, **dict(zip(dims.names, inside, strict=True))}
-        array = aligned(array, [dim, *dims], x.dims)
+        array = aligned(array, order, x.dims)
         outputs.append(settle(array, x.dims, tuple(split[d.name] for d in x.dims), region))
     return jax.tree.unflatten(structure, outputs)
 
 
+def _shared_position(tensors: Sequence[Tensor], dim: Dim) -> int:
+    """Where the dim stands in all of them, so that none is transposed; or first."""
+    found = {x.dims.position(dim) for x in tensors}
+    return found.pop() if len(found) == 1 else 0
+
+
 class _Join:
-    """The function traced once on two elements, and the arrays that hold the elements, of the type it gives back."""
+    """The function traced once on two elements, and the arrays that hold the elements, of the type it gives back.
+
+    The elements lie along the axis `at` of the arrays.
+    """
 
     def __init__(
-        self, fn: Callable[..., Any], arrays: Sequence[Any], shapes: Sequence[Shape], structure: Any, inner: Any
+        self,
+        fn: Callable[..., Any],
+        arrays: Sequence[Any],
+        at: int,
+        shapes: Sequence[Shape],
+        structure: Any,
+        inner: Any,
     ):
-        self.fn, self.shapes, self.structure = fn, shapes, structure
+        self.fn, self.at, self.shapes, self.structure = fn, at, shapes, structure
         self.inner: Region | None = inner
         self.arrays = list(arrays)
         mark: int | None = None
         for _ in range(16):
             closed, mark = forgetting(
-                lambda: sliced(lambda element: jax.make_jaxpr(self._flat())(element, element), self.arrays), mark
+                lambda: sliced(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
             found = [aval.manual_axis_type.varying for aval in closed.out_avals]
             if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
@@ -80,6 +97,9 @@ class _Join:
         else:
             raise AssertionError("the type of an element did not settle")
         self.run = jaxpr_as_fun(closed)
+
+    def _first(self) -> list[Any]:
+        return [lax.index_in_dim(array, 0, self.at, keepdims=False) for array in self.arrays]
 
     def _flat(self) -> Callable[..., Any]:
         # A new function each time: JAX keeps what it has traced.
@@ -120,14 +140,17 @@ class _Join:
 
     def __call__(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         """Rows of elements joined one by one."""
-        return jax.vmap(lambda a, b: self.run(*a, *b))(left, right)
+        return jax.vmap(lambda a, b: self.run(*a, *b), in_axes=self.at, out_axes=self.at)(left, right)
 
     def prefixes(self, taken: Axes) -> list[Any]:
-        """All prefixes, along the first axis, which is split over the axes taken."""
-        found = lax.associative_scan(self, self.arrays, axis=0)
+        """All prefixes, along the axis of the elements, which is split over the axes taken."""
+        at = self.at
+        found = lax.associative_scan(self, self.arrays, axis=at)
         if not taken:
             return found
-        totals = lax.associative_scan(self, [all_gather(a[-1:], taken, 0) for a in found], axis=0)
+        last = found[0].shape[at] - 1
+        ends = [lax.slice_in_dim(a, last, last + 1, axis=at) for a in found]
+        totals = lax.associative_scan(self, [all_gather(a, taken, at) for a in ends], axis=at)
         is_first = index(taken) == 0
 
         def kept(array: Any) -> Any:
@@ -135,8 +158,9 @@ class _Join:
             return jnp.where(is_first, lax.stop_gradient(array), array)
 
         before = [
-            kept(lax.dynamic_index_in_dim(total, jnp.maximum(index(taken) - 1, 0), 0, keepdims=False))
+            kept(lax.dynamic_index_in_dim(total, jnp.maximum(index(taken) - 1, 0), at, keepdims=False))
             for total in totals
         ]
-        joined = jax.vmap(lambda element: self.run(*before, *element))([kept(array) for array in found])
+        join = jax.vmap(lambda element: self.run(*before, *element), in_axes=at, out_axes=at)
+        joined = join([kept(array) for array in found])
         return [jnp.where(is_first, a, b) for a, b in zip(found, joined, strict=True)]

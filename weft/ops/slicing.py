@@ -17,10 +17,10 @@ from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
-from .along import ANYTHING, Along, places
+from .along import ANYTHING, Along, first_place, places
 from .collectives import permute
 from .elementwise import aligned
-from .exchange import window
+from .exchange import cut_at, window
 from .index import need_kind, take
 from .meet import Meeting, meet, need_tensor, note_together, operand
 from .move import result, settle
@@ -29,7 +29,13 @@ from .reshape import rename
 
 
 def _windowed(
-    along: Along, starts: Callable[[int, int], int], size: int, *, wraps: bool = False, place: int = 0
+    along: Along,
+    starts: Callable[[int, int], int],
+    size: int,
+    *,
+    wraps: bool = False,
+    place: int = 0,
+    fill: Any = 0,
 ) -> Tensor:
     """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is.
 
@@ -40,7 +46,8 @@ def _windowed(
     begins = [starts(i, local) for i in builtins.range(along.ways)]
 
     def compute(*arrays: Any) -> Any:
-        return window(arrays[-1], along.position, along.axes, along.ways, starts=begins, size=local, wraps=wraps)
+        where = {"starts": begins, "size": local, "wraps": wraps, "fill": fill}
+        return window(arrays[-1], along.position, along.axes, along.ways, **where)
 
     return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, along.meeting.region)
 
@@ -91,14 +98,10 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     dims = _resized(along, size)
 
     def compute(array: Any, start: Any) -> Any:
-        start = jnp.clip(start, 0, along.dim.count - size)
+        start = _clipped(start, along.dim.count - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
-        first = start - along.start()
-        pads = [(0, 0, 0)] * array.ndim
-        pads[along.position] = (size, size, 0)
-        padded = lax.pad(array, jnp.zeros((), array.dtype), pads)
-        return lax.dynamic_slice_in_dim(padded, jnp.clip(first, -size, along.own) + size, size, along.position)
+        return cut_at(array, along.position, start - along.start(), size)
 
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
@@ -114,20 +117,33 @@ def _one_integer(value: Any, fact: str, fix: str) -> Any:
     return operand(value, "an index")
 
 
+def _clipped(at: Any, last: int) -> Any:
+    """A place between 0 and `last`, in a dtype that holds any place."""
+    return jnp.clip(at.astype("int32") if at.dtype.itemsize < 4 else at, 0, last)
+
+
 @recorded
 def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
     """`x` with `before` and `after` values more along the dim `over`."""
     along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
     size = along.dim.size + before + after
+    if _is_number(along.x, value):
+        return _windowed(along, lambda i, n: i * n - before, size, fill=value)
     made = _windowed(along, lambda i, n: i * n - before, size)
-    if isinstance(value, int | float) and value == 0:
-        return made
     return _filled(made, along.dim.name, before, before + along.dim.size, value)
 
 
-def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
-    """`x` with `value` outside the stretch [first, last) of a dim."""
+def _is_number(x: Tensor, value: Any) -> bool:
+    """Whether what `x` is to be filled with is known now; zero goes into any dtype, others are checked."""
+    if not isinstance(value, int | float):
+        return False
+    if value != 0:
+        _check_filling(x, value)
+    return True
+
+
+def _check_filling(x: Tensor, value: Any) -> None:
     value = operand(value, "filling")
     if is_tensor(value) and value.dims:
         raise TensorError(f"{x!r} was to be filled with {value!r}", fix="give one number to fill with, e.g. 0")
@@ -137,6 +153,11 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
         f"{x!r} was to be filled with {value!r}",
         "value",
     )
+
+
+def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
+    """`x` with `value` outside the stretch [first, last) of a dim."""
+    _check_filling(x, value)
     meeting = meet([x, value])
     position, axes = x.dims.position(name), meeting.axes([x.dim(name)])
 
@@ -151,9 +172,9 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
     """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
+    if _is_number(along.x, fill) and not along.dim.is_padded:
+        return _windowed(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
     moved = _windowed(along, lambda i, n: i * n - by, along.dim.size)
-    if isinstance(fill, int | float) and fill == 0 and not (along.dim.is_padded and by < 0):
-        return moved
     return _filled(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
 
 
@@ -252,12 +273,29 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
-        first = jnp.clip(at, 0, there - stretch)
-        offsets = places(along.dim, x.dims, axes, own) - first
-        spread = jnp.take(value, jnp.clip(offsets.reshape(-1), 0, stretch - 1), axis=along.position)
-        return jnp.where((offsets >= 0) & (offsets < stretch), spread, array)
+        value = jnp.broadcast_to(value, [stretch if i == along.position else n for i, n in enumerate(array.shape)])
+        first = _clipped(at, there - stretch) - first_place(axes, own)
+        if not axes:
+            return lax.dynamic_update_slice_in_dim(array, value, first, along.position)
+        return _put_in(array, value, first, along.position)
 
     return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
+
+
+def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
+    """A slice with that part of `new` that falls into it, of which place 0 falls on `first`, inside or outside.
+
+    Only a stretch is read, changed and written, so that a slice carried by a loop is changed in place.
+    """
+    own, stretch = array.shape[position], new.shape[position]
+    size = min(own, stretch)
+    begin = jnp.clip(first, 0, own - size)
+    old = lax.dynamic_slice_in_dim(array, begin, size, position)
+    skipped = begin - first  # what of `new` comes before this slice
+    moved = new if stretch == 1 else cut_at(new, position, skipped, size)
+    at = lax.broadcasted_iota("int32", old.shape, position) + skipped
+    mixed = jnp.where((at >= 0) & (at < stretch), moved, old)
+    return lax.dynamic_update_slice_in_dim(array, mixed, begin, position)
 
 
 _STRETCH = "stretch_of_update"
