@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape, union
+from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
@@ -298,7 +298,7 @@ def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
     return lax.dynamic_update_slice_in_dim(array, mixed, begin, position)
 
 
-_STRETCH = "stretch_of_update"
+_STRETCH = f"{UNSHOWN}stretch"
 
 
 def _without_split(new: Tensor, name: str) -> Tensor:
