@@ -20,7 +20,7 @@ from ..tensor import Tensor, is_tensor, make
 from .along import ANYTHING, Along, first_place, places
 from .collectives import permute
 from .create import arange
-from .elementwise import aligned, cast, greater_equal, less, logical_and, where
+from .elementwise import aligned, cast, greater_equal, less, logical_and, logical_not, where
 from .exchange import cut_at, window
 from .index import need_kind, take
 from .meet import Meeting, meet, need_tensor, note_together, operand
@@ -292,7 +292,7 @@ def _exchanged_into(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
     spread = _windowed(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
     here = arange(spread.dim(dim.name), like=spread)
     is_new = logical_and(greater_equal(here, at), less(here, at + new.size(dim.name)))
-    return where(is_new, cast(spread, x.dtype), x)
+    return where(logical_not(is_new), x, cast(spread, x.dtype))  # in the order of the dims of `x`
 
 
 def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
