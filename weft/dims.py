@@ -11,6 +11,7 @@ from typing import Any
 from .errors import DimError, closest
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+UNSHOWN = "__"  # how names start that operations give dims for themselves, and no printed program shows
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,12 @@ class Dim:
         return Dim(self.name, size, self.follows)
 
     def __repr__(self) -> str:
-        return f"{self.name}={self.count}" + (f"+{self.size - self.count}" if self.is_padded else "")
+        return f"{self.name}={self.size_text}"
+
+    @property
+    def size_text(self) -> str:
+        """The size as it is shown: values, and padding where there is any."""
+        return f"{self.count}+{self.size - self.count}" if self.is_padded else str(self.size)
 
 
 def dims(**sizes: int) -> tuple[Dim, ...]:

@@ -326,6 +326,9 @@ def test_what_looks_odd_and_is_meant():
     assert wf.shift(x, over=length, by=100).dims == x.dims
     assert wf.concat([x, wf.cast(x, "int32")], over=length).dtype == "float32"  # promoted, as in jnp
     assert wf.stack([x, wf.cast(x, "int32")], pair).dtype == "float32"
+    edge = wf.zeros([batch, length.resized(2), d])  # whole, so it need not divide
+    wider = wf.spmd(lambda x: wf.concat([edge, x, edge], over=length), mesh="rows=4", layout="length:rows")(x)
+    np.testing.assert_array_equal(wider.array, np.pad(x.array, ((0, 0), (2, 2), (0, 0))))
     assert conv(w=sized(kh=19, kw=3, channels=4, made=8))().size("height") == 8  # SAME pads as much as it must
     assert wf.update(x, wf.cast(row, "int32"), over=length, at=0).dtype == "float32"
     assert wf.pad(x, over=length, after=1, value=1).size("length") == 9

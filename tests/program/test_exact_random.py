@@ -8,12 +8,12 @@ import warnings
 import jax
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import weft as wf
 from tests.program.cases import ledger
 from tests.program.independent import QUICKLY, compiled, difference, walk
-from tests.properties.programs import differentiated, draw_case, sampled
+from tests.properties.layouts import draw_case
+from tests.properties.programs import differentiated, randoms, sampled
 
 # These join equal collectives, or move one out of a loop; nothing else makes XLA's CPU send less.
 JOINING = {"xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion"}
@@ -21,17 +21,17 @@ JOINING = {"xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion"}
 
 @pytest.mark.slow
 @sampled(60)
-@given(st.data())
-def test_a_random_program_sends_what_its_ledger_says(data):
-    program, axes, layout = draw_case(data.draw)
+@given(randoms())
+def test_a_random_program_sends_what_its_ledger_says(rng):
+    program, axes, layout = draw_case(rng)
     mesh, run = wf.Mesh(axes), differentiated(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)
         try:
-            traced = wf.trace(run, program.inputs, program.ids, mesh=mesh, layout=layout)
+            traced = wf.trace(run, program.inputs, mesh=mesh, layout=layout)
         except wf.WeftError:
             return  # a layout this program cannot have
-        args = wf.put((program.inputs, program.ids), mesh=mesh, layout=layout)
+        args = wf.put((program.inputs,), mesh=mesh, layout=layout)
         lowered = jax.jit(wf.spmd(run, mesh=mesh, layout=layout)).lower(*args)
     said = ledger(traced)
     assert difference(said, walk(traced.jaxpr)) == {}

@@ -97,7 +97,6 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives(batch):
     ("a=2,b=4", "batch:a,heads:b"),
     ("a=4,b=2", "heads:a,group:b"),
     ("a=4", "length:a"),
-    ("a=2,b=2", "length:a,heads:b"),
     ("a=2,b=2", "length:a,memory_length:b"),
     ("a=2,b=4", "batch:a,heads:b,params.d_model:a"),
 )

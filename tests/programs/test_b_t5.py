@@ -114,11 +114,9 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     ("b=2,c=2", "batch:b,stream:c,heads:c"),
     ("c=4", "stream:c,heads:c"),
     ("c=4", "length:c"),
-    ("b=2,c=2", "batch:b,length:c"),
     ("a=2,b=2", "length:a,memory_length:b"),
     ("a=4", "memory_length:a"),
     ("a=2,b=2,c=2", "length:a,memory_length:b,heads:c,vocab:c"),
-    ("a=2,b=2", "batch:a+b"),
 )
 def test_it_is_the_same_everywhere(place):
     assert_close(outcome(place, decoder, P, *DATA), unsplit(), TERMS)

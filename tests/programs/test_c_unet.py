@@ -76,7 +76,6 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
 @at_each(
     ("a=4", "depth:a"),
     ("a=2,b=4", "depth:a,height:b"),
-    ("a=2,b=2", "depth:a+b"),
     ("a=2,b=2,c=2", "depth:a,height:b+c"),
     ("a=2,b=2,c=2", "depth:a,height:b,width:c"),
     ("a=2,b=2", "depth:a,channels:b"),

@@ -181,17 +181,17 @@ class Program:
         self.nodes.append(Node(wf.tensor(shape, dims), f"{'ids' if ids else 'x'}[{show(dims)}]", value))
         return len(self.nodes) - 1
 
-    def partner(self, rng: random.Random, dims: Sequence[wf.Dim], *, without: str = "") -> int | None:
+    def partner(self, rng: random.Random, dims: Sequence[wf.Dim]) -> int | None:
         """Another tensor that can meet one of these dims."""
-        found = [i for i, node in enumerate(self.nodes) if self._meets(node, dims, without)]
+        found = [i for i, node in enumerate(self.nodes) if self._meets(node, dims)]
         return pick(rng, found) if found else None
 
-    def _meets(self, node: Node, dims: Sequence[wf.Dim], without: str) -> bool:
+    def _meets(self, node: Node, dims: Sequence[wf.Dim]) -> bool:
         sizes = {dim.name: dim.size for dim in dims}
         return (
             is_float(node)
             and all(sizes.get(dim.name, dim.size) == dim.size for dim in node.dims)
-            and not {dim.name for dim in node.dims} & {*self.outside, *without}
+            and not {dim.name for dim in node.dims} & self.outside
             and fits(joined(dims, node.dims))
         )
 

@@ -246,7 +246,7 @@ def conv_transpose(
         spreads.append(Stretch(d, reach, step, dilated, low, size))
     view = View(operands.meet(), spreads)
     needs = [_needed(s, view.out(s), view.ways(s)) for s in spreads]
-    halos = [(s, need.starts, need.size) for s, need in zip(spreads, needs, strict=True) if view.axes(s)]
+    halos = [(s.dim, need.starts, need.size, None) for s, need in zip(spreads, needs, strict=True) if view.axes(s)]
     seen = with_halos(operands.x, view.meeting, halos)
 
     def compute(image: Any, kernel: Any) -> Any:

@@ -1,13 +1,15 @@
-"""Exchanges along one split dim: each processor gets a stretch of the whole that need not be its own slice.
+"""Exchanges along one split dim: each processor gets places of the whole that need not be its own slice.
 
-`window` is what slice, pad, concat, shift, roll, flip, convolution and pooling are made of. Where the stretches lie
-alike around all slices the pieces come from neighbours by permutes of just what is needed; otherwise each piece is as
-long as the longest; where that is more than the whole, the whole is gathered.
+`window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where the stretches lie alike
+around all slices the pieces come from neighbours by permutes of just what is needed; otherwise as few permutes as can
+be, each of whose processors gives and gets once. `picked` does that for places in any order. Where it is more than the
+whole, the whole is gathered.
 """
 
+import bisect
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +23,10 @@ from .collectives import all_gather, as_varying, index, permute, varying
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one processor needs of one slice: where it starts there, where in the window, and how long it is."""
+    """What one processor gets of one slice: where it starts there, where in the window, and how long it is."""
 
     source: int
+    target: int
     start: int
     offset: int
     size: int
@@ -39,33 +42,74 @@ def window(
     size: int,
     wraps: bool = False,
     fill: Any = 0,
+    looked: Sequence[int] | None = None,
 ) -> Any:
     """The stretch [starts[i], starts[i] + size) of the whole dim, on processor i along the axes.
 
-    Outside the whole it holds the number `fill`; with `wraps` the dim goes round.
+    Outside the whole it holds the number `fill`; with `wraps` the dim goes round. Where only the places `looked` of it
+    are looked at, in order, the others may hold anything.
     """
     own = array.shape[position]
     fill = np.asarray(fill).astype(array.dtype)
     if not axes:
         return _cut(array, position, starts[0], size, wraps, fill)
     array = as_varying(array, axes)
-    pieces = [_pieces(i, start, size, own, ways, wraps) for i, start in enumerate(starts)]
-    hops = sorted({piece.source - i for i, found in enumerate(pieces) for piece in found})
-    longest = {hop: max(p.size for i, found in enumerate(pieces) for p in found if p.source - i == hop) for hop in hops}
-    received = sum(length for hop, length in longest.items() if hop % ways or (not wraps and hop))
-    if received > (ways - 1) * own:
-        whole = all_gather(array, axes, position)
-        return cut_at(whole, position, _here(starts, axes), size, wraps=wraps, fill=fill)
     if len({start - i * own for i, start in enumerate(starts)}) == 1:
-        return _from_neighbours(array, position, axes, ways, starts[0], size, wraps, fill)
-    cells = _cells(pieces, ways)
-    if cells is not None and sum(cell.size for cell in cells if cell.is_sent) <= received:
-        return _from_cells(array, position, axes, cells, size, fill)
-    result = _filled(array, position, size, fill)
-    for hop in hops:
-        at = [next((p for p in found if p.source - i == hop), None) for i, found in enumerate(pieces)]
-        result = _placed(result, array, position, axes, ways, hop, longest[hop], at, wraps)
-    return result
+        hops = _hops(starts[0], size, own, ways, wraps, looked)
+        if sum(hop.last - hop.first for hop in hops if hop.is_sent) <= (ways - 1) * own:
+            return _from_neighbours(array, position, axes, ways, hops, wraps, fill)
+    else:
+        pieces = [p for i, start in enumerate(starts) for p in _pieces(i, start, size, own, ways, looked)]
+        rounds = _rounds(pieces)
+        sent = sum(max(piece.size for piece in together) for together in rounds)
+        cells = _cells(pieces)
+        if cells is not None and sum(cell.size for cell in cells if cell.is_sent) <= min(sent, (ways - 1) * own):
+            return _from_cells(array, position, axes, cells, size, fill)
+        if sent <= (ways - 1) * own:
+            made = _filled(array, position, size, fill)
+            for together in ([p for p in pieces if p.source == p.target], *rounds):
+                made = _placed(made, array, position, axes, ways, together) if together else made
+            return made
+    whole = all_gather(array, axes, position)
+    return cut_at(whole, position, _here(starts, axes), size, wraps=wraps, fill=fill)
+
+
+def picked(array: Any, position: int, axes: Axes, held: np.ndarray, wanted: np.ndarray) -> Any:
+    """On processor i along the axes the places wanted[i] of the whole, of which the slice of j holds held[j]."""
+    ways, own = held.shape
+    array = as_varying(array, axes)
+    owner, at = np.empty(held.size, int), np.empty(held.size, int)
+    owner[held], at[held] = np.arange(ways)[:, None], np.arange(own)
+    links = {(int(j), i): np.nonzero(owner[wanted[i]] == j)[0] for i in range(ways) for j in set(owner[wanted[i]])}
+    rounds = _rounds(_Piece(j, i, 0, 0, len(places)) for (j, i), places in links.items())
+    if sum(max(piece.size for piece in pieces) for pieces in rounds) > (ways - 1) * own:
+        whole = all_gather(array, axes, position)
+        order = np.argsort(held.reshape(-1))
+        return jnp.take(whole, jnp.asarray(order[wanted])[index(axes)], axis=position)
+    parts, found = [array], at[wanted]
+    for pieces in rounds:
+        length, first = max(piece.size for piece in pieces), sum(part.shape[position] for part in parts)
+        sends = np.zeros((ways, length), int)
+        for piece in pieces:
+            places = links[piece.source, piece.target]
+            sends[piece.source, : len(places)] = at[wanted[piece.target, places]]
+            found[piece.target, places] = first + np.arange(len(places))
+        chunk = jnp.take(array, jnp.asarray(sends)[index(axes)], axis=position)
+        parts.append(permute(chunk, axes, [(piece.source, piece.target) for piece in pieces]))
+    return jnp.take(jnp.concatenate(parts, axis=position), jnp.asarray(found)[index(axes)], axis=position)
+
+
+def _rounds(pieces: Iterable[_Piece]) -> list[list[_Piece]]:
+    """The pieces that are sent, in rounds in which each processor gives and gets at most once; the longest first."""
+    rounds: list[list[_Piece]] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.size):
+        if piece.source != piece.target:
+            free = (r for r in rounds if all(piece.source != p.source and piece.target != p.target for p in r))
+            if (found := next(free, None)) is None:
+                rounds.append([piece])
+            else:
+                found.append(piece)
+    return rounds
 
 
 def _filled(array: Any, position: int, size: int, fill: Any) -> Any:
@@ -74,13 +118,22 @@ def _filled(array: Any, position: int, size: int, fill: Any) -> Any:
     return as_varying(jnp.full(shape, fill, array.dtype), varying(array))
 
 
-def _pieces(i: int, start: int, size: int, own: int, ways: int, wraps: bool) -> list[_Piece]:
+def _seen(offset: int, size: int, looked: Sequence[int] | None) -> tuple[int, int]:
+    """From the first to the last place of a part of the window that is looked at."""
+    if looked is None:
+        return offset, offset + size
+    low, high = bisect.bisect_left(looked, offset), bisect.bisect_left(looked, offset + size)
+    return (looked[low], looked[high - 1] + 1) if low < high else (offset, offset)
+
+
+def _pieces(i: int, start: int, size: int, own: int, ways: int, looked: Sequence[int] | None) -> list[_Piece]:
     found = []
-    for source in range(start // own, (start + size - 1) // own + 1):
-        if not wraps and not 0 <= source < ways:
-            continue
+    for source in range(max(start // own, 0), min((start + size - 1) // own + 1, ways)):
         first, last = max(start, source * own), min(start + size, (source + 1) * own)
-        found.append(_Piece(source, first - source * own, first - start, last - first))
+        if source != i:
+            first, last = (start + place for place in _seen(first - start, last - first, looked))
+        if last > first:
+            found.append(_Piece(source, i, first - source * own, first - start, last - first))
     return found
 
 
@@ -98,12 +151,11 @@ class _Cell:
         return any(source != i for source, i in self.pairs)
 
 
-def _cells(pieces: Sequence[Sequence[_Piece]], ways: int) -> list[_Cell] | None:
+def _cells(pieces: Sequence[_Piece]) -> list[_Cell] | None:
     """The cells of windows that are cut alike on all processors, each from different slices; None if they are not."""
     found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for i, own in enumerate(pieces):
-        for piece in own:
-            found.setdefault((piece.offset, piece.start, piece.size), []).append((piece.source % ways, i))
+    for piece in pieces:
+        found.setdefault((piece.offset, piece.start, piece.size), []).append((piece.source, piece.target))
     cells = [_Cell(*place, tuple(pairs)) for place, pairs in sorted(found.items())]
     is_apart = all(a.offset + a.size <= b.offset for a, b in itertools.pairwise(cells))
     is_sendable = all(len({source for source, _ in cell.pairs}) == len(cell.pairs) for cell in cells)
@@ -129,52 +181,62 @@ def _from_cells(array: Any, position: int, axes: Axes, cells: Sequence[_Cell], s
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=position)
 
 
+@dataclass(frozen=True)
+class _Hop:
+    """What windows that lie alike hold of the slice `by` places on: so much of it, of which [first, last) is sent."""
+
+    by: int
+    start: int
+    end: int
+    first: int
+    last: int
+    is_sent: bool
+
+
+def _hops(start: int, size: int, own: int, ways: int, wraps: bool, looked: Sequence[int] | None) -> list[_Hop]:
+    found = []
+    for by in range(start // own, (start + size - 1) // own + 1):
+        low, high = max(start, by * own), min(start + size, (by + 1) * own)
+        is_other = by % ways != 0 if wraps else by != 0
+        first, last = (start + p for p in _seen(low - start, high - low, looked)) if is_other else (low, high)
+        is_sent = is_other and last > first and (wraps or abs(by) < ways)
+        start_here, end_here, first_here, last_here = (place - by * own for place in (low, high, first, last))
+        found.append(_Hop(by, start_here, end_here, first_here, last_here, is_sent))
+    return found
+
+
 def _from_neighbours(
-    array: Any, position: int, axes: Axes, ways: int, start: int, size: int, wraps: bool, fill: Any
+    array: Any, position: int, axes: Axes, ways: int, hops: Sequence[_Hop], wraps: bool, fill: Any
 ) -> Any:
     """Windows that lie alike around every slice: pieces of neighbours, joined."""
-    own = array.shape[position]
     parts = []
-    for hop in range(start // own, (start + size - 1) // own + 1):
-        first, last = max(start, hop * own) - hop * own, min(start + size, (hop + 1) * own) - hop * own
-        part = lax.slice_in_dim(array, first, last, axis=position)
-        part = _sent(part, axes, ways, hop, wraps)
-        if fill != 0 and hop != 0 and not wraps:
-            is_sent = (index(axes) + hop >= 0) & (index(axes) + hop < ways)
-            part = jnp.where(is_sent, part, fill)
-        parts.append(part)
+    for hop in hops:
+        if hop.by and not hop.is_sent and not (wraps and hop.by % ways == 0):
+            parts.append(_filled(array, position, hop.end - hop.start, fill))
+            continue
+        part = lax.slice_in_dim(array, hop.first, hop.last, axis=position)
+        if hop.is_sent:
+            pairs = [((i + hop.by) % ways, i) for i in range(ways) if wraps or 0 <= i + hop.by < ways]
+            part = permute(part, axes, pairs)
+            if fill != 0 and not wraps:
+                is_there = (index(axes) + hop.by >= 0) & (index(axes) + hop.by < ways)
+                part = jnp.where(is_there, part, fill)
+        around = [_filled(array, position, n, fill) for n in (hop.first - hop.start, hop.end - hop.last)]
+        parts += [p for p in (around[0], part, around[1]) if p.shape[position]]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=position)
 
 
-def _sent(part: Any, axes: Axes, ways: int, hop: int, wraps: bool) -> Any:
-    """What the processor `hop` places on sends; zeros where there is none."""
-    if hop == 0 or (wraps and hop % ways == 0):
-        return part
-    pairs = [((i + hop) % ways, i) for i in range(ways) if wraps or 0 <= i + hop < ways]
-    return permute(part, axes, pairs) if pairs else jnp.zeros_like(part)
-
-
-def _placed(
-    result: Any,
-    array: Any,
-    position: int,
-    axes: Axes,
-    ways: int,
-    hop: int,
-    length: int,
-    pieces: Sequence[_Piece | None],
-    wraps: bool,
-) -> Any:
-    """The window with the pieces that come from `hop` places on put in; each has its own place and length."""
-    own, size = array.shape[position], result.shape[position]
+def _placed(made: Any, array: Any, position: int, axes: Axes, ways: int, pieces: Sequence[_Piece]) -> Any:
+    """The window with one piece for each of some processors put in; each has its own place and length."""
+    own, size = array.shape[position], made.shape[position]
+    length = max(piece.size for piece in pieces)
     sends = [0] * ways  # where each processor's chunk starts, so that it holds what is asked of it
+    known = [_Piece(0, i, 0, 0, 0) for i in range(ways)]
     for piece in pieces:
-        if piece is not None:
-            sends[piece.source % ways] = min(piece.start, own - length)
+        sends[piece.source], known[piece.target] = min(piece.start, own - length), piece
     chunk = lax.dynamic_slice_in_dim(array, _here(sends, axes), length, position)
-    chunk = _sent(chunk, axes, ways, hop, wraps)
-    none = _Piece(0, 0, 0, 0)
-    known = [piece or none for piece in pieces]
+    if any(piece.source != piece.target for piece in pieces):
+        chunk = permute(chunk, axes, [(piece.source, piece.target) for piece in pieces])
     shifts = [p.offset - (p.start - min(p.start, own - length)) for p in known]
     spread = cut_at(chunk, position, -_here(shifts, axes), size)
     first, count = _here([p.offset for p in known], axes), _here([p.size for p in known], axes)
@@ -182,7 +244,7 @@ def _placed(
     shape[position] = size
     places = jnp.arange(size).reshape(shape)
     is_here = (places >= first) & (places < first + count)
-    return jnp.where(is_here, spread, result)
+    return jnp.where(is_here, spread, made)
 
 
 def _here(values: Sequence[int], axes: Axes) -> Any:

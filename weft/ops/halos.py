@@ -38,6 +38,13 @@ class Stretch:
         """How much of the dim a processor sees."""
         return (self.size // ways - 1) * self.stride + self.reach
 
+    def looked(self, ways: int) -> tuple[int, ...] | None:
+        """The places of it that windows look at, where they leave some out."""
+        if self.dilation == 1 and self.stride <= self.reach:
+            return None
+        firsts = range(0, self.size // ways * self.stride, self.stride)
+        return tuple(sorted({first + k for first in firsts for k in range(0, self.reach, self.dilation)}))
+
     @property
     def pads(self) -> Pads:
         """Where the dim is whole: what is missing on either side of it; what is too much is not looked at."""
@@ -134,31 +141,34 @@ class View:
 
     def halos(self, x: Tensor, fill: Any = 0) -> Tensor:
         """`x` with what each processor sees of its split dims in place of its slices; `fill` outside them."""
-        seen = [(s, s.starts(self.ways(s)), s.seen(self.ways(s))) for s in self.stretches if self.axes(s)]
-        return with_halos(x, self.meeting, seen, fill)
+        split = [(s, self.ways(s)) for s in self.stretches if self.axes(s)]
+        return with_halos(x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.looked(n)) for s, n in split], fill)
 
 
-def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[tuple[Stretch, list[int], int]], fill: Any = 0) -> Tensor:
+Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]
+
+
+def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0) -> Tensor:
     """`x` with, for each of these dims, `size` places from its start on each processor; `fill` outside the dim."""
     needed = []
-    for s, starts, size in seen:
-        own = meeting.local_sizes([s.dim])[0]
+    for dim, starts, size, looked in seen:
+        own = meeting.local_sizes([dim])[0]
         if size != own or starts != [i * own for i in range(len(starts))]:
-            needed.append((x.dims.position(s.dim.name), meeting.axes([s.dim]), starts, size))
+            needed.append((x.dims.position(dim.name), meeting.axes([dim]), tuple(starts), size, looked))
     if not needed:
         return x
 
     def compute(array: Any) -> Any:
         # One dim after the other: the halo of the second holds the corners.
-        for position, axes, starts, size in needed:
-            array = exchanged(array, position, axes, len(starts), starts=starts, size=size, fill=fill)
+        for position, axes, starts, size, looked in needed:
+            array = exchanged(array, position, axes, len(starts), starts=starts, size=size, fill=fill, looked=looked)
         return array
 
-    sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size in needed}
+    sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size, _ in needed}
     # Made to vary over all axes of the op before it is exchanged, so that its gradient is summed without the halo on.
     vary = meeting.axes(meeting.dims)
 
     def exchange() -> Tensor:
         return result(meeting.run(compute, [x], vary=vary), x.dims.resized(sizes), meeting.region)
 
-    return made_once(x, ("halos", str(needed), str(fill), vary), exchange)
+    return made_once(x, ("halos", tuple(needed), vary, str(fill)), exchange)

@@ -147,7 +147,7 @@ def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ())
 def note_together(xs: Sequence[Tensor]) -> None:
     """Writes tensors down as the op's operands, before it moves or renames some of them."""
     if (region := common_region(xs)) is not None:
-        note_operands(region, {}, xs, [region.placement(x.dims) for x in xs])
+        note_operands(region, {}, xs, [None if x._region is None else region.placement(x.dims) for x in xs])
 
 
 def common_region(xs: Sequence[Tensor]) -> Region | None:

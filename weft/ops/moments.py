@@ -73,7 +73,7 @@ def _differentiable(r: Reduction) -> Callable[[Any], tuple[Any, Any]]:
     def _(primals: Any, tangents: Any) -> Any:
         (a,), (t,) = primals, tangents
         mean, variance = moments(a)
-        rest = a - jnp.expand_dims(mean, r.positions)
+        rest = a - jnp.expand_dims(jnp.where(jnp.isfinite(mean), mean, jnp.nan), r.positions)
         parts = jnp.stack([jnp.sum(t, axis=r.positions), jnp.sum(2 * rest * t, axis=r.positions)])
         d_mean, d_variance = all_reduce(parts, r.axes) / r.count
         return (mean, variance), (d_mean, d_variance)
@@ -103,4 +103,5 @@ def _joined(sums: Any, ways: int) -> tuple[Any, Any]:
     large = (aa - 2 * s * a + ways * s * s) + 2 * (ab - s * b - t * a + ways * s * t)
     total = large + (ac - 2 * s * c - 2 * t * b + ways * t * t) + (square - 2 * t * c - 2 * (s + t) * rest)
     delta = ((a - ways * s) + (b - ways * t) + c + rest) / ways
-    return jnp.where(jnp.isfinite(a), (s + t) + delta, a), jnp.maximum(total / ways - delta * delta, 0)
+    is_finite, variance = jnp.isfinite(a), jnp.maximum(total / ways - delta * delta, 0)
+    return jnp.where(is_finite, (s + t) + delta, a), jnp.where(is_finite, variance, jnp.nan)

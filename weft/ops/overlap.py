@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim, Shape
+from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
@@ -70,7 +70,7 @@ class Piece:
         return jax.checkpoint(ring) if self.is_stored and not is_rematted() else ring
 
 
-_PIECE = "piece_of_ring"
+_PIECE = f"{UNSHOWN}piece"
 
 
 def _after(piece: Any, made: Any) -> tuple[Any, Any]:

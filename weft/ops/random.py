@@ -15,7 +15,7 @@ from jax import lax
 
 from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
-from ..layout import Placement
+from ..layout import Placement, open_region
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
 from .create import slice_of
@@ -117,6 +117,8 @@ def split(key: Any, dim: Dim) -> Tensor:
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
         raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
+    if (region := open_region()) is not None:
+        region.axes([dim])  # a rule may name it
     return make(jax.random.split(key, dim.size), (dim,), None)
 
 

@@ -66,7 +66,7 @@ def _form(fn: Callable[..., Any]) -> str:
     """How an op is called: `wf.take(table, ids, over=...)`."""
     shown = []
     for p in inspect.signature(fn).parameters.values():
-        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         default = "..." if p.default is p.empty else repr(p.default)
         shown.append(f"{p.name}={default}" if p.kind is p.KEYWORD_ONLY else f"{star}{p.name}")
     where = "wf.random" if fn.__module__.endswith(".random") and fn.__name__ != "dropout" else "wf"
@@ -127,7 +127,7 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     return trace(), mark
 
 
-def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants: Sequence[Placement]) -> None:
+def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants: Sequence[Placement | None]) -> None:
     """Writes down what the op being traced works on, and how its operands lie where they meet."""
     entry = region.record.current
     if entry is None:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..dims import Dim, Shape, new_dims, resolve, union
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region
 from ..tensor import Tensor
 from .elementwise import aligned
+from .exchange import picked
 from .index import only
 from .meet import meet, need_tensor
 from .move import relocate, settle
@@ -50,13 +52,41 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     array = meeting.run(lambda a: a, [x])
     have = meeting.placement(x.dims)
     kept = _dividing(axes, pieces[0].size, region)
-    if kept != axes and region is not None:  # what the first part cannot hold comes together before it is cut
+    if kept != axes and region is not None:
+        wanted = region.placement(dims)[position : position + len(pieces)]
+        if any(wanted) and set(_joined(wanted)) <= set(axes):
+            held = _places((dim,), (axes,), axes, region)
+            array = picked(array, position, axes, held, _places(pieces, wanted, axes, region))
+            shape = [*array.shape[:position], *region.local_sizes(pieces, wanted), *array.shape[position + 1 :]]
+            return settle(array.reshape(shape), dims, (*have[:position], *wanted, *have[position + 1 :]), region)
+        # What the first part cannot hold comes together before it is cut.
         array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region)
     shape = list(array.shape)
     ways = region.ways(kept) if region is not None else 1
     shape[position : position + 1] = [pieces[0].size // ways, *pieces.sizes[1:]]
     placed = (*have[:position], kept, *((),) * (len(pieces) - 1), *have[position + 1 :])
     return settle(array.reshape(shape), dims, placed, region)
+
+
+def _joined(placed: Placement) -> Axes:
+    return tuple(axis for axes in placed for axis in axes)
+
+
+def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) -> np.ndarray:
+    """Which places of these dims, joined into one, each processor along the axes holds where they lie as placed."""
+    ways = [region.mesh.axes[axis] for axis in axes]
+    whole = np.arange(math.prod(dim.size for dim in dims)).reshape([dim.size for dim in dims])
+    found = []
+    for here in np.ndindex(*ways):
+        at = dict(zip(axes, here, strict=True))
+        block = whole
+        for position, (dim, own) in enumerate(zip(dims, placed, strict=True)):
+            size, first = dim.size // region.ways(own), 0
+            for axis in own:
+                first = first * region.mesh.axes[axis] + at[axis]
+            block = block.take(np.arange(first * size, (first + 1) * size), axis=position)
+        found.append(block.reshape(-1))
+    return np.array(found)
 
 
 def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
@@ -100,11 +130,25 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
         # Only the first may be split while they are joined; it takes what the result wants, if it can.
         wanted = region.placement(target)[first]
         lead = _dividing(wanted, pieces[0].size, region)
+        own = have[first : first + len(pieces)]
+        if lead != wanted and set(wanted) <= set(_joined(own)):
+            return _merged_by_places(array, have, pieces, first, target, region)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
         array, have = relocate(array, have, want, region), want
     shape = list(array.shape)
     shape[first : first + len(pieces)] = [math.prod(shape[first : first + len(pieces)])]
     return settle(array.reshape(shape), target, (*have[: first + 1], *have[first + len(pieces) :]), region)
+
+
+def _merged_by_places(array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region) -> Tensor:
+    """Dims joined where none of them can take the axes of the result: each processor gets the places it lacks."""
+    own, wanted = have[first : first + len(pieces)], region.placement(target)[first]
+    axes = _joined(own)
+    shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
+    array = array.reshape([*shape, *array.shape[first + len(pieces) :]])
+    held, due = _places(pieces, own, axes, region), _places([target[first]], (wanted,), axes, region)
+    array = picked(array, first, axes, held, due)
+    return settle(array, target, (*have[:first], wanted, *have[first + len(pieces) :]), region)
 
 
 @recorded

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve, union
+from ..dims import UNSHOWN, Dim, Shape, resolve, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, as_dtype
 from .collectives import as_varying, varying
@@ -21,7 +21,7 @@ from .move import settle
 from .recorded import recorded
 from .reshape import rename
 
-_WHOLE = "whole_for_exchange"  # a name no rule splits
+_WHOLE = f"{UNSHOWN}whole"  # a name no rule splits
 
 
 @recorded

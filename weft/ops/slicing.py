@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape, union
+from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
 from .along import ANYTHING, Along, first_place, places
 from .collectives import permute
-from .elementwise import aligned
+from .create import arange
+from .elementwise import aligned, cast, greater_equal, less, logical_and, logical_not, where
 from .exchange import cut_at, window
 from .index import need_kind, take
 from .meet import Meeting, meet, need_tensor, note_together, operand
@@ -258,16 +259,19 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
                 f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {there})",
                 fix=f"start between 0 and {there - stretch}",
             )
-        at = jnp.asarray(at, "int32")
-    at = _one_integer(at, "update got {} for `at`", "give one whole number, e.g. `at=0`")
+    else:
+        at = _one_integer(at, "update got {} for `at`", "give one whole number, e.g. `at=0`")
     need_kind(x.dtype, new.dtype, f"update puts {new.dtype} into {x.dtype}", "new")
-    whole = _without_split(new, along.dim.name)
-    meeting = meet([x, whole, at], first=x.dims)
-    if len(meeting.dims) > len(x.dims) + (stretch > 1 or whole.dims.has(_STRETCH)):
-        extra = next(d.name for d in whole.dims if not x.dims.has(d) and d.name != _STRETCH)
+    if extra := next((d.name for d in new.dims if not x.dims.has(d.name)), None):
         raise DimError(
             f"update's new values have `{extra}`, which {x!r} has not", fix=f"sum over `{extra}`, or take one"
         )
+    if isinstance(at, int):
+        if new.dims.has(along.dim.name) and not along.dim.is_padded and Along(new, along.dim.name, "update").axes:
+            return _exchanged_into(x, new, along.dim, at)
+        at = jnp.asarray(at, "int32")
+    whole = _without_split(new, along.dim.name)
+    meeting = meet([x, whole, at], first=x.dims)
     target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
     axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
 
@@ -280,6 +284,15 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
         return _put_in(array, value, first, along.position)
 
     return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
+
+
+def _exchanged_into(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
+    """`x` with new values that are split along the dim as well: each processor gets those that fall into its slice."""
+    note_together([x, new])
+    spread = _windowed(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
+    here = arange(spread.dim(dim.name), like=spread)
+    is_new = logical_and(greater_equal(here, at), less(here, at + new.size(dim.name)))
+    return where(logical_not(is_new), x, cast(spread, x.dtype))  # in the order of the dims of `x`
 
 
 def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
@@ -298,7 +311,7 @@ def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
     return lax.dynamic_update_slice_in_dim(array, mixed, begin, position)
 
 
-_STRETCH = "stretch_of_update"
+_STRETCH = f"{UNSHOWN}stretch"
 
 
 def _without_split(new: Tensor, name: str) -> Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ..dims import UNSHOWN
 from ..layout import typed
 from ..mesh import Mesh
 from ..record import MAPPED, Argument, Entry, Placed, Record
@@ -50,13 +51,13 @@ class Reading:
     @property
     def sizes(self) -> str:
         """The dims of the program with their sizes; several where a name has several."""
-        found: dict[str, list[int]] = {}
+        found: dict[str, dict[str, None]] = {}
         for entry in self.entries:
             for placed in (*entry.operands, *entry.results):
                 for dim in placed.dims if placed is not None else ():
-                    if dim.size not in found.setdefault(dim.name, []):
-                        found[dim.name].append(dim.size)
-        return " ".join(f"{name}={'|'.join(map(str, sizes))}" for name, sizes in found.items())
+                    if not dim.name.startswith(UNSHOWN):
+                        found.setdefault(dim.name, {})[dim.size_text] = None
+        return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
 
     @property
     def update_site(self) -> Site:
