@@ -80,6 +80,18 @@ def test_a_dim_renamed_on_the_way_out_is_gathered_first_where_the_operands_could
     assert row.collective == "all_gather" and row.reason == "because stream is split over x and length is whole"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_new_name_that_is_summed_too_is_not_taken_for_it(overlap):
+    x, y = wf.tensor(floats(L, D), [L, D]), wf.tensor(floats(S), [S])
+
+    def net(x, y):  # the sum goes over stream, and length leaves under its name
+        return wf.einsum(x, y, y, out=[L], rename={"length": S}, overlap=overlap)
+
+    np.testing.assert_allclose(net(x, y).array, x.array.sum(1) * (y.array**2).sum(), rtol=1e-5)
+    error = error_of(lambda: wf.spmd(net, mesh="x=4", layout="stream:x,length:x")(x, y), wf.LayoutError)
+    assert "`length` and `stream`" in error.fact and "both split over axis `x`" in error.fact
+
+
 def test_a_ring_of_pieces_cannot_sum_in_another_dtype():
     x, w, _ = INPUTS
 

@@ -87,6 +87,8 @@ def try_conv(rng, p, dims, slides_of):
     slides, padding = slides_of(rng, spatial)
     if slides is None:
         return None
+    if any(name in KERNEL for name in (dim.name for dim in dims)):
+        return None  # an image that was a kernel once
     kernel = [wf.Dim(KERNEL[i], s.window) for i, s in enumerate(slides)]
     order = shuffled(rng, [*kernel, *channels])
     if math.prod(dim.size for dim in order) > 1024:

@@ -36,7 +36,7 @@ def einsum(
     dims, names = union(*(x.dims for x in xs)), checked_rename(rename)
     kept = _kept(dims, out, over)
     piece = stored_piece(xs) if overlap else None
-    if not _fit(xs, dims):
+    if not _fit(xs, dims) and not any(dims.has(new) for new in names.values()):
         if overlap and piece is None:
             piece = renamed_piece(xs, names)
         else:
