@@ -176,6 +176,13 @@ def union(*shapes: Iterable[Dim]) -> Shape:
 
 def same_size(a: Dim, b: Dim) -> None:
     """Raises where two dims of one name have two sizes, or follow two dims."""
+    if a.size != b.size and a.is_padded != b.is_padded:
+        padded, other = (a, b) if a.is_padded else (b, a)
+        raise DimError(
+            f"dim `{a.name}` is {padded.size_text} in one tensor, values and padding, and {other.size} in another",
+            fix=f"pad the other too: `wf.pad_to(y, '{a.name}', {padded.size})`, or make it with the padded dim: "
+            f"`x.dim('{a.name}')`",
+        )
     if a.size != b.size:
         raise DimError(
             f"dim `{a.name}` has size {a.size} in one tensor and {b.size} in another",

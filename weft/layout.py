@@ -262,7 +262,8 @@ class Region:
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
-                f"pad it (`wf.pad_to(x, '{dim.name}', {ways})`), or drop `{name}:{'+'.join(rules.get(name, axes))}`",
+                f"pad it before it comes here (`wf.pad_to(x, '{dim.name}', {ways})`), "
+                f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
             )
         return axes
 

@@ -249,6 +249,12 @@ def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
             fix="use `wf.local(fn, x, out=..., summed=...)`, which says how the slices make up the whole",
         )
     shape = _shape_for(array, dims)
+    if shape.sizes != tuple(array.shape) and tuple(dim.count for dim in shape) == tuple(array.shape):
+        dim = next(dim for dim in shape if dim.is_padded)
+        raise DimError(
+            f"an array of shape {tuple(array.shape)} has no room for the padding of [{shape}]",
+            fix=f"name it without and pad it: `wf.pad_to(wf.tensor(array, dims), '{dim.name}', {dim.size})`",
+        )
     if shape.sizes != tuple(array.shape):
         raise DimError(
             f"an array of shape {tuple(array.shape)} does not fit dims [{shape}]",

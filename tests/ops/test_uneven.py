@@ -21,6 +21,19 @@ def total(y):
     return wf.sum(wf.cos(y), over=list(y.dims))
 
 
+def _ids(x):
+    """Places along the vocab of which one lies outside, with the vocab's own padding."""
+    ids = wf.tensor(np.array([[4, 0, 7, 1, -1]] * 4, "int32"), [B, FIVE])
+    return wf.pad_to(ids, "vocab", x.size("vocab"))
+
+
+def _cut_and_joined(x):
+    """A dim split into places of one and joined again, its padding on both ways."""
+    vocab, one = x.dim("vocab"), wf.Dim("one", 1)
+    places = wf.Dim("places", vocab.size)
+    return wf.merge(wf.split(wf.exp(x), vocab=[places, one]), ["places", "one"], into=wf.Dim("vocab", vocab.size))
+
+
 PROGRAMS = {
     "a sum": lambda x: wf.sum(wf.exp(x), over="vocab"),
     "a mean": lambda x: wf.mean(x + 1, over="vocab"),
@@ -41,6 +54,11 @@ PROGRAMS = {
     "places taken out": lambda x: wf.take(wf.exp(x), wf.tensor(np.array([0, 4, 5, 7, -1]), "ids"), over="vocab"),
     "places unstacked": lambda x: wf.stack(list(wf.unstack(x, over="vocab")), wf.Dim("stacked", 5)),
     "noise": lambda x: wf.sum(x * wf.random.normal(jax.random.key(0), x.dims, like=x), over="vocab"),
+    "a flipped dim": lambda x: wf.sum(wf.flip(wf.exp(x), over="vocab") * x, over="vocab"),
+    "a dim rolled on": lambda x: wf.sum(wf.roll(wf.exp(x), over="vocab", by=2) * x, over="vocab"),
+    "a dim rolled back": lambda x: wf.sum(wf.roll(wf.exp(x), over="vocab", by=-1) * x, over="vocab"),
+    "places looked up along it": lambda x: wf.sum(wf.gather(wf.exp(x), _ids(x), over="vocab") * x, over="vocab"),
+    "a dim cut and joined": lambda x: wf.sum(_cut_and_joined(x) * x, over="vocab"),
     "a renamed dim": lambda x: wf.einsum(x, wf.exp(x).rename(batch="other"), over="vocab"),
 }  # fmt: skip
 
@@ -165,11 +183,9 @@ def test_padding_twice_and_taking_it_off():
 @pytest.mark.parametrize(
     "op",
     [
-        lambda x: wf.flip(x, over="vocab"),
-        lambda x: wf.roll(x, over="vocab", by=1),
         lambda x: wf.pad(x, over="vocab", after=1),
         lambda x: wf.concat([x, x], over="vocab"),
-        lambda x: wf.split(x, vocab=[wf.Dim("a", 2), wf.Dim("b", 4)]),
+        lambda x: wf.split(x, vocab=[wf.Dim("a", 2), wf.Dim("b", 4)]),  # five places are no whole fours
         lambda x: wf.merge(x, ["batch", "vocab"], into=wf.Dim("all", 32)),
         lambda x: wf.max_pool(x, window={"vocab": 2}),
         lambda x: wf.scan(lambda c, y: (c, y), wf.zeros([B]), x, over="vocab"),
@@ -177,8 +193,10 @@ def test_padding_twice_and_taking_it_off():
 )
 def test_an_op_that_would_take_padding_for_values_says_so(op):
     error = error_of(lambda: op(wf.pad_to(floats(B, FIVE), "vocab", 4)), wf.DimError)
-    assert "5 places are valid and 3 padding" in error.fact and error.fix == (
-        "take the padding off first: `wf.unpad(x, 'vocab')`"
+    assert "5 places are valid and 3 padding" in error.fact
+    assert (
+        "`wf.unpad(x, 'vocab')`" in error.fix
+        and "`wf.unpad(x.rename(vocab='vocab_whole'), 'vocab_whole')`" in error.fix
     )
 
 
@@ -187,6 +205,10 @@ def test_wrong_padding_is_told():
     padded = wf.pad_to(x, "vocab", 4)
     error = error_of(lambda: padded + floats(B, wf.Dim("vocab", 8)), wf.DimError)
     assert "holds 5 values in one tensor and 8 in another" in error.fact and "wf.pad_to" in error.fix
+    error = error_of(lambda: padded + x, wf.DimError)
+    assert "is 5+3 in one tensor, values and padding, and 5" in error.fact and "wf.pad_to(y, 'vocab', 8)" in error.fix
+    error = error_of(lambda: wf.tensor(np.ones((4, 5)), padded.dims), wf.DimError)
+    assert "no room for the padding" in error.fact and "wf.pad_to(" in error.fix
     error = error_of(lambda: wf.pad_to(padded, "vocab", 3), wf.DimError)
     assert "padding already" in error.fact and "wf.unpad(x, 'vocab')" in error.fix
     error = error_of(lambda: wf.pad_to(x, "vocab", 0), wf.DimError)

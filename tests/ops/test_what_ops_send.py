@@ -145,7 +145,7 @@ MOVING = {
     "unstack": moving(lambda x: wf.unstack(x, over=D), []),
     # What is made of the whole may differ between processors, so its gradients are added up.
     "unstack of a split dim": moving(
-        lambda x: wf.unstack(x, over=T), [all_gather(8 * ROW)], backward=[reduce_scatter(8 * ROW)]
+        lambda x: wf.unstack(x, over=T), [all_gather(8 * ROW)], backward=[]
     ),
 }  # fmt: skip
 

@@ -63,10 +63,15 @@ def _differentiable(r: Reduction) -> Callable[[Any], tuple[Any, Any]]:
     # The derivative is that of the mean and the variance, not that of the pieces; backward it sends nothing.
     @jax.custom_jvp
     def moments(a: Any) -> tuple[Any, Any]:
-        mean = jnp.mean(a, axis=r.positions, keepdims=True)
-        rest = a - mean
-        local = jnp.mean(rest, r.positions), jnp.mean(jnp.square(rest), r.positions)
-        sums = all_reduce(_pieces(jnp.squeeze(mean, r.positions), *local), r.axes)
+        near = a
+        for position in r.positions:
+            near = lax.slice_in_dim(near, 0, 1, axis=position)
+        near = jnp.where(jnp.isfinite(near), near, 0)  # some value of the slice: differences from it are small
+        shifted = jnp.mean(a - near, axis=r.positions, keepdims=True)
+        mean = near + shifted
+        rest = jnp.where(jnp.isfinite(mean), (near - mean) + shifted, 0)
+        square = jnp.mean(jnp.square(a - mean), axis=r.positions)
+        sums = all_reduce(_pieces(jnp.squeeze(mean, r.positions), jnp.squeeze(rest, r.positions), square), r.axes)
         return _joined(sums, r.ways)
 
     @moments.defjvp

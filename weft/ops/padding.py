@@ -77,6 +77,7 @@ def need_no_padding(dims: Sequence[Dim], what: str) -> None:
         if dim.is_padded:
             raise DimError(
                 f"{what} goes along `{dim.name}`, of which {dim.count} places are valid and "
-                f"{dim.size - dim.count} padding, and does not know which are which",
-                fix=f"take the padding off first: `wf.unpad(x, '{dim.name}')`",
+                f"{dim.size - dim.count} padding",
+                fix=f"take the padding off first: `wf.unpad(x, '{dim.name}')`; where `{dim.name}` is split, under an "
+                f"unsplit name: `wf.unpad(x.rename({dim.name}='{dim.name}_whole'), '{dim.name}_whole')`",
             )

@@ -6,6 +6,7 @@ little moves as the new places require.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from ..dims import Dim, Shape, new_dims, resolve, union
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region
 from ..tensor import Tensor
+from .collectives import all_gather_equal
 from .elementwise import aligned
 from .exchange import picked
 from .index import only
@@ -44,7 +46,7 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
             f"`{name}` (size {dim.size}) does not split into [{pieces}]",
             fix=f"give dims whose sizes multiply to {dim.size}",
         )
-    need_no_padding([dim], "split")
+    pieces = _with_padding(dim, pieces)
     meeting = meet([x])
     position = x.dims.position(name)
     dims = Shape([*x.dims[:position], *pieces, *x.dims[position + 1 :]])
@@ -66,6 +68,14 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     shape[position : position + 1] = [pieces[0].size // ways, *pieces.sizes[1:]]
     placed = (*have[:position], kept, *((),) * (len(pieces) - 1), *have[position + 1 :])
     return settle(array.reshape(shape), dims, placed, region)
+
+
+def _with_padding(dim: Dim, pieces: Shape) -> Shape:
+    """The parts of a dim; its padding is that of the first, which must hold whole ones of the rest."""
+    rest = math.prod(pieces.sizes[1:])
+    if dim.is_padded and dim.count % rest:
+        need_no_padding([dim], "split")
+    return Shape([replace(pieces[0], valid=dim.count // rest), *pieces[1:]]) if dim.is_padded else pieces
 
 
 def _joined(placed: Placement) -> Axes:
@@ -102,12 +112,13 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
-    need_no_padding(pieces, "merge")
+    need_no_padding(pieces[1:], "merge")
     if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
         size = math.prod(pieces.sizes)
         raise DimError(
             f"[{pieces}] were merged into {into!r}", fix=f"give a dim of size {size}: `into=wf.Dim('name', {size})`"
         )
+    into = replace(into, valid=pieces[0].count * math.prod(pieces.sizes[1:]))
     rest = x.dims.without(pieces)
     if rest.has(into):
         fix = f"choose another name, e.g. `into=wf.Dim('{into.name}_2', {into.size})`"
@@ -193,7 +204,8 @@ def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     array = meeting.run(lambda a: a, [x])
     rest = x.dims.without([dim])
     if region is not None and have[position]:
-        array = relocate(array, have, (*have[:position], (), *have[position + 1 :]), region)
+        whole = (*have[:position], (), *have[position + 1 :])
+        array = relocate(array, have, whole, region, all_gather_equal)
     slices = jnp.split(array, dim.size, axis=position)[: dim.count]
     return tuple(
         settle(jnp.squeeze(part, position), rest, (*have[:position], *have[position + 1 :]), region) for part in slices

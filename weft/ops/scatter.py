@@ -42,9 +42,9 @@ def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     others = x.dims.without([dim])
     found = _elements(union(others, ids.dims))
     if _elements(x.dims) * x.dtype.itemsize <= found * x.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize:
-        whole = Dim(_WHOLE, dim.size)
+        whole = dim.renamed(_WHOLE)
         return look_up(rename(x, **{dim.name: whole}), ids, whole, {})
-    return look_up(x, rename(ids, **{dim.name: Dim(_WHOLE, many.size)}), dim, {_WHOLE: many})
+    return look_up(x, rename(ids, **{dim.name: _WHOLE}), dim, {_WHOLE: many})
 
 
 def _elements(dims: Shape) -> int:
@@ -65,9 +65,8 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor
         return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
     sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
     if _elements(x.dims) * x.dtype.itemsize <= sent:
-        return cast(x + _scattered(x, ids, updates, dim, Dim(_WHOLE, dim.size)), x.dtype)
-    whole = Dim(_WHOLE, ids.size(dim.name))
-    ids, updates = rename(ids, **{dim.name: whole}), rename(updates, **{dim.name: whole})
+        return cast(x + _scattered(x, ids, updates, dim, dim.renamed(_WHOLE)), x.dtype)
+    ids, updates = (rename(t, **{dim.name: _WHOLE}) for t in (ids, updates))
     return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
 
 

@@ -182,8 +182,12 @@ def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
 @recorded
 def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
-    along, by = Along(x, over, "roll"), _whole(by, "roll", "by")
-    by %= along.dim.size
+    along, by = Along(x, over, "roll", padding=ANYTHING), _whole(by, "roll", "by")
+    by %= along.dim.count
+    if along.dim.is_padded:  # what leaves the values at one end comes in at the other
+        low = _windowed(along, lambda i, n: i * n - by + along.dim.count, along.dim.size)
+        high = _windowed(along, lambda i, n: i * n - by, along.dim.size)
+        return _joined(low, high, along.dim.name, by)
     if by > along.dim.size // 2:  # the shorter way round
         by -= along.dim.size
     return _windowed(along, lambda i, n: i * n - by, along.dim.size, wraps=True)
@@ -192,14 +196,19 @@ def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
 @recorded
 def flip(x: Tensor, *, over: Any) -> Tensor:
     """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
-    along = Along(x, over, "flip")
+    along = Along(x, over, "flip", padding=ANYTHING)
+    starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
 
     def compute(array: Any) -> Any:
         array = jnp.flip(array, along.position)
-        return permute(array, along.axes, [(i, along.ways - 1 - i) for i in builtins.range(along.ways)])
+        if along.axes:
+            array = permute(array, along.axes, [(i, along.ways - 1 - i) for i in builtins.range(along.ways)])
+        if not along.dim.is_padded:
+            return array
+        # The padding came first.
+        return window(array, along.position, along.axes, along.ways, starts=starts, size=along.own)
 
-    local = compute if along.axes else lambda array: jnp.flip(array, along.position)
-    return result(along.meeting.run(local, [along.x]), along.x.dims, along.meeting.region)
+    return result(along.meeting.run(compute, [along.x]), along.x.dims, along.meeting.region)
 
 
 @recorded

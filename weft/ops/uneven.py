@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..dims import Dim, resolve
 from ..errors import DimError
-from ..tensor import Tensor, make
+from ..tensor import Tensor, is_tensor, make
 from .create import slice_of
 from .elementwise import logical_not, logical_or
 from .index import only
@@ -50,7 +50,9 @@ def unpad(x: Tensor, dim: Dim | str) -> Tensor:
 
 @recorded
 def valid(dims: Any, *, like: Tensor | None = None) -> Tensor:
-    """True where a tensor of these dims holds values, False in its padding."""
+    """True where a tensor of these dims holds values, False in its padding; of a tensor, its own mask."""
+    if is_tensor(dims):
+        dims, like = dims.dims, dims if like is None else like
     shape, region, placement, sizes = slice_of(dims, like, "valid")
     mask = validity(shape, placement, sizes)
     array = jnp.ones(sizes, bool) if mask is None else jnp.broadcast_to(mask, sizes)
