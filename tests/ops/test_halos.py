@@ -233,12 +233,39 @@ def conv_of(x: wf.Tensor, w: wf.Tensor, **how: Any) -> wf.Tensor:
     return wf.conv(x, w, over=over(2), channels=("channels", "channels_out"), **how)
 
 
-@pytest.mark.parametrize("layout", ["channels:x", "channels_out:x"])
-def test_split_channels_in_groups_are_refused(layout):
-    x, w = image((8, 8), channels=8), wf.tensor(floats((3, 3, 4, 16), "groups"), "kh kw channels channels_out")
+@pytest.mark.parametrize("has_inputs", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "sends"),
+    [
+        ("channels:x,channels_out:x", []),  # each has its own groups
+        ("channels_out:x", []),
+        ("channels:x", ["all_gather"]),  # what comes out is to be whole
+        ("channels:x,channels_out:x,height:y", ["permute", "permute"]),
+    ],
+)
+def test_groups_of_split_channels_stay_where_they_are(layout, sends, has_inputs):
+    groups = 4 if has_inputs else 8
+    x, w = image((8, 8), channels=8), floats((3, 3, 8 // groups, 16), "split groups")
+    tensor = wf.tensor(w, "kh kw in_group channels_out") if has_inputs else wf.tensor(w[:, :, 0], "kh kw channels_out")
+
+    def plain(x: Any, w: Any) -> Any:
+        w = w if has_inputs else w[:, :, None]
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers(2), feature_group_count=groups)
+
+    def convolved(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return conv_of(x, w, groups=groups)
+
+    check_all({"groups": (convolved, plain, (x, tensor))}, "x=4,y=2", layout)
+    program = wf.trace(convolved, x, tensor, mesh="x=4,y=2", layout=layout)
+    assert [row.collective for row in program.ledger] == sends
+    assert all(row.reason for row in program.ledger)
+
+
+def test_groups_that_do_not_divide_are_refused():
+    x, w = image((8, 8), channels=8), wf.tensor(floats((3, 3, 4, 16), "groups"), "kh kw in_group channels_out")
     with pytest.raises(wf.LayoutError, match="2 groups") as error:
-        wf.trace(lambda x, w: conv_of(x, w, groups=2), x, w, mesh="x=4", layout=layout)
-    assert "rename" in error.value.fix
+        wf.trace(lambda x, w: conv_of(x, w, groups=2), x, w, mesh="x=4", layout="channels:x")
+    assert "multiple of 4 groups" in error.value.fix
 
 
 # ---- dims, names, dtypes, loops

@@ -138,9 +138,19 @@ def _must_be_whole(found: re.Match, program: Program, sizes: dict[str, int], lay
     return found["name"] in program.whole and any(sizes[axis] > 1 for axis in _axes(found["name"], layout))
 
 
+def _groups_remain(found: re.Match, program: Program, sizes: dict[str, int], layout: wf.Layout) -> bool:
+    axes = found["axes"].split("+")
+    ways = math.prod(sizes[axis] for axis in axes)
+    return (
+        int(found["ways"]) == ways and bool(int(found["groups"]) % ways) and set(axes) <= _axes(found["name"], layout)
+    )
+
+
 REASONS = {
     r"dims `(?P<one>\w+)` and `(?P<other>\w+)` of \[.*\] are both (stored )?split over axis `(?P<axis>\w+)`": _clash,
     r"dim `(?P<name>\w+)` \(size (?P<size>\d+)\) does not divide over mesh ax[ei]s `(?P<axes>[\w+]+)`": _remains,
     r"scan goes over `(?P<name>\w+)`": _must_be_whole,
+    r"conv(_transpose)? has (?P<groups>\d+) groups, which do not divide over (?P<axes>[\w+]+) \((?P<ways>\d+) ways\), "
+    r"where `(?P<name>\w+)` is split": _groups_remain,
     r"conv(_transpose)? needs `(?P<name>\w+)` whole": _must_be_whole,
 }

@@ -145,13 +145,12 @@ def conv(rng, p, dims):
         lambda x, w: wf.tanh(0.3 * wf.conv(x, w, **how)),
         plain,
         [w],
-        whole=needed_whole(kernel, given, made, how),
+        whole=needed_whole(kernel),
     )
 
 
-def needed_whole(kernel, given, made, how):
-    in_groups = how["groups"] > 1 and given.name != made.name
-    return [d.name for d in kernel] + ([given.name, made.name] if in_groups else [])
+def needed_whole(kernel):
+    return [d.name for d in kernel]
 
 
 def draw_spreads(rng, spatial):

@@ -18,11 +18,13 @@ from ..tensor import Tensor, make, placement
 from .collectives import index
 from .elementwise import aligned
 from .halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
+from .mapping import vmap
 from .meet import Meeting, common_region, meet, need_tensor, note_together
 from .move import settle
 from .padding import need_no_padding
 from .recorded import recorded
-from .reshape import rename
+from .regroup import merge, split, stack
+from .reshape import broadcast, rename
 
 
 class _Operands:
@@ -74,7 +76,10 @@ class _Operands:
             raise DimError(
                 f"{self.what} has one dim in `over` and in `channels`", fix="name each dim in one of the two"
             )
-        if extra := [dim.name for dim in self.w.dims if dim.name not in named]:
+        extra = [dim.name for dim in self.w.dims if dim.name not in named]
+        if len(extra) == 1 and not self.w.dims.has(self.given.name) and self.groups > 1:
+            return  # the channels of one group, under a name of their own
+        if extra:
             raise DimError(
                 f"the kernel [{self.w.dims}] has `{extra[0]}`, which is neither in `over` nor in `channels`",
                 fix=f"sum over it, take one, or map over it: `wf.vmap(fn, over='{extra[0]}')`",
@@ -89,7 +94,8 @@ class _Operands:
                 fix=f"take groups that divide both, e.g. {math.gcd(self.given.size, self.made.size)}",
             )
         size = self.given.size // groups
-        has = self.w.dims.find(name).size if self.w.dims.has(name) and not self.is_depthwise else None
+        others = [d.size for d in self.w.dims if d.name not in (*self.kernel.names, self.made.name)]
+        has = others[0] if others and not self.is_depthwise else None
         if has != size and not (has is None and size == 1 and (groups > 1 or self.is_depthwise)):
             held = f"`{name}` of size {has}" if has is not None else f"no `{name}`"
             raise DimError(
@@ -111,12 +117,29 @@ class _Operands:
         """Where they agree; under groups the kernel's own channels first get a name of their own."""
         self._need_whole(self.kernel, "which is a dim of the kernel")
         if self.groups > 1 and not self.is_depthwise:
-            self._need_whole([self.given, self.made], f"while it is convolved in {self.groups} groups")
             note_together([self.x, self.w])
             self.w = self._kernel_of_groups()
         meeting = meet([self.x, self.w])
         note_together([self.x, self.w])
         return meeting
+
+    @property
+    def groups_lie_over(self) -> Dim | None:
+        """The channels by whose axes the groups can be split, where channels are split; None where they are whole."""
+        region = common_region([self.x, self.w])
+        if region is None or self.groups == 1 or self.is_depthwise:
+            return None
+        axes = dict(zip((self.given, self.made), (region.axes([d])[0] for d in (self.given, self.made)), strict=True))
+        found = next((dim for dim in (self.given, self.made) if axes[dim]), None)
+        if found is not None and self.groups % region.ways(axes[found]):
+            raise LayoutError(
+                f"{self.what} has {self.groups} groups, which do not divide over {'+'.join(axes[found])} "
+                f"({region.ways(axes[found])} ways), where `{found.name}` is split",
+                state=region.state,
+                fix=f"take a multiple of {region.ways(axes[found])} groups, or drop the rule: "
+                f"`layout.drop('{found.name}')`",
+            )
+        return found
 
     def _kernel_of_groups(self) -> Tensor:
         if not self.w.dims.has(name := self.given.name):
@@ -183,6 +206,27 @@ class _Operands:
         return settle(array, dims, placed.placement(dims), placed.region, partial=partial)
 
 
+def _by_groups(convolve: Callable[..., Tensor], operands: _Operands, lie_over: Dim, how: dict[str, Any]) -> Tensor:
+    """A convolution in groups whose channels are split: each processor has its own groups, as in `vmap`."""
+    note_together([operands.x, operands.w])
+    given, made, count = operands.given, operands.made, operands.groups
+    groups = Dim(f"{given.name}_groups", count, follows=lie_over.name)
+    inside, out = (Dim(f"{dim.name}_in_group", dim.size // count) for dim in (given, made))
+    kernel = operands._kernel_of_groups()
+    own = next((d.name for d in kernel.dims if d.name not in (*operands.kernel.names, made.name)), None)
+    kernel = rename(kernel, **{own: inside}) if own is not None else stack([kernel], inside)
+    image = split(operands.x, **{given.name: [groups, inside]})
+    over = dict(zip(operands.spatial.names, operands.kernel.names, strict=True))
+
+    def one(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(x, w, over=over, channels=(inside.name, out.name), **how)
+
+    found = vmap(one, over=groups)(image, split(kernel, **{made.name: [groups, out]}))
+    order = [groups if d.name == given.name else found.dim(d.name) for d in operands.x.dims]
+    order.insert(order.index(groups) + 1, out)
+    return merge(broadcast(found, order), [groups, out], into=made)
+
+
 @recorded
 def conv(
     x: Tensor,
@@ -203,6 +247,9 @@ def conv(
     itself it keeps its name: `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
     """
     operands = _Operands("conv", x, w, over, channels, groups)
+    if (lie_over := operands.groups_lie_over) is not None:
+        how = {"stride": stride, "dilation": dilation, "padding": padding}
+        return _by_groups(conv, operands, lie_over, how)
     stretches = [stretch(*slide, "conv") for slide in operands.slides(stride, dilation, padding)]
     view = View(operands.meet(), stretches)
     seen = view.halos(operands.x)
@@ -234,6 +281,9 @@ def conv_transpose(
     """
     what = "conv_transpose"
     operands = _Operands(what, x, w, over, channels, groups)
+    if (lie_over := operands.groups_lie_over) is not None:
+        how = {"stride": stride, "dilation": dilation, "padding": padding}
+        return _by_groups(conv_transpose, operands, lie_over, how)
     spreads = []
     for d, reach, step, dilated, pads in operands.slides(stride, dilation, padding):
         low, high = _transpose_pads(reach, step, pads)

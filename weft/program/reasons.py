@@ -126,6 +126,8 @@ class _Op:
             return f"because {_is(self.summed)} summed and split over {over}"
         if not self.along and op == "local":
             return f"because the function given to local calls it over {over}"
+        if not self.along and self.split and collective == "all_gather":
+            return f"because {_is(self.moved)} split over {over}, where the result is whole"
         if not self.along:
             return f"because of equal copies along {over} the first is taken for all"
         if op in _SUMMED:
