@@ -91,6 +91,37 @@ def test_trees_none_and_what_is_no_tensor():
         assert np.all(np.asarray(dx.array) == 5) and np.all(np.asarray(dw.array) == 0)
 
 
+@pytest.mark.parametrize("layout", ["copies:a", "copies:b,batch:a", "batch:a,d_ff:b"])
+def test_inside_a_map_each_example_has_its_own_gradient_and_a_shared_weight_the_sum(layout):
+    many = wf.tensor(_random.normal(size=(4, 8, 8)).astype("float32"), [wf.Dim("copies", 4), B, D])
+
+    def loss(x, w):
+        return wf.sum(wf.sin(wf.vmap(lambda x: layer(x, w), over="copies")(x)), over=["copies", B, F])
+
+    both = wf.value_and_grad(loss, argnums=(0, 1))
+    found = jax.tree.leaves(wf.spmd(both, mesh="a=2,b=4", layout=layout)(many, W))
+    for one, other in zip(found, jax.tree.leaves(both(many, W)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_arguments_may_be_named():
+    np.testing.assert_array_equal(layer(w=W, x=X).array, layer(X, W).array)
+    error = error_of(lambda: layer(X), wf.TensorError)
+    assert "missing a required argument" in error.fact and "layer(x, w)" in error.fix
+
+
+def test_a_closure_that_would_lose_a_gradient_is_told():
+    def loss(w):
+        bent = wf.tanh(w)
+        fn = wf.custom_vjp(lambda x: wf.einsum(x, bent, over=D))
+        fn.defvjp(lambda x: (fn.fn(x), None), lambda _, g: (wf.einsum(g, bent, over=F),))
+        return wf.sum(fn(X), over=[B, F])
+
+    for run in (wf.grad(loss), wf.spmd(wf.grad(loss), mesh="x=4", layout="d_ff:x")):
+        error = error_of(lambda run=run: run(W), wf.TensorError)
+        assert "closes over `bent`" in error.fact and "pass `bent` as an argument" in error.fix
+
+
 def test_what_is_wrong_with_a_custom_vjp_is_told():
     def custom(forward, backward):
         fn = wf.custom_vjp(lambda x: x * 2)

@@ -251,6 +251,16 @@ def test_a_path_is_relative_below_the_working_directory_and_short_elsewhere(tmp_
     assert shown_path("<string>") == "<string>"
 
 
+def test_an_operand_that_is_a_sum_of_numbers_keeps_its_brackets():
+    i = 3
+
+    def net(x, w):
+        return x * (1 + 0.1 * i)
+
+    (text,) = written(net)
+    assert text == "x * (1 + 0.1 * i)"
+
+
 def test_a_long_argument_is_cut():
     def net(x, w):
         return wf.clip(x, min=-1.0000000000001, max=1.0 + 2.0 + 3.0 + 4.0 + 5.0 + 6.0 + 7.0 + 8.0)

@@ -5,6 +5,7 @@ arrays that JAX sees in between have one type each: a tensor's slice varies over
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import TensorError
-from ..layout import Region, open_region
+from ..layout import Axes, Region, open_region
 from ..tensor import Tensor, excess, is_tensor, make
 from .collectives import as_varying, from_first, index, varying
 from .meet import common_region, need_function, with_layout
@@ -39,16 +40,55 @@ class custom_vjp:
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TensorError(
                 f"{self.__name__} is a custom_vjp without a gradient",  # type: ignore[attr-defined]
                 fix="say how to make one: `f.defvjp(forward, backward)`",
             )
+        args = self._bound(args, kwargs)
+        for fn in (self.fn, self.forward, self.backward):
+            _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
         region = common_region([leaf for leaf in leaves if is_tensor(leaf)]) or open_region()
-        call = _Call(self, map_tensors(lambda x: with_layout(x, region), args), region)
+        call = _Call(self, map_tensors(lambda x: _in_region(x, region), args), region)
         return call.result()
+
+    def _bound(self, args: Any, kwargs: Any) -> Any:
+        """The arguments by position."""
+        try:
+            bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TensorError(
+                f"{self.__name__} was called wrongly: {error}",  # type: ignore[attr-defined]
+                fix=f"call it as `{self.__name__}{inspect.signature(self.fn)}`",  # type: ignore[attr-defined]
+            ) from None
+        bound.apply_defaults()
+        return bound.args
+
+
+def _in_region(x: Tensor, region: Region | None) -> Tensor:
+    """`x` as the region has it; inside a mapped dim it varies from example to example, and so does its gradient."""
+    x = with_layout(x, region)
+    if region is None or not region.taken:
+        return x
+    return result(as_varying(x._array, region.taken), x.dims, region)
+
+
+def _check_closure(fn: Any) -> None:
+    """Raises where a function closes over a tensor whose gradient is asked for: it would get none."""
+    code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
+    for name, cell in zip(code.co_freevars if code is not None else (), cells, strict=False):
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            continue  # not there yet
+        for leaf in jax.tree.leaves(held, is_leaf=is_tensor):
+            if is_tensor(leaf) and type(leaf._array).__name__ in ("JVPTracer", "LinearizeTracer"):
+                raise TensorError(
+                    f"a custom_vjp closes over `{name}`, a tensor whose gradient is asked for",
+                    fix=f"pass `{name}` as an argument, and let `backward` give its gradient",
+                )
 
 
 class _Call:
@@ -118,7 +158,7 @@ class _Call:
                 fix="give the gradient of an argument the dims of the argument",
             )
         given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))._array.astype(array.dtype)
-        return _to_one_copy(given, varying(array))
+        return _to_one_copy(given, varying(array), () if self.region is None else self.region.taken)
 
 
 def _leaves(tree: Any, count: int) -> list[Any]:
@@ -146,8 +186,9 @@ def equal_elsewhere(x: Tensor) -> Tensor:
     return result(from_first(x._array, axes), x.dims, x._region)
 
 
-def _to_one_copy(gradient: Any, wanted: frozenset[str]) -> Any:
+def _to_one_copy(gradient: Any, wanted: frozenset[str], taken: Axes) -> Any:
     """The gradient of a value of which each processor along some axes has a copy: all of it goes to the first."""
+    gradient = as_varying(gradient, wanted & set(taken))
     axes = tuple(sorted(wanted - varying(gradient)))
     if not axes:
         return gradient

@@ -32,6 +32,8 @@ def einsum(
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
+    if not isinstance(overlap, bool):
+        raise TensorError(f"einsum got overlap={overlap!r}", fix="say `overlap=True` or `overlap=False`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
     dims, names = union(*(x.dims for x in xs)), checked_rename(rename)
     kept = _kept(dims, out, over)

@@ -191,8 +191,14 @@ class _Writer:
         return called, f"{called}({', '.join(given)})", operands
 
     def _signed(self, sign: str, left: Any, right: Any) -> tuple[str, str, tuple[str, ...]]:
-        pair = self.argument(left), self.argument(right)
+        pair = self._in_brackets(left), self._in_brackets(right)
         return sign, f"{pair[0]} {sign} {pair[1]}", pair
+
+    def _in_brackets(self, node: Any) -> str:
+        """An operand of a sign; one that is made of others itself is told apart."""
+        text = self.argument(node)
+        is_made = isinstance(node, ast.BinOp | ast.Compare | ast.BoolOp | ast.IfExp)
+        return f"({text})" if is_made and text != "..." else text
 
     def argument(self, node: Any) -> str:
         if any(self.is_op(inner) for inner in ast.walk(node) if hasattr(inner, "lineno")):
