@@ -263,7 +263,8 @@ class Region:
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
                 f"pad it before it comes here (`wf.pad_to(x, '{dim.name}', {ways})`), "
-                f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), or drop `{name}:{'+'.join(rules.get(name, axes))}`",
+                f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), "
+                f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
             )
         return axes
 
