@@ -135,7 +135,7 @@ class Shape(tuple[Dim, ...]):
         name = dim.name if isinstance(dim, Dim) else dim
         for mine in self:
             if mine.name == name:
-                if isinstance(dim, Dim):
+                if isinstance(dim, Dim) and not _names(dim, mine):
                     same_size(mine, dim)
                 return mine
         raise DimError(
@@ -172,6 +172,11 @@ def union(*shapes: Iterable[Dim]) -> Shape:
             if known.follows is None:
                 seen[dim.name] = dim
     return Shape(seen.values())
+
+
+def _names(dim: Dim, mine: Dim) -> bool:
+    """Whether a dim without padding names one that has been padded since."""
+    return dim.name == mine.name and mine.is_padded and not dim.is_padded and dim.size == mine.count
 
 
 def same_size(a: Dim, b: Dim) -> None:
@@ -264,7 +269,9 @@ def new_dims(given: Any, *, what: str, known: Sequence[Dim] = ()) -> Shape:
                 f"`{what}` gives the name `{item}` alone, and there is no size to go with it",
                 fix=f"give a dim, e.g. `wf.Dim('{item}', 8)`",
             )
-    return Shape(item if isinstance(item, Dim) else known.find(item) for item in asked)
+    padded = {dim.name: dim for dim in known if dim.is_padded}
+    found = [item if isinstance(item, Dim) else known.find(item) for item in asked]
+    return Shape(padded[dim.name] if dim.name in padded and _names(dim, padded[dim.name]) else dim for dim in found)
 
 
 def _is_int(size: Any) -> bool:

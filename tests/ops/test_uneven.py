@@ -221,6 +221,37 @@ def test_wrong_padding_is_told():
     assert "place 6 of `vocab` (size 5)" in error.fact
 
 
+def test_a_dim_as_it_was_before_it_was_padded_still_names_it():
+    x = floats(B, FIVE)
+    padded = wf.pad_to(x, FIVE, 4)
+
+    def net(x):
+        y = wf.softmax(x, over=FIVE) + wf.ones([B, FIVE], like=x) * wf.cast(wf.arange(FIVE, like=x), "float32")
+        y = wf.broadcast(y, [FIVE, B]).rename(vocab=wf.Dim("words", 5))
+        return wf.einsum(y, y, out=["words"]), wf.einsum(y, over=[B], rename={"words": FIVE})
+
+    for found, expected in zip(wf.spmd(net, mesh="x=4", layout="vocab:x,words:x")(padded), net(x), strict=True):
+        np.testing.assert_allclose(wf.unpad(found, found.dims[0]).array, expected.array, rtol=1e-5)
+
+
+def test_a_shape_without_values_is_padded_too():
+    padded = wf.pad_to(wf.tensor(jax.ShapeDtypeStruct((4, 5), "float32"), [B, FIVE]), "vocab", 4)
+    assert padded.dims == wf.pad_to(floats(B, FIVE), "vocab", 4).dims
+    assert list(wf.trace(lambda x: x * 2, padded, mesh="x=4", layout="vocab:x").ledger) == []
+
+
+def test_a_ring_takes_a_padded_dim():
+    x, w = wf.pad_to(floats(FIVE, D), "vocab", 4), floats(D, wf.Dim("heads", 8))
+
+    def net(x, w, overlap):
+        return wf.einsum(x, w, over=D, rename={"vocab": "words"}, overlap=overlap)
+
+    expected = net(x, w, False)
+    for overlap in (False, True):
+        found = wf.spmd(lambda x, w, o=overlap: net(x, w, o), mesh="x=4", layout="vocab:x,heads:x")(x, w)
+        np.testing.assert_allclose(wf.unpad(found, "words").array, wf.unpad(expected, "words").array, rtol=1e-5)
+
+
 def test_a_size_that_does_not_divide_names_the_cure():
     error = error_of(lambda: wf.spmd(lambda x: x * 2, mesh="x=4", layout="vocab:x")(floats(B, FIVE)), wf.LayoutError)
     assert "wf.pad_to(x, 'vocab', 4)" in error.fix
@@ -230,3 +261,25 @@ def test_arrays_of_a_padded_dim_keep_their_dtype():
     for dtype in ("int32", "bool", "bfloat16"):
         x = wf.pad_to(wf.cast(floats(B, FIVE) > 0, dtype), "vocab", 4)
         assert wf.max(x, over="vocab").dtype == jnp.dtype(dtype)
+
+
+@pytest.mark.parametrize("layout", ["", "length:x"])
+def test_one_key_of_many_is_the_same_wherever_they_lie(layout):
+    length = wf.Dim("length", 8)
+    x, keys = wf.ones([length]), wf.random.split(jax.random.key(0), length)
+
+    def net(keys, x):
+        one, other = keys["length", 2], wf.unstack(keys, over="length")[3]
+        return x + wf.random.normal(one, x.dims, like=x) * wf.random.normal(other, x.dims, like=x)
+
+    found = wf.spmd(net, mesh="x=4", layout=layout)(keys, x) if layout else net(keys, x)
+    plain = jax.random.split(jax.random.key(0), 8)
+    expected = 1 + jax.random.normal(plain[2], 8) * jax.random.normal(plain[3], 8)
+    np.testing.assert_allclose(found.array, expected, rtol=1e-6)
+
+
+def test_random_bits_do_not_depend_on_the_layout_whatever_jax_is_set_to():
+    x = wf.ones([wf.Dim("length", 8)])
+    with jax.threefry_partitionable(False):
+        net = wf.spmd(lambda x: wf.random.normal(jax.random.key(0), x.dims, like=x), mesh="x=4", layout="length:x")
+        np.testing.assert_array_equal(net(x).array, wf.random.normal(jax.random.key(0), x.dims).array)

@@ -41,7 +41,7 @@ def einsum(
     if not _fit(xs, dims) and not any(dims.has(new) for new in names.values()):
         if overlap and piece is None:
             piece = renamed_piece(xs, names)
-        else:
+        if piece is None or piece.is_stored:
             note_together(xs)
             xs = tuple(_renamed_first(x, names) for x in xs)
             dims, kept, names = union(*(x.dims for x in xs)), renamed(kept, names), {}

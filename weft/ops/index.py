@@ -14,6 +14,7 @@ from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, as_dtype
 from .collectives import index
+from .keys import are_keys, keys_of, words_of
 from .meet import meet, need_tensor
 from .move import result, settle
 from .recorded import recorded
@@ -26,6 +27,8 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     A masked local take and an all-reduce where `over` is split. Dims that both have are matched by name.
     """
     table, ids = need_tensor(table, "take"), integers(ids, "take")
+    if are_keys(table):
+        return keys_of(take(words_of(table), ids, over=over))
     dim = only(resolve(over, table.dims, what="over"), "take")
     if ids.dims.has(dim):
         raise DimError(

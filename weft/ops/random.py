@@ -177,7 +177,8 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     """The slice that is due here of `sampler` on the whole shape."""
     key = _checked_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    if any(placement) or any(dim.is_padded for dim in shape):
+    is_sliced = any(placement) or any(dim.is_padded for dim in shape)
+    if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), [axis for axes in placement for axis in axes])
         key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)

@@ -20,6 +20,7 @@ from .collectives import all_gather_equal
 from .elementwise import aligned
 from .exchange import picked
 from .index import only
+from .keys import are_keys, keys_of, words_of
 from .meet import meet, need_tensor
 from .move import relocate, settle
 from .padding import need_no_padding
@@ -197,6 +198,8 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
 def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     """The slices of `x` along the dim `over`, which is gathered first where it is split."""
     x = need_tensor(x, "unstack")
+    if are_keys(x):
+        return tuple(keys_of(part) for part in unstack(words_of(x), over=over))
     dim = only(resolve(over, x.dims, what="over"), "unstack")
     meeting = meet([x])
     position = x.dims.position(dim)

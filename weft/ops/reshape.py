@@ -28,7 +28,7 @@ def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
             raise DimError(f"there is no dim `{old}` to rename in [{dims}]", fix=closest(old, dims.names))
         if not isinstance(new, Dim | str):
             raise DimError(f"`{old}` was renamed to {new!r}", fix=f"give a name or a dim, e.g. `{old}='memory_{old}'`")
-        if isinstance(new, Dim) and new.size != dims.find(old).size:
+        if isinstance(new, Dim) and new.size not in (dims.find(old).size, dims.find(old).count):
             raise DimError(
                 f"dim `{old}` (size {dims.find(old).size}) was renamed to `{new.name}` of size {new.size}",
                 fix=f"a rename keeps the size: `{new.name}` must have size {dims.find(old).size}",
@@ -50,7 +50,7 @@ def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
 
 def _new(dim: Dim, new: Any) -> Dim:
     if isinstance(new, Dim):
-        return replace(new, valid=dim.valid)
+        return replace(new, size=dim.size, valid=dim.valid)
     return dim if new is None else dim.renamed(new)
 
 

@@ -6,9 +6,10 @@ leave it out, no gradient flows to it, and random numbers are those of the dim w
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, resolve
+from ..dims import Dim, Shape, resolve
 from ..errors import DimError
 from ..tensor import Tensor, is_tensor, make
 from .create import slice_of
@@ -34,9 +35,12 @@ def pad_to(x: Tensor, dim: Dim | str, multiple: int) -> Tensor:
             fix=f"take it off first: `wf.unpad(x, '{found.name}')`",
         )
     target = found.padded_to(multiple)
+    if isinstance(x._array, jax.ShapeDtypeStruct):
+        dims = Shape(target if d.name == target.name else d for d in x.dims)
+        return make(jax.ShapeDtypeStruct(dims.sizes, x._array.dtype), dims, None, x._kind)
     padded = pad(x, over=found, after=target.size - found.size) if target.is_padded else x
-    dims = [target if d.name == target.name else d for d in padded.dims]
-    return make(padded._array, dims, padded._region, x._kind if padded._region is None else padded._kind)
+    shape = Shape(target if d.name == target.name else d for d in padded.dims)
+    return make(padded._array, shape, padded._region, x._kind if padded._region is None else padded._kind)
 
 
 @recorded
