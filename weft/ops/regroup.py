@@ -113,6 +113,10 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
+    if not pieces:
+        raise DimError(
+            "merge was given no dims to join", fix="name them, e.g. `wf.merge(x, [heads, d_kv], into=d_model)`"
+        )
     need_no_padding(pieces[1:], "merge")
     if not isinstance(into, Dim) or into.size != math.prod(pieces.sizes):
         size = math.prod(pieces.sizes)
@@ -126,10 +130,6 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
         raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix=fix)
     meeting = meet([x])
     region = meeting.region
-    if not pieces:
-        raise DimError(
-            "merge was given no dims to join", fix="name them, e.g. `wf.merge(x, [heads, d_kv], into=d_model)`"
-        )
     position = min(x.dims.position(dim) for dim in pieces)
     before = [dim for dim in x.dims[:position] if rest.has(dim)]
     after = [dim for dim in x.dims[position:] if rest.has(dim)]
