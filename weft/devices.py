@@ -39,7 +39,7 @@ def arranged(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str
         )
     between = _between(axes, slow or tuple(axes), len(groups))
     if math.prod(between) != len(groups) or not _is_even(groups, len(groups)):
-        return _as_they_come([device for group in groups for device in group], tuple(axes.values()))
+        return as_they_come([device for group in groups for device in group], tuple(axes.values()))
     inside = tuple(size // outer for size, outer in zip(axes.values(), between, strict=True))
     blocks = np.empty(between, dtype=object)
     for number, group in enumerate(groups):
@@ -67,10 +67,11 @@ def _inside(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
             return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=may_split)
         except (ValueError, NotImplementedError, AssertionError):
             continue
-    return _as_they_come(devices, sizes)
+    return as_they_come(devices, sizes)
 
 
-def _as_they_come(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+def as_they_come(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+    """The devices as an array of these sizes, in the order given."""
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
     return grid.reshape(sizes)

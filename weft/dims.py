@@ -126,6 +126,11 @@ class Shape(tuple[Dim, ...]):
     def sizes(self) -> tuple[int, ...]:
         return tuple(dim.size for dim in self)
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether any of its dims has padding."""
+        return any(dim.is_padded for dim in self)
+
     def position(self, dim: "Dim | str") -> int:
         """Where `dim` stands."""
         return self.names.index(self.find(dim).name)

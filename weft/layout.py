@@ -290,6 +290,11 @@ class Region:
                 )
 
 
+def axes_in(placement: Iterable[Axes]) -> Axes:
+    """All axes that some dim of a placement is split over."""
+    return tuple(axis for axes in placement for axis in axes)
+
+
 def spec(placement: Placement) -> PartitionSpec:
     """The JAX partition spec of a placement."""
     return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in placement))

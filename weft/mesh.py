@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .devices import arranged, described
+from .devices import arranged, as_they_come, described
 from .dims import NAME
 from .errors import MeshError
 
@@ -64,7 +64,8 @@ class Mesh:
         if self._made is None:
             found = self._find_devices()[: self.size]
             is_given = isinstance(self.devices, tuple)  # in the order they are to have
-            grid = _as_given(found, self.axes) if is_given else arranged(found, self.axes, self.slow, str(self))
+            sizes = tuple(self.axes.values())
+            grid = as_they_come(found, sizes) if is_given else arranged(found, self.axes, self.slow, str(self))
             kinds = (AxisType.Auto,) * len(self.axes)
             self._made = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
         return self._made
@@ -153,13 +154,13 @@ def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
             f"mesh {axes!r} has a bar that does not stand between axes",
             fix="put one bar after the axes that go from host to host: `hosts=4 | cols=8`",
         )
-    found: dict[str, Any] = {}
-    for side in sides:
-        _add_axes(found, side, axes)
-    return found, tuple(_add_axes({}, sides[0], axes)) if len(sides) == 2 else ()
+    found = _with_axes({}, sides[0], axes)
+    slow = tuple(found) if len(sides) == 2 else ()
+    return (_with_axes(found, sides[1], axes) if slow else found), slow
 
 
-def _add_axes(found: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
+def _with_axes(found: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
+    """The axes found, and those on one side of the bar."""
     for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", side.strip())):
         name, sign, size = re.match(r"([^=:]*)([=:]?)(.*)", part).groups()  # type: ignore[union-attr]
         if not part:
@@ -196,10 +197,6 @@ def _checked_devices(devices: Any) -> tuple[Any, ...]:
     if len(set(found)) < len(found):
         raise MeshError("`devices` names a device twice", fix="give each device once")
     return found
-
-
-def _as_given(devices: Sequence[Any], axes: Mapping[str, int]) -> np.ndarray:
-    return np.array(devices).reshape(tuple(axes.values()))
 
 
 def _ask_for_virtual_processors(count: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .dims import Dim, Shape, new_dims
 from .errors import DimError, TensorError
-from .layout import Layout, Placement, Region, typed
+from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
 
 
@@ -307,7 +307,7 @@ def marked(x: Tensor, marks: Mapping[str, Any]) -> Tensor:
 def excess(x: Tensor) -> frozenset[str]:
     """The axes that the array varies over and no dim is split over."""
     assert x._region is not None
-    split = {axis for axes in placement(x) for axis in axes}
+    split = set(axes_in(placement(x)))
     return frozenset(jax.typeof(x._array).manual_axis_type.varying) - split - set(x._region.taken)
 
 

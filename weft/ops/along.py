@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, resolve
 from ..layout import Axes
 from ..tensor import Tensor
-from .collectives import as_varying, index
+from .collectives import as_varying, first_place
 from .elementwise import aligned
 from .index import only
 from .meet import meet, need_tensor
@@ -38,10 +38,7 @@ class Along:
         return self.meeting.run(lambda a: compute(as_varying(self._filled(a), self.axes)), [self.x])
 
     def _filled(self, array: Any) -> Any:
-        if not self.dim.is_padded or self.padding is ANYTHING:
-            return array
-        value = self.padding(array.dtype) if callable(self.padding) else self.padding
-        return self.meeting.filled(array, self.x.dims, value, [self.dim])
+        return array if self.padding is ANYTHING else self.meeting.filled(array, self.x.dims, self.padding, [self.dim])
 
     def start(self) -> Any:
         """The place in the whole where this processor's slice starts."""
@@ -56,11 +53,6 @@ class Along:
         at = self.position
         dims = Shape([*self.x.dims[:at], *new, *self.x.dims[at + 1 :]])
         return settle(array, dims, (*placed[:at], *((),) * len(new), *placed[at + 1 :]), self.meeting.region)
-
-
-def first_place(axes: Axes, own: int) -> Any:
-    """The place in the whole of the first of `own` places that this processor holds."""
-    return index(axes) * own if axes else 0
 
 
 def places(dim: Dim | str, dims: Sequence[Dim], axes: Axes, own: int) -> Any:

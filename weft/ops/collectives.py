@@ -65,6 +65,11 @@ def index(axes: Axes) -> Any:
     return lax.axis_index(axes if len(axes) > 1 else axes[0])
 
 
+def first_place(axes: Axes, own: int) -> Any:
+    """The place in the whole of the first of `own` places that this processor holds of a dim split over these axes."""
+    return index(axes) * own if axes else 0
+
+
 def all_reduce(array: Any, axes: Axes) -> Any:
     """The sum over these axes, on every processor."""
     if not axes:

@@ -206,8 +206,13 @@ class _Operands:
         return settle(array, dims, placed.placement(dims), placed.region, partial=partial)
 
 
-def _by_groups(convolve: Callable[..., Tensor], operands: _Operands, lie_over: Dim, how: dict[str, Any]) -> Tensor:
-    """A convolution in groups whose channels are split: each processor has its own groups, as in `vmap`."""
+def _by_groups(convolve: Callable[..., Tensor], operands: _Operands, **how: Any) -> Tensor | None:
+    """A convolution in groups whose channels are split: each processor has its own groups, as in `vmap`.
+
+    None where they are whole, or there are no groups.
+    """
+    if (lie_over := operands.groups_lie_over) is None:
+        return None
     note_together([operands.x, operands.w])
     given, made, count = operands.given, operands.made, operands.groups
     groups = Dim(f"{given.name}_groups", count, follows=lie_over.name)
@@ -247,9 +252,9 @@ def conv(
     itself it keeps its name: `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
     """
     operands = _Operands("conv", x, w, over, channels, groups)
-    if (lie_over := operands.groups_lie_over) is not None:
-        how = {"stride": stride, "dilation": dilation, "padding": padding}
-        return _by_groups(conv, operands, lie_over, how)
+    by_groups = _by_groups(conv, operands, stride=stride, dilation=dilation, padding=padding)
+    if by_groups is not None:
+        return by_groups
     stretches = [stretch(*slide, "conv") for slide in operands.slides(stride, dilation, padding)]
     view = View(operands.meet(), stretches)
     seen = view.halos(operands.x)
@@ -281,9 +286,9 @@ def conv_transpose(
     """
     what = "conv_transpose"
     operands = _Operands(what, x, w, over, channels, groups)
-    if (lie_over := operands.groups_lie_over) is not None:
-        how = {"stride": stride, "dilation": dilation, "padding": padding}
-        return _by_groups(conv_transpose, operands, lie_over, how)
+    by_groups = _by_groups(conv_transpose, operands, stride=stride, dilation=dilation, padding=padding)
+    if by_groups is not None:
+        return by_groups
     spreads = []
     for d, reach, step, dilated, pads in operands.slides(stride, dilation, padding):
         low, high = _transpose_pads(reach, step, pads)

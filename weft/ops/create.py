@@ -10,7 +10,7 @@ from ..dims import Dim, Shape, new_dims
 from ..errors import DimError, TensorError
 from ..layout import Placement, Region
 from ..tensor import Tensor, as_dtype, is_tensor
-from .collectives import index
+from .collectives import first_place
 from .meet import need_tensor, operand
 from .move import result
 from .recorded import recorded
@@ -52,7 +52,7 @@ def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") 
         raise TensorError(f"arange cannot count in {dtype}", fix="ask for 'int32' or 'float32'")
     array = jnp.arange(sizes[0], dtype=dtype)
     if placement[0]:
-        array = array + (index(placement[0]) * sizes[0]).astype(dtype)
+        array = array + first_place(placement[0], sizes[0]).astype(dtype)
     return result(array, shape, region)
 
 

@@ -46,7 +46,7 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor
     def compute(*arrays: Any) -> Any:
         pairs = zip(arrays, xs, strict=True)
         given = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
-        if any(dim.is_padded for dim in meeting.dims):
+        if meeting.dims.is_padded:
             given = [_along_padding(a, meeting) if is_tensor(x) else a for a, x in zip(given, xs, strict=True)]
         return _called(fn, name, xs, given)
 
@@ -123,7 +123,7 @@ def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
     if not named or region is None or any(x._kind.store is None or x._region is not region for x in named):
         return None
     together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
-    together = together and not any(dim.is_padded for dim in named[0].dims)
+    together = together and not named[0].dims.is_padded
     return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None
 
 

@@ -77,7 +77,7 @@ class Meeting:
 
         The arrays vary over the axes `vary` too, of an operand that they meet later.
         """
-        if any(dim.is_padded for dim in self.dims):
+        if self.dims.is_padded:
             compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))

@@ -5,7 +5,6 @@ mean before the exchange. So each sends its own mean cut into short pieces whose
 what cancels then cancels exactly.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,8 +34,7 @@ def mean_and_var(x: Tensor, *, over: Any = None) -> tuple[Tensor, Tensor]:
 
 def _moments(r: Reduction) -> tuple[Any, Any]:
     given = given_as(r.x.dtype)
-    is_padded = any(dim.is_padded for dim in r.gone)
-    exact = accumulated_in(r.x.dtype, None) == jnp.float32 and r.axes and not is_padded
+    exact = accumulated_in(r.x.dtype, None) == jnp.float32 and r.axes and not r.gone.is_padded
     compute = _in_one_exchange if exact else _in_two_passes
 
     def run(a: Any) -> Any:
@@ -56,10 +54,6 @@ def _in_two_passes(a: Any, r: Reduction) -> tuple[Any, Any]:
 
 
 def _in_one_exchange(a: Any, r: Reduction) -> tuple[Any, Any]:
-    return _differentiable(r)(a)
-
-
-def _differentiable(r: Reduction) -> Callable[[Any], tuple[Any, Any]]:
     # The derivative is that of the mean and the variance, not that of the pieces; backward it sends nothing.
     @jax.custom_jvp
     def moments(a: Any) -> tuple[Any, Any]:
@@ -83,7 +77,7 @@ def _differentiable(r: Reduction) -> Callable[[Any], tuple[Any, Any]]:
         d_mean, d_variance = all_reduce(parts, r.axes) / r.count
         return (mean, variance), (d_mean, d_variance)
 
-    return moments
+    return moments(a)
 
 
 def _cut(x: Any, bits: int) -> Any:

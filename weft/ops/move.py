@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..dims import Dim
-from ..layout import Axes, Placement, Region
+from ..layout import Axes, Placement, Region, axes_in
 from ..tensor import PLAIN, Kind, Tensor, excess, make, placement
 from . import collectives
 from .collectives import varying
@@ -95,7 +95,7 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
     x = make(array, dims, region, kind)
     if region is None:
         return x
-    x._array = collectives.as_varying(array, [axis for axes in placement(x) for axis in axes])
+    x._array = collectives.as_varying(array, axes_in(placement(x)))
     if (equal := excess(x)) != kind.equal:
         x._kind = replace(kind, equal=equal)
     return x

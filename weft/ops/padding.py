@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..dims import Dim
 from ..errors import DimError
 from ..layout import Placement
-from .collectives import index
+from .collectives import first_place
 
 
 def validity(
@@ -24,17 +24,19 @@ def validity(
     for position, (dim, axes) in enumerate(zip(dims, placement, strict=True)):
         if not dim.is_padded or (over is not None and dim not in over):
             continue
-        here = jnp.arange(sizes[position])
-        here = here + index(axes) * sizes[position] if axes else here
+        here = jnp.arange(sizes[position]) + first_place(axes, sizes[position])
         inside = (here < dim.count).reshape([-1 if i == position else 1 for i in range(len(dims))])
         mask = inside if mask is None else mask & inside
     return mask
 
 
 def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
-    """`array` with `value` in its padding, or in that of the dims `over`."""
+    """`array` with `value`, which may depend on its dtype, in its padding, or in that of the dims `over`."""
     mask = validity(dims, placement, array.shape, over)
-    return array if mask is None else jnp.where(mask, array, jnp.asarray(value).astype(array.dtype))
+    if mask is None:
+        return array
+    value = value(array.dtype) if callable(value) else value
+    return jnp.where(mask, array, jnp.asarray(value).astype(array.dtype))
 
 
 def guarded(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:

@@ -9,13 +9,12 @@ from jax import lax
 from ..dims import Shape
 from ..errors import DimError, TensorError
 from ..tensor import Tensor
-from .along import first_place
-from .collectives import index
+from .collectives import first_place, index
 from .elementwise import aligned
 from .halos import Stretch, View, each, paddings_of, stretch
 from .meet import meet, need_tensor
 from .move import result
-from .padding import need_no_padding
+from .padding import lowest, need_no_padding
 from .recorded import note_over, recorded
 
 
@@ -26,7 +25,7 @@ def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
     The stride is the window's size, if not given; `padding` as in `conv`. What is padded is never the largest.
     """
     x, view = _view(x, window, stride, padding, "max_pool")
-    least = _least(x.dtype)
+    least = np.asarray(lowest(x.dtype), x.dtype)
     seen = view.halos(x, fill=least)
 
     def compute(array: Any) -> Any:
@@ -94,10 +93,6 @@ def _reduced(array: Any, start: Any, combine: Any, view: View, dims: Shape) -> A
         at = dims.position(s.dim.name)
         sizes[at], strides[at], pads[at] = s.reach, s.stride, view.pads(s)
     return lax.reduce_window(array, start, combine, sizes, strides, pads)
-
-
-def _least(dtype: Any) -> Any:
-    return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min, dtype)
 
 
 def _has_pads(s: Stretch) -> bool:

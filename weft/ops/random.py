@@ -15,7 +15,7 @@ from jax import lax
 
 from ..dims import Dim, Shape, resolve
 from ..errors import DimError, TensorError
-from ..layout import Placement, open_region
+from ..layout import Placement, axes_in, open_region
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
 from .create import slice_of
@@ -177,9 +177,9 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     """The slice that is due here of `sampler` on the whole shape."""
     key = _checked_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    is_sliced = any(placement) or any(dim.is_padded for dim in shape)
+    is_sliced = any(placement) or shape.is_padded
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
-        data = as_varying(jax.random.key_data(key), [axis for axes in placement for axis in axes])
+        data = as_varying(jax.random.key_data(key), axes_in(placement))
         key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
 

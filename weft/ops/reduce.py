@@ -43,7 +43,6 @@ class Reduction:
 
     def filled(self, array: Any, value: Any) -> Any:
         """The slice with `value` in the padding of the dims that go; `value` may depend on the dtype."""
-        value = value(array.dtype) if callable(value) else value
         return self.meeting.filled(array, self.x.dims, value, self.gone)
 
     def reduced(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:

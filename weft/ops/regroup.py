@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dims import Dim, Shape, new_dims, resolve, union
 from ..errors import DimError, TensorError
-from ..layout import Axes, Placement, Region
+from ..layout import Axes, Placement, Region, axes_in
 from ..tensor import Tensor
 from .collectives import all_gather_equal
 from .elementwise import aligned
@@ -57,7 +57,7 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     kept = _dividing(axes, pieces[0].size, region)
     if kept != axes and region is not None:
         wanted = region.placement(dims)[position : position + len(pieces)]
-        if any(wanted) and set(_joined(wanted)) <= set(axes):
+        if any(wanted) and set(axes_in(wanted)) <= set(axes):
             held = _places((dim,), (axes,), axes, region)
             array = picked(array, position, axes, held, _places(pieces, wanted, axes, region))
             shape = [*array.shape[:position], *region.local_sizes(pieces, wanted), *array.shape[position + 1 :]]
@@ -77,10 +77,6 @@ def _with_padding(dim: Dim, pieces: Shape) -> Shape:
     if dim.is_padded and dim.count % rest:
         need_no_padding([dim], "split")
     return Shape([replace(pieces[0], valid=dim.count // rest), *pieces[1:]]) if dim.is_padded else pieces
-
-
-def _joined(placed: Placement) -> Axes:
-    return tuple(axis for axes in placed for axis in axes)
 
 
 def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) -> np.ndarray:
@@ -143,7 +139,7 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
         wanted = region.placement(target)[first]
         lead = _dividing(wanted, pieces[0].size, region)
         own = have[first : first + len(pieces)]
-        if lead != wanted and set(wanted) <= set(_joined(own)):
+        if lead != wanted and set(wanted) <= set(axes_in(own)):
             return _merged_by_places(array, have, pieces, first, target, region)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
         array, have = relocate(array, have, want, region), want
@@ -155,7 +151,7 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
 def _merged_by_places(array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region) -> Tensor:
     """Dims joined where none of them can take the axes of the result: each processor gets the places it lacks."""
     own, wanted = have[first : first + len(pieces)], region.placement(target)[first]
-    axes = _joined(own)
+    axes = axes_in(own)
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
     array = array.reshape([*shape, *array.shape[first + len(pieces) :]])
     held, due = _places(pieces, own, axes, region), _places([target[first]], (wanted,), axes, region)

@@ -17,8 +17,8 @@ from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make
-from .along import ANYTHING, Along, first_place, places
-from .collectives import permute
+from .along import ANYTHING, Along, places
+from .collectives import first_place, permute
 from .create import arange
 from .elementwise import aligned, cast, greater_equal, less, logical_and, logical_not, where
 from .exchange import cut_at, window

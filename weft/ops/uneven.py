@@ -65,4 +65,4 @@ def valid(dims: Any, *, like: Tensor | None = None) -> Tensor:
 
 def or_padding(x: Tensor) -> Tensor:
     """A tensor of booleans that are true in its padding too."""
-    return logical_or(x, logical_not(valid(x.dims, like=x))) if any(dim.is_padded for dim in x.dims) else x
+    return logical_or(x, logical_not(valid(x.dims, like=x))) if x.dims.is_padded else x

@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, user_stacklevel
-from ..layout import Layout, Region, as_layout, open_region, opened, spec
+from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..mesh import Mesh, as_mesh
 from ..ops import collectives
 from ..ops.collectives import varying
@@ -313,7 +313,7 @@ def _equalized(array: Any, placed: list[Any], region: Region) -> tuple[Any, list
 
     Where a dim divides each processor gives a slice, which costs nothing; else the first one's copy is sent round.
     """
-    excess = tuple(sorted(varying(array) - {axis for axes in placed for axis in axes}))
+    excess = tuple(sorted(varying(array) - set(axes_in(placed))))
     if not excess:
         return array, placed
     ways = region.ways(excess)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import TensorError, WeftError
-from ..layout import open_region
+from ..layout import axes_in, open_region
 from ..ops.collectives import all_reduce, as_varying
 from ..ops.meet import common_region, need_function, with_layout
 from ..ops.move import result
@@ -123,7 +123,7 @@ def _start(x: Tensor, sum_dtype: Any) -> Tensor:
         x = with_layout(x, region)
         return result(as_varying(x._array, region.taken), x.dims, region)
     if x._region is not None:
-        x = make(as_varying(x._array, [axis for axes in placement(x) for axis in axes]), x.dims, x._region, x._kind)
+        x = make(as_varying(x._array, axes_in(placement(x))), x.dims, x._region, x._kind)
     if sum_dtype is None:
         return x
     return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
