@@ -70,6 +70,11 @@ class Mesh:
             self._made = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
         return self._made
 
+    @property
+    def platform(self) -> str:
+        """The kind of devices this mesh stands on: `"gpu"`, say; empty where it stands on none yet."""
+        return "" if self._made is None else self._made.devices.reshape(-1)[0].platform
+
     def describe(self) -> str:
         """The axes, the links they go over, and which device stands where, as a text."""
         return described(self.axes, self.slow, str(self), self._devices_or_none())

@@ -30,6 +30,8 @@ class Kind:
     """A cast put off until the tensor meets data, so that sums travel in `sums` (only with `sums`)."""
     equal: frozenset[str] = frozenset()
     """Axes over which JAX types the array as varying although every processor holds the same (after a gather)."""
+    frozen: bool = False
+    """Whether a parameter gets no gradient and no update."""
 
     @property
     def is_plain(self) -> bool:

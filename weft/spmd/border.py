@@ -278,7 +278,7 @@ class _Leaving:
             array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
-        self.forms.append((x.dims, Kind(store=x._kind.store)))
+        self.forms.append((x.dims, Kind(store=x._kind.store, frozen=x._kind.frozen)))
 
     def _add_value(self, given: Any, i: int, array: Any) -> None:
         if differing := varying(array):
@@ -343,6 +343,6 @@ def _moved(tree: Any, target: Region) -> Any:
         have, want = placement(checked(x)), target.placement(x.dims, x._kind.store)
         with target.record.op("spmd", reason=_OTHER_LAYOUT):
             moved = relocate(x._array, have, want, target)
-        return result(moved, x.dims, target, Kind(store=x._kind.store))
+        return result(moved, x.dims, target, Kind(store=x._kind.store, frozen=x._kind.frozen))
 
     return jax.tree.map(move, tree, is_leaf=is_tensor)

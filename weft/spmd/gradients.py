@@ -25,7 +25,8 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
 
-    Gradients are of float tensors; other leaves get None. `sum_dtype` says in which dtype gradient sums travel.
+    Gradients are of float tensors that are not frozen; other leaves get None. `sum_dtype` says in which dtype gradient
+    sums travel.
     """
 
     need_function(fn, "value_and_grad")
@@ -43,7 +44,7 @@ def value_and_grad(
             )
         trees = [args[i] for i in positions]
         leaves, structure = jax.tree.flatten(trees, is_leaf=is_tensor)
-        picked = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
+        picked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf)]
         if not picked:
             raise TensorError(
                 "there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor"
@@ -111,8 +112,9 @@ def _gradient_of(x: Tensor, gradient: Any) -> Tensor:
     return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
 
 
-def _is_differentiable(leaf: Any) -> bool:
-    return is_tensor(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf gets a gradient: a float tensor that is not frozen."""
+    return is_tensor(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and not leaf._kind.frozen
 
 
 def _start(x: Tensor, sum_dtype: Any) -> Tensor:

@@ -27,7 +27,7 @@ from ..record import Place, operand_scope, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics
 from .border import Spmd, Traced, check_axes_used, laid
-from .gradients import value_and_grad
+from .gradients import is_differentiable, value_and_grad
 from .place import put, wait_for_earlier_calls
 
 
@@ -40,11 +40,18 @@ class TrainState(NamedTuple):
 
 
 def train_step(
-    loss: Callable[..., Any], optimizer: Any, *, mesh: Any = None, layout: Any = None, has_aux: bool = False
+    loss: Callable[..., Any],
+    optimizer: Any,
+    *,
+    mesh: Any = None,
+    layout: Any = None,
+    has_aux: bool = False,
+    sum_dtype: Any = None,
 ) -> "TrainStep":
     """A step of training on `loss(params, batch, key)`, one number, with an Optax optimizer.
 
-    `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`.
+    `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`. `sum_dtype`
+    says in which dtype gradient sums travel. Frozen parameters stay as they are.
     """
     need_function(loss, "train_step", of="(params, batch, key)")
     if (mesh is None) != (layout is None):
@@ -54,7 +61,7 @@ def train_step(
             f"train_step got {optimizer!r} for its optimizer", fix="give an Optax one: `optax.adam(1e-3)`"
         )
     bound = (as_mesh(mesh), as_layout(layout)) if mesh is not None else (None, Layout(""))
-    return TrainStep(loss, optimizer, *bound, has_aux=has_aux, made=place())
+    return TrainStep(loss, optimizer, *bound, has_aux=has_aux, sum_dtype=sum_dtype, made=place())
 
 
 class TrainStep:
@@ -68,11 +75,13 @@ class TrainStep:
         layout: Layout,
         *,
         has_aux: bool,
+        sum_dtype: Any,
         made: Place,
         strict: bool = False,
         donate: tuple[int, ...] = (),
     ):
         self.loss, self.optimizer, self.mesh, self.layout, self.has_aux = loss, optimizer, mesh, layout, has_aux
+        self.sum_dtype = sum_dtype
         self.__name__ = "train_step"
         self._made = made
         self._gradients: Any = self._local_gradients
@@ -86,7 +95,8 @@ class TrainStep:
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
         """This step bound to a mesh and a layout."""
         bound = self.loss, self.optimizer, mesh, layout
-        return TrainStep(*bound, has_aux=self.has_aux, made=self._made, strict=strict, donate=donate)
+        how = dict(has_aux=self.has_aux, sum_dtype=self.sum_dtype, made=self._made)
+        return TrainStep(*bound, **how, strict=strict, donate=donate)
 
     def init(self, params: Any) -> TrainState:
         """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes."""
@@ -188,11 +198,12 @@ class TrainStep:
             found = self.loss(params, batch, key)
             return found if self.has_aux else (found, None)
 
+        differentiate = functools.partial(value_and_grad, has_aux=True, sum_dtype=self.sum_dtype)
         if not self.layout.optimizer or open_region() is None:
-            return value_and_grad(loss, has_aux=True)(params)
+            return differentiate(loss)(params)
         parts = map_tensors(_part, params)
         attach = functools.partial(_attached, made=self._made)
-        return value_and_grad(lambda parts: loss(_map_pairs(attach, parts, params)), has_aux=True)(parts)
+        return differentiate(lambda parts: loss(_map_pairs(attach, parts, params)))(parts)
 
     def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places") -> tuple[Any, Any]:
         """The new parameters and the optimizer's new state, of global arrays."""
@@ -290,7 +301,7 @@ def _typed_array(array: Any, sharding: NamedSharding) -> Any:
 
 
 def _is_trained(leaf: Any) -> bool:
-    return is_tensor(leaf) and leaf._array is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return is_tensor(leaf) and leaf._array is not None and is_differentiable(leaf)
 
 
 def _trained(params: Any, of: Callable[[Tensor], Any] = lambda x: x._array) -> Any:
