@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft import nn
 
 from .everywhere import assert_close, at_each, outcome, plain_outcome, sends, values, weights
 
@@ -141,3 +142,14 @@ def test_only_a_processors_part_of_the_bias_is_made():
     made = [var.aval.size for eqn in region.params["jaxpr"].eqns for var in eqn.outvars]
     assert max(made) == T.size * M.size * H.size // 8
     assert len(program.ledger) == 0
+
+
+def test_a_layer_from_d_model_to_d_model_has_one_weight_and_gives_d_model_again():
+    key, x = jax.random.key(0), wf.tensor(values([B, T, D], 3), [B, T, D])
+    layer = nn.Linear(D, D, key=key)
+    h    = nn.Linear(D, D, key=key)(x)  # d_model to d_model: one weight [d_model d_model_out], the result has d_model again  # fmt: skip  # noqa: E501
+    assert layer.weight.dims.names == ("d_model", "d_model_out")
+    assert h.dims.names == ("batch", "length", "d_model")
+    np.testing.assert_allclose(h, np.asarray(x) @ np.asarray(layer.weight), rtol=1e-5, atol=1e-5)
+    # Split, it is summed over the one side and leaves scattered along the other.
+    assert sends(("c=4", "d_model:c"), lambda layer, x: layer(x), layer, x) == {("reduce_scatter", "c"): 1}

@@ -1,0 +1,121 @@
+"""Cross-entropy against numpy; a split vocab is never gathered, and chunks never hold all logits."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+from tests.ops.test_meanings import EPS, arrays, assert_same
+from tests.programs.everywhere import with_gradients
+from weft import nn
+
+from .cases import IDS, WEIGHTS, B, D, T, V, X, made, normal
+
+TABLE = made(nn.Embedding(V, D))
+x, ids, weights = (np.asarray(t.array) for t in (X, IDS, WEIGHTS))
+LOGITS = np.einsum("btd,vd->btv", x.astype("float64"), np.asarray(TABLE.table.array)[: V.count])
+
+
+def reference(smoothing: float, z_loss: float) -> tuple[np.ndarray, np.ndarray]:
+    """A token at a time: the cross-entropy with the smoothed distribution."""
+    nll, loss = np.zeros((2, B.size, T.size))
+    for at in np.ndindex(B.size, T.size):
+        chances = np.exp(LOGITS[at]) / np.exp(LOGITS[at]).sum()
+        wanted = np.full(V.count, smoothing / V.count)
+        wanted[ids[at]] += 1 - smoothing
+        nll[at] = -np.log(chances[ids[at]])
+        loss[at] = -np.sum(wanted * np.log(chances)) + z_loss * np.log(np.exp(LOGITS[at]).sum()) ** 2
+    return nll, loss
+
+
+@pytest.mark.parametrize("how", [{}, {"smoothing": 0.1}, {"z_loss": 0.01}, {"smoothing": 0.2, "z_loss": 1e-4}], ids=str)
+def test_it_is_the_cross_entropy_with_smoothed_labels_and_a_z_loss_over_the_valid_vocab(how):
+    got = nn.cross_entropy(TABLE.logits(X), IDS, **how)
+    want = reference(how.get("smoothing", 0.0), how.get("z_loss", 0.0))
+    for mine, due in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine.array, due, rtol=0, atol=64 * EPS * np.abs(due).max())
+
+
+def test_huge_logits_neither_overflow_nor_cancel():
+    vocab = wf.Dim("vocab", 4)
+    logits = wf.tensor(
+        np.array([[1e4, 0, 0, 0], [-1e4, 0, 0, 0], [3e38, 0, 0, -3e38]], "float32"), [wf.Dim("length", 3), vocab]
+    )
+    nll, _ = nn.cross_entropy(logits, wf.tensor(np.array([0, 0, 0]), "length"))
+    np.testing.assert_allclose(nll.array, [0, 1e4 + np.log(3), 0], rtol=4 * EPS)
+
+
+def test_gradients_are_chances_less_targets():
+    logits = normal([B, T, wf.Dim("vocab", 64)], 9)
+    gradient = wf.grad(lambda a: wf.sum(nn.cross_entropy(a, IDS)[1], over="batch length"))(logits)
+    chances = np.exp(np.asarray(logits.array, "float64"))
+    want = chances / chances.sum(-1, keepdims=True) - np.eye(64)[ids]
+    np.testing.assert_allclose(gradient.array, want, rtol=0, atol=16 * EPS)
+
+
+def summed(chunks: int, **how: Any) -> Any:
+    def program(table: Any, x: wf.Tensor, ids: wf.Tensor, weights: wf.Tensor | None) -> Any:
+        sums = nn.summed_cross_entropy(table.logits, x, ids, weights, chunks=chunks, **how)
+        return {name: value / (B.size * T.size) for name, value in sums.items()}
+
+    return program
+
+
+@pytest.mark.parametrize("given", [WEIGHTS, None, normal([B], 3)], ids=["weights", "no weights", "weights of rows"])
+def test_sums_are_those_of_numpy_with_and_without_chunks(given):
+    how = {"smoothing": 0.1, "z_loss": 1e-3}
+    nll, loss = reference(**how)
+    factor = np.ones(ids.shape) if given is None else np.broadcast_to(np.asarray(given.array).T, ids.shape[::-1]).T
+    factor = np.asarray(given.array) if given is WEIGHTS else factor
+    hits = LOGITS.argmax(-1) == ids
+    parts = {"loss": loss * factor, "nll": nll * factor, "hits": hits * factor, "weight": factor}
+    want = {name: part.sum() / (B.size * T.size) for name, part in parts.items()}
+    for chunks in (1, 4):
+        got = {name: float(value.array) for name, value in summed(chunks, **how)(TABLE, X, IDS, given).items()}
+        assert got == pytest.approx(want, rel=128 * EPS, abs=128 * EPS)
+
+
+@pytest.mark.parametrize("chunks", [2, 16])
+def test_chunks_change_neither_values_nor_gradients(chunks):
+    how = {"smoothing": 0.1, "z_loss": 1e-3}
+    whole, cut = (arrays(jax.jit(with_gradients(summed(n, **how)))(TABLE, X, IDS, WEIGHTS)) for n in (1, chunks))
+    assert_same(cut, whole, 128 * EPS)
+
+
+def largest(jaxpr: Any) -> int:
+    """How many numbers the largest value of a program holds, those of inner programs too."""
+    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars if hasattr(v.aval, "size")]
+    inner = [leaf for eqn in jaxpr.eqns for leaf in jax.tree.leaves(list(eqn.params.values())) if _is_jaxpr(leaf)]
+    return max([0, *sizes, *(largest(getattr(j, "jaxpr", j)) for j in inner)])
+
+
+def _is_jaxpr(leaf: Any) -> bool:
+    return hasattr(leaf, "eqns") or hasattr(getattr(leaf, "jaxpr", None), "eqns")
+
+
+@pytest.mark.parametrize("layout", ["", "batch:x", "vocab:x", "length:x"])
+def test_with_chunks_no_value_is_as_large_as_the_logits(layout):
+    ways = 8 if layout else 1
+    chunks = 2 if layout == "length:x" else 8
+    for n in (1, chunks):
+        program = wf.trace(with_gradients(summed(n)), TABLE, X, IDS, WEIGHTS, mesh="x=8", layout=layout)
+        found = largest(program.jaxpr.jaxpr)
+        logits = B.size * T.size * V.size // ways
+        inputs = max(X.array.size, TABLE.table.array.size)
+        assert found >= logits if n == 1 else found <= max(logits // n, inputs), (n, found)
+
+
+def test_a_split_vocab_is_never_gathered_and_only_numbers_of_tokens_are_summed():
+    def program(table: Any, x: wf.Tensor) -> Any:
+        return nn.cross_entropy(table.logits(x), IDS, smoothing=0.1, z_loss=1e-3)
+
+    for run in (program, with_gradients(program)):
+        rows = wf.trace(run, TABLE, X, mesh="x=8", layout="vocab:x").ledger.rows
+        assert {row.collective for row in rows} == {"all_reduce"}
+        tokens = 4 * B.size * T.size
+        per_token = D.size if run is not program else 1  # the gradient of what the logits are made of
+        assert all(row.bytes <= 4 * tokens * per_token for row in rows), [row.bytes for row in rows]
+    forward = wf.trace(program, TABLE, X, mesh="x=8", layout="vocab:x").ledger.rows
+    assert all(row.bytes % tokens == 0 and row.bytes <= 3 * tokens for row in forward), [row.bytes for row in forward]

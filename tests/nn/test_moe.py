@@ -1,0 +1,237 @@
+"""Mixtures of experts against a slow loop over tokens; what is sent; single tokens."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+from tests.ops.test_meanings import EPS
+from tests.programs.everywhere import sends, total
+from weft import nn
+
+from .cases import GATINGS, B, D, E, F, T, X, made, normal
+
+TOKENS = B.size * T.size
+CAPACITIES = [0.3, 0.75, 1.25, 4.0, 100.0]
+# Results are sums of 16 and of 32 products.
+CLOSE = {"rtol": 0, "atol": 256 * EPS}
+
+
+def experts(**how: Any) -> nn.MixtureOfExperts:
+    return made(nn.MixtureOfExperts(D, F, E, **how))
+
+
+def shares(layer: nn.MixtureOfExperts, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    scores = x.astype("float64") @ np.asarray(layer.gate.array, "float64")
+    chance = np.exp(scores - scores.max(-1, keepdims=True))
+    return scores, chance / chance.sum(-1, keepdims=True)
+
+
+def by_expert(layer: nn.MixtureOfExperts, e: int, token: np.ndarray) -> np.ndarray:
+    w_in, w_out = (np.asarray(w.array, "float64")[e] for w in (layer.w_in, layer.w_out))
+    hidden = np.maximum(token @ w_in, 0)
+    if layer.w_gate is not None:
+        hidden = np.maximum(token @ np.asarray(layer.w_gate.array, "float64")[e], 0) * (token @ w_in)
+    return hidden @ w_out
+
+
+def placed(gating: str, share: np.ndarray, room: int) -> dict[tuple[int, int], float]:
+    """Of one sequence: which token found a place at which expert, and with what share it comes back."""
+    length, count = share.shape
+    if gating == "choice":
+        ranked = [sorted(range(length), key=lambda t: (-share[t, e], t))[:room] for e in range(count)]
+        return {(t, e): share[t, e] for e in range(count) for t in ranked[e]}
+    choices = [sorted(range(count), key=lambda e: (-share[t, e], e)) for t in range(length)]
+    taken, found = [0] * count, {}
+    for turn in range(1 if gating == "switch" else 2):
+        for t in range(length):
+            e = choices[t][turn]
+            both = share[t, choices[t][0]] + share[t, choices[t][1]]
+            if taken[e] < room:
+                found[t, e] = share[t, e] / (both if gating == "top2" else 1)
+            taken[e] += 1
+    return found
+
+
+def reference(layer: nn.MixtureOfExperts, x: np.ndarray, room: int) -> tuple[np.ndarray, dict[str, float]]:
+    """One sequence and one token after another, each by the weights of its own expert."""
+    scores, share = shares(layer, x)
+    y, taken, dropped = np.zeros(x.shape), 0, 0
+    for b, sequence in enumerate(x.astype("float64")):
+        found = placed(layer.gating, share[b], room)
+        for (t, e), part in found.items():
+            y[b, t] += part * by_expert(layer, e, sequence[t])
+        taken += len(found)
+        dropped += len(sequence) - len({t for t, _ in found})
+    firsts = np.bincount(share.argmax(-1).ravel(), minlength=share.shape[-1]) / share[..., 0].size
+    told = {
+        "balance_loss": share.shape[-1] * np.sum(firsts * share.mean((0, 1))),
+        "router_z_loss": np.mean(np.log(np.exp(scores).sum(-1)) ** 2),
+        "dropped": dropped,
+        "routed": taken,
+    }
+    return y, told
+
+
+def room_for(gating: str, capacity: float) -> int:
+    fair = T.size * (2 if gating == "top2" else 1) / E.size
+    return min(max(math.ceil(fair * capacity), 1), T.size)
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@pytest.mark.parametrize("gating", GATINGS)
+def test_every_gating_is_what_a_loop_over_tokens_gives(gating, capacity):
+    layer = experts(gating=gating, capacity=capacity, gated=gating == "top2")
+    got, told = jax.jit(lambda m, x: m(x))(layer, X)
+    want, want_told = reference(layer, np.asarray(X.array), room_for(gating, capacity))
+    np.testing.assert_allclose(got.array, want, **CLOSE)
+    assert {name: float(value.array) for name, value in told.items()} == pytest.approx(want_told, rel=64 * EPS)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_no_token_is_lost_silently(gating):
+    """Every place taken and every token that found none is counted, however few places there are."""
+    for capacity in (0.3, 1.25, 100.0):
+        layer = experts(gating=gating, capacity=capacity)
+        send, _, told = layer.routed(X)
+        send, dropped, routed = np.asarray(send.array), float(told["dropped"].array), float(told["routed"].array)
+        by_token = wf.sum(layer.routed(X)[0], over="router slots").array
+        assert routed == send.sum() and dropped == np.sum(np.asarray(by_token) == 0)
+        if gating == "switch":
+            assert routed + dropped == TOKENS
+        elif gating == "top2":
+            assert TOKENS - dropped <= routed <= 2 * (TOKENS - dropped)
+        else:
+            assert routed == B.size * E.size * room_for(gating, capacity)
+        if capacity == 100.0:
+            assert dropped == 0
+        if capacity == 0.3:
+            assert dropped > 0
+
+
+def test_a_slot_holds_one_token():
+    for gating in GATINGS:
+        send = experts(gating=gating, capacity=0.75).routed(X)[0]
+        assert float(wf.max(wf.sum(send, over="length"), over="batch router slots").array) == 1
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_the_gate_learns_from_the_result_and_from_its_losses(gating):
+    layer = experts(gating=gating)
+    for part in (lambda y, told: wf.sum(y * y, over=y.dims), lambda y, told: told["balance_loss"],
+                 lambda y, told: told["router_z_loss"]):  # fmt: skip
+        gradient = wf.grad(lambda m, part=part: part(*m(X)))(layer).gate.array
+        assert np.all(np.isfinite(gradient)) and np.abs(gradient).max() > 1e-6
+
+
+def test_a_gate_that_likes_no_expert_better_has_a_balance_loss_of_1():
+    layer = experts()
+    same = nn.init(nn.MixtureOfExperts(D, F, E), jax.random.key(0))
+    flat = jax.tree.unflatten(jax.tree.structure(same), [a * 0 for a in jax.tree.leaves(same)])
+    assert float(flat(X)[1]["balance_loss"].array) == pytest.approx(1, rel=8 * EPS)
+    assert float(layer(X)[1]["balance_loss"].array) > 1
+
+
+def test_ties_go_to_the_first_expert_and_the_earliest_token():
+    layer = experts(capacity=1.0)
+    zero = jax.tree.map(lambda a: a * 0, layer)
+    send = np.asarray(wf.broadcast(zero.routed(X)[0], "batch length router slots").array)
+    assert [tuple(i) for i in np.argwhere(send[0])] == [(0, 0, 0), (1, 0, 1)]
+
+
+# ---- without drops, and single tokens
+
+
+@pytest.mark.parametrize("gating", ["switch", "top2"])
+def test_without_drops_every_token_goes_where_it_wants(gating):
+    layer = experts(gating=gating, capacity=0.3)
+    got, told = layer(X, drops=False)
+    want, _ = reference(layer, np.asarray(X.array), T.size)
+    np.testing.assert_allclose(got.array, want, **CLOSE)
+    assert float(told["dropped"].array) == 0
+    assert float(told["routed"].array) == TOKENS * (2 if gating == "top2" else 1)
+
+
+@pytest.mark.parametrize("gating", ["switch", "top2"])
+def test_a_token_without_a_length_is_a_sequence_of_one_with_room(gating):
+    layer = experts(gating=gating, capacity=0.3, gated=True)
+    x = normal([B, D], 8)
+    got, told = layer(x)
+    one, one_told = layer(wf.broadcast(x, [B, wf.Dim("length", 1), D]), drops=False)
+    assert got.dims == x.dims
+    np.testing.assert_allclose(got.array, np.asarray(one.array)[:, 0], **CLOSE)
+    for name, value in told.items():
+        assert float(value.array) == pytest.approx(float(one_told[name].array), rel=16 * EPS), name
+    assert float(told["dropped"].array) == 0
+
+
+def test_a_token_among_others_goes_where_it_goes_alone():
+    layer = experts(gating="top2")
+    whole, _ = layer(X, drops=False)
+    alone, _ = layer(X["length", 5])
+    np.testing.assert_allclose(alone.array, np.asarray(whole.array)[:, 5], **CLOSE)
+
+
+# ---- names, padding, noise
+
+
+def test_dims_of_experts_may_have_any_name():
+    named = nn.MixtureOfExperts(D.renamed("width"), F.renamed("hidden"), E.renamed("expert"), key=jax.random.key(1))
+    usual = nn.MixtureOfExperts(D, F, E, key=jax.random.key(1))
+    got, _ = named(X.rename(d_model="width"))
+    np.testing.assert_allclose(got.array, np.asarray(usual(X)[0].array), **CLOSE)
+
+
+@pytest.mark.parametrize("gating", ["top2", "choice"])
+def test_experts_that_are_padding_get_no_token(gating):
+    few = nn.MixtureOfExperts(D, F, wf.Dim("experts", 5), gating=gating, key=jax.random.key(1))
+    more = nn.MixtureOfExperts(D, F, wf.Dim("experts", 5).padded_to(8), gating=gating, key=jax.random.key(1))
+    want, want_told = few(X)
+    for place in (None, ("x=8", "batch:x,experts:x")):
+        run = (lambda m, x: m(x)) if place is None else wf.spmd(lambda m, x: m(x), mesh=place[0], layout=place[1])
+        got, told = run(more, X)
+        np.testing.assert_allclose(got.array, np.asarray(want.array), **CLOSE)
+        for name, value in told.items():
+            assert float(value.array) == pytest.approx(float(want_told[name].array), rel=64 * EPS), name
+
+
+def test_jitter_and_dropout_need_a_key():
+    noisy, calm = experts(jitter=0.3, dropout=0.5), experts()
+    np.testing.assert_array_equal(noisy(X)[0].array, calm(X)[0].array)
+    assert np.any(np.asarray(noisy(X, key=jax.random.key(0))[0].array) != np.asarray(calm(X)[0].array))
+
+
+# ---- what is sent
+
+
+def forward(layer: Any, x: wf.Tensor) -> Any:
+    return layer(x)
+
+
+def backward(layer: Any, x: wf.Tensor) -> Any:
+    return wf.grad(lambda layer, x: total(layer(x)), argnums=(0, 1))(layer, x)
+
+
+def calls(layout: str, program: Any, gating: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (collective, _), count in sends(("x=8", layout), program, experts(gating=gating), X).items():
+        found[collective] = found.get(collective, 0) + count
+    return found
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_experts_beside_the_batch_are_one_all_to_all_each_way(gating):
+    assert calls("batch:x,experts:x", forward, gating).get("all_to_all") == 2
+    assert calls("batch:x,experts:x", backward, gating).get("all_to_all") == 4
+    assert "all_gather" not in calls("batch:x,experts:x", backward, gating)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_a_batch_alone_moves_no_token(gating):
+    rows = wf.trace(forward, experts(gating=gating), X, mesh="x=8", layout="batch:x").ledger.rows
+    assert {row.collective for row in rows} <= {"all_reduce"}
+    assert max(row.bytes for row in rows) <= 4 * 2 * E.size  # the losses' means, one for each expert
+    assert set(calls("batch:x", backward, gating)) <= {"all_reduce"}

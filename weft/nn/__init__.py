@@ -1,0 +1,37 @@
+"""Layers: Equinox modules over named tensors. A layer says nothing about processors."""
+
+from . import lora
+from .attention import Attention, Mask
+from .feed_forward import FeedForward
+from .freezing import freeze, paths, unfreeze
+from .linear import Embedding, Linear
+from .loss import cross_entropy, summed_cross_entropy
+from .moe import MixtureOfExperts
+from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
+from .position import RelativeBias, rotated, sinusoids
+from .weights import init, shapes
+
+__all__ = [
+    "Attention",
+    "BatchNorm",
+    "Embedding",
+    "FeedForward",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Mask",
+    "MixtureOfExperts",
+    "RMSNorm",
+    "RelativeBias",
+    "ScaleNorm",
+    "cross_entropy",
+    "freeze",
+    "init",
+    "lora",
+    "paths",
+    "rotated",
+    "shapes",
+    "sinusoids",
+    "summed_cross_entropy",
+    "unfreeze",
+]

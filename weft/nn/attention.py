@@ -1,0 +1,292 @@
+"""Attention between named positions: `length` asks, `memory_length` answers.
+
+Heads of keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the
+fused kernel is used where it can do the same; the numbers agree to the dtype's precision.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .. import ops as wf
+from ..dims import Dim, Shape
+from ..errors import TensorError
+from ..tensor import Tensor
+from .given import has_dims, number, one_dim
+from .position import Stretch, rotated
+from .weights import full, normal, used
+
+UNSEEN = -1e9
+_WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
+
+
+class Mask(eqx.Module):
+    """Who sees whom. Positions count from 0 where none are given; segments of a packed batch do not see each other."""
+
+    causal: bool = eqx.field(static=True, default=False)
+    window: int | None = eqx.field(static=True, default=None)
+    """How many places back are seen, the own one counted (and as many ahead, where not causal)."""
+    prefix: Tensor | None = None
+    """How many positions at the start all see each other, for each of the batch."""
+    positions: Tensor | None = None
+    memory_positions: Tensor | None = None
+    segments: Tensor | None = None
+    memory_segments: Tensor | None = None
+
+    def __check_init__(self) -> None:
+        if self.window is not None and not (isinstance(self.window, int) and self.window > 0):
+            raise TensorError(f"`window` is {self.window!r}", fix="give a whole number from 1 on: the own place counts")
+        if self.prefix is not None and not self.causal:
+            raise TensorError("a mask has a prefix, and all see all already", fix="say `causal=True`, or no prefix")
+        if (self.segments is None) != (self.memory_segments is None):
+            missing = "segments" if self.segments is None else "memory_segments"
+            raise TensorError(
+                f"a mask has only one side of segments: no `{missing}`", fix="give both, or `Mask.within`"
+            )
+
+    @classmethod
+    def within(cls, *, positions: Tensor | None = None, segments: Tensor | None = None, **how: Any) -> "Mask":
+        """The mask of a sequence that looks at itself."""
+
+        def there(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.rename(length="memory_length")
+
+        return cls(
+            positions=positions,
+            memory_positions=there(positions),
+            segments=segments,
+            memory_segments=there(segments),
+            **how,
+        )
+
+    def here(self, q: Tensor) -> Tensor:
+        return wf.arange("length", like=q) if self.positions is None else self.positions
+
+    def there(self, k: Tensor) -> Tensor:
+        return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions
+
+    def is_seen(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """True where a query sees a key; None where all see all."""
+        found: list[Tensor] = []
+        if self.causal or self.window is not None:
+            here, there = self.here(q), self.there(k)
+        if self.causal:
+            is_before = there <= here
+            found.append(is_before if self.prefix is None else is_before | (there < self.prefix))
+        if self.window is not None:
+            found.append(there > here - self.window)
+            if not self.causal:
+                found.append(there < here + self.window)
+        if self.segments is not None and self.memory_segments is not None:
+            found.append(self.memory_segments == self.segments)
+        if not found:
+            return None
+        seen = found[0]
+        for more in found[1:]:
+            seen = seen & more
+        return seen
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a kernel that knows nothing of positions and segments can do it."""
+        given = (self.prefix, self.positions, self.memory_positions, self.segments, self.memory_segments)
+        return all(x is None for x in given) and (self.causal or self.window is None)
+
+
+class Attention(eqx.Module):
+    """Queries, keys, values and the way out."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    o_bias: Tensor | None
+    talking: tuple[Tensor, Tensor] | None
+    """Mixes heads before and after the softmax."""
+    scale: float = eqx.field(static=True)
+    softcap: float | None = eqx.field(static=True)
+    rotary: float | None = eqx.field(static=True)
+    """The base of the rotations by position, if there are any."""
+    stretch: Stretch | None = eqx.field(static=True)
+    fused: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        d_model: Dim,
+        heads: Dim,
+        d_kv: Dim,
+        *,
+        group: Dim | None = None,
+        bias: Sequence[str] = (),
+        scale: float | None = None,
+        softcap: float | None = None,
+        rotary: float | None = None,
+        stretch: Stretch | None = None,
+        talking: bool = False,
+        fused: bool = True,
+        key: Any = None,
+    ):
+        for dim, name in ((d_model, "d_model"), (heads, "heads"), (d_kv, "d_kv")):
+            one_dim(dim, name)
+        queries = [heads, *([] if group is None else [one_dim(group, "group")]), d_kv]
+        if not isinstance(bias, Sequence) or any(name not in ("q", "k", "v", "o") for name in bias):
+            raise TensorError(f"`bias` is {bias!r}", fix="name those of q, k, v and o that have one, e.g. `bias='qkv'`")
+        if softcap is not None:
+            number(softcap, "softcap", least=0, below=math.inf, example=30.0, may_be_least=False)
+        count = math.prod(dim.count for dim in queries)
+        by_width = d_model.count**-0.5
+        self.scale = d_kv.count**-0.5 if scale is None else scale
+        self.softcap, self.rotary, self.stretch, self.fused = softcap, rotary, stretch, fused
+        self.q = normal([d_model, *queries], stddev=by_width, key=key, name="q")
+        self.k = normal([d_model, heads, d_kv], stddev=by_width, key=key, name="k")
+        self.v = normal([d_model, heads, d_kv], stddev=by_width, key=key, name="v")
+        self.o = normal([*queries, d_model], stddev=count**-0.5, key=key, name="o")
+        shapes = {"q": queries, "k": [heads, d_kv], "v": [heads, d_kv], "o": [d_model]}
+        self.q_bias, self.k_bias, self.v_bias, self.o_bias = (
+            full(dims, 0.0, key=key, name=f"{name}_bias") if name in bias else None for name, dims in shapes.items()
+        )
+        mixed = Dim(f"{heads.name}_mixed", heads.size, heads.name, heads.valid)
+        self.talking = None
+        if talking:
+            names = "talking.0", "talking.1"
+            self.talking = tuple(normal([heads, mixed], stddev=heads.count**-0.5, key=key, name=n) for n in names)
+
+    def __call__(
+        self,
+        h: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        key: Any = None,
+        dropout: float = 0.0,
+        rename: Any = None,
+    ) -> Tensor:
+        """What each position of `h` takes from those of `memory`, or of `h` itself."""
+        mask = Mask() if mask is None else mask
+        has_dims(h, [self.q.dims[0]])
+        memory = h if memory is None else memory
+        here = there = None
+        if self.rotary is not None:
+            here = mask.here(h)
+            there = here if memory is h else mask.there(memory)
+        q = self.query(h, here)
+        k, v = self.keys_and_values(memory, there)
+        mixed = self.attend(q, k, v, mask=mask, bias=bias, key=key, dropout=dropout)
+        return self.out(mixed, rename=rename)
+
+    def query(self, h: Tensor, position: Tensor | None) -> Tensor:
+        """The queries of `h`, turned by its positions: [.. length heads (group) d_kv]."""
+        return self._turned(_projected(h, self.q, self.q_bias), position)
+
+    def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The keys, turned by the positions of `h`, and the values: [.. memory_length heads d_kv]."""
+        k = self._turned(_projected(h, self.k, self.k_bias), position)
+        v = _projected(h, self.v, self.v_bias)
+        if h.dims.has("length"):
+            k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
+        return k, v
+
+    def _turned(self, x: Tensor, position: Tensor | None) -> Tensor:
+        if self.rotary is None or position is None:
+            return x
+        return rotated(x, position, base=self.rotary, stretch=self.stretch)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None = None,
+        key: Any = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """The mean of the values each query sees, by how well keys answer: as `q`."""
+        is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
+        if self.fused and is_plain and mask.is_simple and can_fuse(q, k):
+            return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
+        scores = wf.einsum(q, k, over="d_kv")
+        scores = wf.cast(scores, "float32") * self.scale
+        if bias is not None:
+            scores = scores + bias
+        if self.softcap is not None:
+            scores = self.softcap * wf.tanh(scores / self.softcap)
+        if self.talking is not None:
+            scores = _talk(scores, self.talking[0])
+        is_seen = mask.is_seen(q, k)
+        if is_seen is not None:
+            scores = wf.where(is_seen, scores, UNSEEN)
+        share = wf.softmax(scores, over="memory_length")
+        if self.talking is not None:
+            share = _talk(share, self.talking[1])
+        share = wf.cast(share, v.dtype)
+        if key is not None and dropout:
+            share = wf.dropout(share, dropout, key)
+        return wf.einsum(share, v, out=q.dims)
+
+    def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
+        """The heads joined: [.. d_model]."""
+        y = wf.einsum(mixed, used(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
+        return y if self.o_bias is None else y + wf.cast(self.o_bias, y.dtype)
+
+
+def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = wf.einsum(h, used(weight, h.dtype), over="d_model")
+    return y if bias is None else y + wf.cast(bias, h.dtype)
+
+
+def _talk(scores: Tensor, weight: Tensor) -> Tensor:
+    heads, mixed = weight.dims
+    return wf.einsum(scores, wf.cast(weight, scores.dtype), over=heads, rename={mixed.name: heads})
+
+
+# The fused kernel.
+
+
+def can_fuse(q: Tensor, k: Tensor) -> bool:
+    """Whether the fused kernel takes these: on a GPU, in a narrow float, with all positions of a head at hand."""
+    if not _is_on_gpu(q) or q.dtype not in (jnp.bfloat16, jnp.float16):
+        return False
+    names = [dim.name for dim in q.dims]
+    is_usual = names in (["batch", "length", "heads", "d_kv"], ["batch", "length", "heads", "group", "d_kv"])
+    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, "d_kv"), (k, "memory_length")))
+    width = q.size("d_kv")
+    return is_usual and is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
+
+
+def _has_padding(*shapes: Shape) -> bool:
+    return any(dim.is_padded for dims in shapes for dim in dims)
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    if x._region is None:
+        return jax.default_backend() == "gpu"
+    return x._region.mesh.platform == "gpu"
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
+    """Attention by one kernel, on each processor's own batch and heads."""
+
+    def kernel(q: Any, k: Any, v: Any) -> Any:
+        joined = q.reshape(*q.shape[:2], -1, q.shape[-1])  # heads and groups
+        y = jax.nn.dot_product_attention(
+            joined,
+            k,
+            v,
+            scale=scale,
+            is_causal=causal,
+            local_window_size=None if window is None else (window - 1, 0),
+            implementation="cudnn",
+        )
+        return y.reshape(q.shape)
+
+    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", "d_kv"])

@@ -1,0 +1,69 @@
+"""The feed-forward part of a layer: one matrix up, an activation, one down; or with a gate beside."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from .. import ops as wf
+from ..dims import Dim
+from ..tensor import Tensor
+from .given import has_dims, one_dim, one_of
+from .weights import full, normal, used
+
+ACTIVATIONS = {
+    "relu": wf.relu,
+    "gelu": lambda x: wf.elementwise(lambda a: jax.nn.gelu(a, approximate=False), x),
+    "gelu_tanh": wf.gelu,
+    "silu": wf.silu,
+}
+
+
+class FeedForward(eqx.Module):
+    """`w_out(act(w_in(x)))`, or `w_out(act(w_gate(x)) * w_in(x))`."""
+
+    w_in: Tensor
+    w_gate: Tensor | None
+    w_out: Tensor
+    in_bias: Tensor | None
+    out_bias: Tensor | None
+    activation: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        d_model: Dim,
+        d_ff: Dim,
+        *,
+        activation: str = "relu",
+        gated: bool = False,
+        bias: bool = False,
+        key: Any = None,
+    ):
+        self.activation = one_of(activation, ACTIVATIONS, "activation")
+        d_model, d_ff = one_dim(d_model, "d_model"), one_dim(d_ff, "d_ff")
+        by_width = d_model.count**-0.5
+        self.w_in = normal([d_model, d_ff], stddev=by_width, key=key, name="w_in")
+        self.w_gate = normal([d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
+        self.w_out = normal([d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
+        self.in_bias = full([d_ff], 0.0, key=key, name="in_bias") if bias else None
+        self.out_bias = full([d_model], 0.0, key=key, name="out_bias") if bias else None
+
+    def __call__(self, h: Tensor, *, key: Any = None, dropout: float = 0.0, rename: Any = None) -> Tensor:
+        """The result; `rename` lets it leave under other names, as in `einsum`."""
+        has_dims(h, self.w_in.dims[:1])
+        w_in = used(self.w_in, h.dtype)
+        w_out = used(self.w_out, h.dtype)
+        d_model, d_ff = w_in.dims
+        hidden = wf.einsum(h, w_in, over=d_model)
+        if self.in_bias is not None:
+            hidden = hidden + wf.cast(self.in_bias, h.dtype)
+        activate = ACTIVATIONS[self.activation]
+        if self.w_gate is None:
+            hidden = activate(hidden)
+        else:
+            gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
+            hidden = activate(gate) * hidden
+        if key is not None and dropout:
+            hidden = wf.dropout(hidden, dropout, key)
+        y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
+        return y if self.out_bias is None else y + wf.cast(self.out_bias, h.dtype)

@@ -1,0 +1,63 @@
+"""Which parameters are trained: all of them, but for those frozen by their paths.
+
+Imports the language. A path is written like `decoder.layers.attention.q`.
+"""
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..errors import TensorError, closest
+from ..tensor import is_tensor
+from .weights import with_kind, written
+
+
+def freeze(model: Any, *patterns: str) -> Any:
+    """The model with the parameters whose paths match a pattern frozen: they get no gradient and no update.
+
+    Patterns are as in a shell: `freeze(model, "embedding.*", "decoder.layers.feed_forward.*")`.
+    """
+    return _marked(model, patterns, True)
+
+
+def unfreeze(model: Any, *patterns: str) -> Any:
+    """The model with the parameters whose paths match a pattern trained again; without patterns, all of them."""
+    return _marked(model, patterns or ("*",), False)
+
+
+def paths(model: Any) -> list[str]:
+    """The paths of all parameters."""
+    return [path for path, _ in _leaves(model)]
+
+
+def map_paths(fn: Callable[[str, Any], Any], model: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
+    """The model with `fn(path, leaf)` in place of every tensor, or what else `is_leaf` says is one."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(written(path), leaf), model, is_leaf=is_leaf)
+
+
+def matched(patterns: Any, model: Any) -> set[str]:
+    """The paths that match some of the patterns, each of which must match one."""
+    patterns, found = patterns.split() if isinstance(patterns, str) else patterns, set()
+    known = paths(model)
+    for pattern in patterns:
+        own = fnmatch.filter(known, pattern)
+        if not own:
+            raise TensorError(f"no parameter's path matches {pattern!r}", fix=closest(pattern, known))
+        found.update(own)
+    return found
+
+
+def _leaves(model: Any) -> list[tuple[str, Any]]:
+    found, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
+    return [(written(path), leaf) for path, leaf in found if is_tensor(leaf)]
+
+
+def _marked(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:
+    chosen = matched(patterns, model)
+
+    def mark(path: str, x: Any) -> Any:
+        return with_kind(x, frozen=frozen) if path in chosen and x._kind.store is not None else x
+
+    return map_paths(mark, model)

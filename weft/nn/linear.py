@@ -1,0 +1,72 @@
+"""Linear maps from any dims to any dims, and tables of embeddings."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+
+from .. import ops as wf
+from ..dims import Dim, Shape, new_dims
+from ..errors import DimError
+from ..tensor import Tensor, is_tensor
+from .given import has_dims, one_dim
+from .weights import full, normal, used
+
+
+class Linear(eqx.Module):
+    """A linear map from the dims `ins` to the dims `outs`, whatever other dims there are.
+
+    From a dim to itself it has one weight `[d_model d_model_out]`, and the result has `d_model` again.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    ins: Shape = eqx.field(static=True)
+    names: dict[str, Dim] = eqx.field(static=True)
+
+    def __init__(self, ins: Any, outs: Any, *, key: Any = None, bias: bool = False, stddev: float | None = None):
+        self.ins, outs = Shape(new_dims(ins, what="ins")), Shape(new_dims(outs, what="outs"))
+        made = [Dim(f"{d.name}_out", d.size, d.name, d.valid) if self.ins.has(d.name) else d for d in outs]
+        self.names = {new.name: dim for new, dim in zip(made, outs, strict=True) if new.name != dim.name}
+        spread = math.prod(dim.count for dim in self.ins) ** -0.5 if stddev is None else stddev
+        self.weight = normal([*self.ins, *made], stddev=spread, key=key, name="weight")
+        self.bias = full(made, 0.0, key=key, name="bias") if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        has_dims(x, self.ins)
+        self._check_outs(x)
+        weight = used(self.weight, x.dtype)
+        if self.bias is None:
+            return wf.einsum(x, weight, over=self.ins, rename=self.names)
+        y = wf.einsum(x, weight, over=self.ins) + wf.cast(self.bias, x.dtype)
+        return y.rename(**self.names) if self.names else y
+
+    def _check_outs(self, x: Tensor) -> None:
+        made = self.weight.dims.without(self.ins) if is_tensor(x) else ()
+        if twice := next((dim for dim in made if x.dims.has(dim)), None):
+            raise DimError(
+                f"a linear map to `{twice.name}` was given [{x.dims}], which has it already",
+                fix=f"rename it first, e.g. `x.rename({twice.name}='{twice.name}_in')`",
+            )
+
+
+class Embedding(eqx.Module):
+    """A vector for each of `ids`; and, turned round, a logit for each from a vector."""
+
+    table: Tensor
+    ids: str = eqx.field(static=True)
+
+    def __init__(self, ids: Dim, dims: Any, *, key: Any = None, stddev: float = 1.0):
+        self.ids = one_dim(ids, "ids").name
+        self.table = normal([ids, *new_dims(dims, what="dims")], stddev=stddev, key=key, name="table")
+
+    def __call__(self, ids: Tensor, dtype: Any = None) -> Tensor:
+        """The vectors of some ids; of a split table only sums are sent."""
+        table = self.table if dtype is None else wf.cast(self.table, dtype)
+        return wf.take(table, ids, over=self.ids)
+
+    def logits(self, x: Tensor, dtype: Any = "float32") -> Tensor:
+        """The product of `x` with every vector."""
+        table = wf.cast(self.table, x.dtype)
+        over = [dim for dim in self.table.dims if dim.name != self.ids]
+        return wf.einsum(x, table, over=over, dtype=dtype)

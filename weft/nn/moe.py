@@ -1,0 +1,193 @@
+"""Mixtures of experts: each token goes to one or two experts, or each expert chooses its tokens.
+
+Tokens are routed inside their own sequence, so that what is dropped does not depend on the layout. Expert batches are
+called `expert_batch`, which follows `batch`: under `batch:x` no token moves; under `batch:x,experts:x` they go to their
+experts by one all-to-all and come back by another.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from .. import ops as wf
+from ..dims import Dim
+from ..tensor import Tensor
+from .feed_forward import ACTIVATIONS
+from .given import has_dims, number, one_dim, one_of
+from .weights import checked_key, normal, used
+
+GATINGS = ("switch", "top2", "choice")
+
+
+class MixtureOfExperts(eqx.Module):
+    """Feed-forward parts, one for each expert, and the gate that chooses among them."""
+
+    gate: Tensor
+    w_in: Tensor
+    w_gate: Tensor | None
+    w_out: Tensor
+    gating: str = eqx.field(static=True)
+    capacity: float = eqx.field(static=True)
+    jitter: float = eqx.field(static=True)
+    dropout: float = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        d_model: Dim,
+        d_ff: Dim,
+        experts: Dim,
+        *,
+        gating: str = "switch",
+        capacity: float = 1.25,
+        jitter: float = 0.0,
+        dropout: float = 0.0,
+        activation: str = "relu",
+        gated: bool = False,
+        key: Any = None,
+    ):
+        d_model, d_ff, experts = one_dim(d_model, "d_model"), one_dim(d_ff, "d_ff"), one_dim(experts, "experts")
+        self.gating = one_of(gating, GATINGS, "gating")
+        self.activation = one_of(activation, ACTIVATIONS, "activation")
+        self.capacity = number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
+        self.jitter = number(jitter, "jitter", least=0, below=1, example=0.01)
+        self.dropout = number(dropout, "dropout", least=0, below=1, example=0.1)
+        by_width = d_model.count**-0.5
+        self.gate = normal(
+            [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
+        )
+        self.w_in = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_in")
+        self.w_gate = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
+        self.w_out = normal([experts, d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
+
+    def __call__(self, h: Tensor, *, key: Any = None, drops: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+        """The result, as `h`; the losses of the gate; how many places were taken, and how many tokens found none.
+
+        Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence.
+        """
+        key = None if key is None else checked_key(key)
+        send, combine, told = self.routed(h, key, drops=drops)
+        router, batch, experts, width = send.dim("router"), h.dim("batch"), self.w_in.dims[0], self.gate.dims[0]
+        others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
+        slots = [dim for dim in send.dims if dim.name == "slots"]
+        z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
+        z = z.rename(batch=Dim("expert_batch", batch.size, "batch"), router=experts)
+        z = self.experts(z, None if key is None else jax.random.fold_in(key, 1))
+        z = z.rename(**{"expert_batch": batch, experts.name: router})
+        return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
+
+    def experts(self, z: Tensor, key: Any = None) -> Tensor:
+        """Each expert's feed-forward part on its own tokens: as `z`."""
+        _, d_model, d_ff = self.w_in.dims
+        hidden = wf.einsum(z, used(self.w_in, z.dtype), over=d_model)
+        activate = ACTIVATIONS[self.activation]
+        if self.w_gate is None:
+            hidden = activate(hidden)
+        else:
+            hidden = activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)) * hidden
+        if key is not None and self.dropout:
+            hidden = wf.dropout(hidden, self.dropout, key)
+        return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
+
+    def slots(self, length: int, drops: bool) -> Dim:
+        """The places an expert has for tokens of one sequence."""
+        experts = self.gate.dims[-1].count
+        return Dim("slots", slots_for(length, experts, self.gating, self.capacity) if drops else length)
+
+    def routed(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Which token goes to which slot of which expert, with what share of the result it comes back; and the tale."""
+        wide = wf.cast(h, "float32")
+        has_dims(h, self.gate.dims[:1])
+        if key is not None and self.jitter:
+            noise = wf.random.uniform(
+                jax.random.fold_in(key, 0), h.dims, like=h, minval=1 - self.jitter, maxval=1 + self.jitter
+            )
+            wide = wide * noise
+        scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
+        share = wf.softmax(scores, over="router")
+        if h.dims.has("length"):
+            slots = self.slots(h.dim("length").count, drops)
+            send, combine = _by_experts(share, slots) if self.gating == "choice" else _by_tokens(share, slots, self)
+        else:
+            send, combine = _each_its_best(share, _CHOICES[self.gating])
+        return send, combine, _told(scores, share, send)
+
+
+_CHOICES = {"switch": 1, "top2": 2, "choice": 1}
+
+
+def slots_for(length: int, experts: int, gating: str, capacity: float) -> int:
+    """How many tokens of a sequence an expert has room for.
+
+    >>> slots_for(16, 8, "switch", 1.25)
+    3
+    """
+    return min(max(math.ceil(length * _CHOICES[gating] * capacity / experts), 1), length)
+
+
+def _told(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
+    """The losses of the gate; how many places were taken, up to two by each token, and how many tokens found none."""
+    router = share.dim("router")
+    tokens = share.dims.without([router])
+    total = wf.logsumexp(scores, over="router")
+    first = wf.one_hot(wf.argmax(share, over="router"), router)
+    chosen, mean_share = wf.mean(first, over=tokens), wf.mean(share, over=tokens)
+    placed = wf.sum(send, over=[dim for dim in send.dims if dim.name in ("router", "slots")])
+    return {
+        "balance_loss": router.count * wf.sum(chosen * mean_share, over="router"),
+        "router_z_loss": wf.mean(total * total, over=tokens),
+        "dropped": wf.sum(wf.cast(placed == 0, "float32"), over=tokens),
+        "routed": wf.sum(placed, over=tokens),
+    }
+
+
+def _by_tokens(share: Tensor, slots: Dim, experts: MixtureOfExperts) -> tuple[Tensor, Tensor]:
+    """Each token to its best experts, as long as they have room: first choices before second, earlier before later."""
+    taken: Any = 0
+    sends = []
+    best, parts = _best(share, _CHOICES[experts.gating])
+    for hot in best:
+        place = wf.cumsum(hot, over="length") - 1 + taken
+        at = wf.cast(wf.sum(place * hot, over="router"), "int32")
+        sends.append(hot * wf.one_hot(at, slots))
+        taken = taken + wf.sum(hot, over="length")
+    return _joined(sends, parts)
+
+
+def _each_its_best(share: Tensor, choices: int) -> tuple[Tensor, Tensor]:
+    """Each token to its best experts, which have room for all."""
+    return _joined(*_best(share, choices))
+
+
+def _best(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The best experts of each token, as ones among zeros, and what part of the result each of them gives."""
+    left, found, weights = share, [], []
+    for _ in range(choices):
+        hot = wf.one_hot(wf.argmax(left, over="router"), share.dim("router"))
+        found.append(hot)
+        weights.append(wf.sum(share * hot, over="router"))
+        left = wf.where(hot > 0, -1.0, left)
+    if choices == 1:
+        return found, weights
+    total = functools.reduce(operator.add, weights)
+    return found, [weight / total for weight in weights]
+
+
+def _joined(sends: Sequence[Tensor], parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Where tokens go, for all their choices together, and the same with what part of the result comes back."""
+    send = functools.reduce(operator.add, sends)
+    combine = functools.reduce(operator.add, (one * part for one, part in zip(sends, parts, strict=True)))
+    return wf.stop_gradient(send), combine
+
+
+def _by_experts(share: Tensor, slots: Dim) -> tuple[Tensor, Tensor]:
+    """Each expert the tokens of a sequence that want it most, so many as it has room for."""
+    length = share.dim("length")
+    best, places = wf.top_k(share, over="length", k=slots)
+    send = wf.one_hot(places, length)
+    return wf.stop_gradient(send), send * best

@@ -1,0 +1,171 @@
+"""Normalisations: statistics in float32, by one all-reduce where the dims they go over are split."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+
+from .. import ops as wf
+from ..dims import UNSHOWN, Dim, Shape, new_dims, resolve
+from ..errors import DimError
+from ..tensor import Tensor
+from .given import one_dim, whole_number
+from .weights import frozen, full
+
+EPSILON = 1e-6
+
+
+class RMSNorm(eqx.Module):
+    """`x` with the root of its mean square over the dims made 1, then scaled."""
+
+    scale: Tensor
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
+        self.epsilon = epsilon
+        self.scale = full(new_dims(dims, what="dims"), 1.0, key=key, name="scale")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = wf.cast(x, "float32")
+        square = wide * wide
+        mean_square = wf.mean(square, over=self.scale.dims)
+        normed = wide * wf.rsqrt(mean_square + self.epsilon)
+        return wf.cast(normed * self.scale, x.dtype)
+
+
+class LayerNorm(eqx.Module):
+    """`x` with mean 0 and variance 1 over the dims, then scaled and shifted."""
+
+    scale: Tensor
+    bias: Tensor | None
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, dims: Any, *, key: Any = None, bias: bool = True, epsilon: float = EPSILON):
+        dims = new_dims(dims, what="dims")
+        self.epsilon = epsilon
+        self.scale = full(dims, 1.0, key=key, name="scale")
+        self.bias = full(dims, 0.0, key=key, name="bias") if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = wf.cast(x, "float32")
+        mean, variance = wf.mean_and_var(wide, over=self.scale.dims)
+        normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
+        scaled = normed * self.scale
+        return wf.cast(scaled if self.bias is None else scaled + self.bias, x.dtype)
+
+
+class ScaleNorm(eqx.Module):
+    """`x` with its length over the dims made one learned number."""
+
+    scale: Tensor
+    over: tuple[str, ...] = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
+        shape = Shape(new_dims(dims, what="dims"))
+        self.over, self.epsilon = shape.names, epsilon
+        self.scale = full([], math.prod(dim.count for dim in shape) ** 0.5, key=key, name="scale")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = wf.cast(x, "float32")
+        square = wf.sum(wide * wide, over=self.over)
+        return wf.cast(wide * wf.rsqrt(square + self.epsilon) * self.scale, x.dtype)
+
+
+class GroupNorm(eqx.Module):
+    """`x` with mean 0 and variance 1 in each group of channels, over some dims beside them."""
+
+    scale: Tensor
+    bias: Tensor
+    groups: int = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, channels: Dim, groups: int, *, key: Any = None, epsilon: float = 1e-5):
+        channels = one_dim(channels, "channels")
+        self.groups = whole_number(groups, "groups", divides=channels.size, of=channels.name)
+        self.epsilon = epsilon
+        self.scale = full([channels], 1.0, key=key, name="scale")
+        self.bias = full([channels], 0.0, key=key, name="bias")
+
+    def __call__(self, x: Tensor, *, over: Any) -> Tensor:
+        """`over` are the dims beside the channels, such as height and width."""
+        (channels,) = self.scale.dims
+        wide = wf.cast(x, "float32")
+        beside = _beside(channels, x, over)
+        means, variances = wf.mean_and_var(wide, over=beside)
+        # Groups that lie across processors are joined by the few statistics of their channels.
+        is_whole = self.groups % x.ways(channels.name) == 0
+        group = Dim(f"{UNSHOWN}groups", self.groups, follows=channels.name if is_whole else None)
+        each = Dim(f"{UNSHOWN}{channels.name}", channels.size // self.groups)
+        cut = {channels.name: [group, each]}
+        mean, between = wf.mean_and_var(wf.split(means, **cut), over=each)
+        variance = wf.mean(wf.split(variances, **cut), over=each) + between
+
+        def spread(x: Tensor) -> Tensor:
+            return wf.merge(wf.broadcast(x, [*x.dims, each]), [group, each], into=channels)
+
+        normed = (wide - spread(mean)) * spread(wf.rsqrt(variance + self.epsilon))
+        return wf.cast(normed * self.scale + self.bias, x.dtype)
+
+
+class BatchNorm(eqx.Module):
+    """`x` with mean 0 and variance 1 in each channel, over a whole batch; with running statistics for inference.
+
+    The batch is the whole one, however it is split: the statistics do not depend on the layout.
+    """
+
+    scale: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, channels: Dim, *, key: Any = None, momentum: float = 0.9, epsilon: float = 1e-5):
+        channels = one_dim(channels, "channels")
+        self.momentum, self.epsilon = momentum, epsilon
+        self.scale, self.bias = (full([channels], v, key=key, name=n) for v, n in ((1.0, "scale"), (0.0, "bias")))
+        self.running_mean = full([channels], 0.0, key=key, name="running_mean", is_trained=False)
+        self.running_var = full([channels], 1.0, key=key, name="running_var", is_trained=False)
+
+    def __call__(self, x: Tensor, *, over: Any, training: bool = True) -> tuple[Tensor, "BatchNorm"]:
+        """The result, and this norm with its running statistics moved towards those of the batch."""
+        wide = wf.cast(x, "float32")
+        wide.dims.find(self.scale.dims[0])
+        mean, variance = wf.stop_gradient(self.running_mean), wf.stop_gradient(self.running_var)
+        moved = self
+        if training:
+            mean, variance = wf.mean_and_var(wide, over=self._all_beside(x, over))
+            moved = self._moved(wf.stop_gradient(mean), wf.stop_gradient(variance))
+        normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
+        return wf.cast(normed * self.scale + self.bias, x.dtype), moved
+
+    def _all_beside(self, x: Tensor, over: Any) -> Shape:
+        (channels,) = self.scale.dims
+        found = _beside(channels, x, over)
+        if kept := x.dims.without([channels, *found]):
+            raise DimError(
+                f"`over` leaves out `{kept[0].name}`, and there is one mean for each of `{channels.name}` alone",
+                fix=f"go over all other dims: `over='{' '.join(x.dims.without([channels]).names)}'`",
+            )
+        return found
+
+    def _moved(self, mean: Tensor, variance: Tensor) -> "BatchNorm":
+        kept = self.momentum
+        new = (
+            wf.stop_gradient(self.running_mean) * kept + mean * (1 - kept),
+            wf.stop_gradient(self.running_var) * kept + variance * (1 - kept),
+        )
+        return eqx.tree_at(lambda norm: (norm.running_mean, norm.running_var), self, tuple(map(frozen, new)))
+
+
+def _beside(channels: Dim, x: Tensor, over: Any) -> Shape:
+    """The dims `over`, all of them beside the channels."""
+    x.dims.find(channels)
+    found = resolve(over, x.dims, what="over")
+    if found.has(channels):
+        raise DimError(
+            f"`over` names `{channels.name}`, which are the channels",
+            fix=f"leave it out: `over='{' '.join(found.without([channels]).names)}'`",
+        )
+    return found

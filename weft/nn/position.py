@@ -1,0 +1,103 @@
+"""How positions are told apart: sinusoids, learned vectors, rotations, and T5's biases by distance."""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+
+from .. import ops as wf
+from ..dims import UNSHOWN, Dim, new_dims
+from ..errors import DimError
+from ..tensor import Tensor
+from .given import number, one_dim
+from .weights import normal
+
+LONGEST_WAVE = 10_000  # of the sinusoids, over 2 pi
+QUARTER_TURN = math.pi / 2
+
+
+def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
+    """A sine and a cosine of each wave length, in turn: f32[... d_model]."""
+    slope = -2 * math.log(LONGEST_WAVE) / one_dim(d_model, "d_model").size
+    channel = wf.arange(d_model, like=like, dtype="float32")
+    pair = channel // 2
+    is_cosine = channel % 2
+    rate = wf.exp(pair * slope)
+    angle = wf.cast(position, "float32") * rate + is_cosine * QUARTER_TURN
+    return wf.sin(angle)
+
+
+class Stretch(NamedTuple):
+    """Llama 3's waves for sequences longer than the `length` first trained on: the long ones slower by `factor`.
+
+    A wave that turns more than `high` times within `length` stays as it is, one that turns less than `low` times is
+    stretched fully.
+    """
+
+    factor: float
+    low: float
+    high: float
+    length: int
+
+    def __call__(self, rate: Tensor) -> Tensor:
+        turns = rate * (self.length / (2 * math.pi))
+        kept = wf.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        return rate * (kept + (1.0 - kept) / self.factor)
+
+
+def rotated(
+    x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: Stretch | None = None
+) -> Tensor:
+    """`x` with pairs of channels turned by angles that grow with the position; channel i goes with i + half."""
+    size = x.size(over)
+    if size % 2:
+        raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
+    number(base, "base", least=0, below=math.inf, example=10_000.0, may_be_least=False)
+    two, half = Dim(f"{UNSHOWN}pair", 2), Dim(f"{UNSHOWN}half", size // 2)
+    first, second = wf.unstack(wf.split(wf.cast(x, "float32"), **{over: [two, half]}), over=two)
+    rate = wf.exp(wf.arange(half, like=first, dtype="float32") * (-math.log(base) / half.size))
+    rate = rate if stretch is None else stretch(rate)
+    angle = wf.cast(position, "float32") * rate
+    cos, sin = wf.cos(angle), wf.sin(angle)
+    turned = wf.stack([first * cos - second * sin, second * cos + first * sin], two)
+    merged = wf.merge(turned, [two, half], into=x.dim(over))
+    return wf.cast(wf.broadcast(merged, x.dims), x.dtype)
+
+
+class RelativeBias(eqx.Module):
+    """T5's bias of attention by the distance of key and query, the same for all layers of a stack."""
+
+    table: Tensor
+    is_causal: bool = eqx.field(static=True)
+    farthest: int = eqx.field(static=True)
+
+    def __init__(self, buckets: Dim, heads: Any, *, is_causal: bool, farthest: int = 128, key: Any = None):
+        self.is_causal, self.farthest = is_causal, farthest
+        exact = one_dim(buckets, "buckets").size // (2 if is_causal else 4)
+        if exact < 1:
+            raise DimError(
+                f"`buckets` has size {buckets.size}, too few for near and far",
+                fix=f"give {2 if is_causal else 4}, or more",
+            )
+        number(farthest, "farthest", least=exact, below=math.inf, example=8 * exact, may_be_least=False)
+        self.table = normal([buckets, *new_dims(heads, what="heads")], stddev=0.1, key=key, name="table")
+
+    def __call__(self, query: Tensor, memory: Tensor) -> Tensor:
+        """The bias for positions `query` [.. length] and `memory` [.. memory_length]: [heads .. ]."""
+        buckets = self.table.dims[0]
+        return wf.take(self.table, bucket(memory - query, buckets.size, self.is_causal, self.farthest), over=buckets)
+
+
+def bucket(distance: Tensor, buckets: int, is_causal: bool, farthest: int) -> Tensor:
+    """T5's buckets of a signed distance: one each for the near ones, then wider and wider by a logarithm."""
+    start: Any = 0
+    if is_causal:
+        away = wf.maximum(-distance, 0)
+    else:
+        buckets //= 2
+        start = wf.where(distance > 0, buckets, 0)
+        away = wf.abs(distance)
+    exact = buckets // 2
+    far = wf.log(wf.cast(wf.maximum(away, 1), "float32") / exact) / math.log(farthest / exact) * (buckets - exact)
+    wide = wf.minimum(exact + wf.cast(far, "int32"), buckets - 1)
+    return start + wf.where(away < exact, away, wide)

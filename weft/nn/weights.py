@@ -1,0 +1,205 @@
+"""Weights before they have values, and how they get them: as shapes, whole, or each processor its own slice.
+
+Imports the language. A module made without a key holds a `Weight` in the place of each parameter; `init` gives them
+values. These follow from the key and the weight's path alone: no layout changes them, and a weight of stacked layers
+holds what the layers' own weights would.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .. import ops as wf
+from ..dims import Dim, Shape
+from ..errors import RegionError, TensorError
+from ..layout import Layout, Region, as_layout, open_region
+from ..mesh import Mesh, as_mesh
+from ..spmd.border import Spmd
+from ..tensor import Tensor, parameter
+from ..tensor import make as make_tensor
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter to be made."""
+
+    dims: Shape
+    stddev: float = 0.0
+    """Of the normal distribution its first values are drawn from."""
+    mean: float = 0.0
+    stack: Dim | None = None
+    """The dim along which the weights of several layers are stacked."""
+    dtype: str = "float32"
+    is_trained: bool = True
+
+    @property
+    def stored_dims(self) -> Shape:
+        return self.dims if self.stack is None else Shape([self.stack, *self.dims])
+
+
+class Adapted(eqx.Module):
+    """A weight to which the product of two thin ones is added where it is used."""
+
+    weight: Tensor
+    down: Tensor
+    up: Tensor
+    scale: float = eqx.field(static=True)
+
+    @property
+    def dims(self) -> Shape:
+        return self.weight.dims
+
+
+def used(weight: Any, dtype: Any) -> Tensor:
+    """A weight in the dtype it is computed with, and with what adapts it."""
+    if isinstance(weight, Weight):
+        raise TensorError("a layer was called before its weights have values", fix="make them: `nn.init(layer, key)`")
+    if not isinstance(weight, Adapted):
+        return wf.cast(weight, dtype)
+    more = wf.einsum(wf.cast(weight.down, dtype), wf.cast(weight.up, dtype), out=weight.dims)
+    return wf.cast(weight.weight, dtype) + weight.scale * more
+
+
+def normal(dims: Sequence[Dim], *, stddev: float, key: Any = None, name: str = "") -> Any:
+    """A weight whose first values are normal; with a key, the parameter itself."""
+    return _first(Weight(Shape(dims), stddev), key, name)
+
+
+def full(dims: Sequence[Dim], value: float, *, key: Any = None, name: str = "", is_trained: bool = True) -> Any:
+    """A weight whose first values are all one number; with a key, the parameter itself."""
+    return _first(Weight(Shape(dims), mean=value, is_trained=is_trained), key, name)
+
+
+def _first(weight: Weight, key: Any, name: str) -> Any:
+    return weight if key is None else whole(weight, own_key(checked_key(key), name))
+
+
+def stacked(module: Any, along: Dim) -> Any:
+    """A module without values as so many of them, stacked."""
+    return map_weights(lambda weight: replace(weight, stack=along), module)
+
+
+def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
+    """The module with `fn` of every `Weight` in it."""
+    return jax.tree.map(lambda leaf: fn(leaf) if isinstance(leaf, Weight) else leaf, module)
+
+
+def count(module: Any) -> int:
+    """How many numbers the weights of a module hold."""
+    found = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
+    return sum(math.prod(dim.count for dim in dims) for dims in found)
+
+
+def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: Any = None) -> Any:
+    """The module with values for its weights; on a mesh each processor makes only its own slices of them.
+
+    `dims` are those that rules of the layout may name, if not only those of the weights.
+    """
+    checked_key(key)
+    if (mesh is None) != (layout is None):
+        raise RegionError("init got only one of mesh and layout", fix="give both, or neither")
+    if mesh is None:
+        return _made(whole, module, key)
+    if open_region() is not None:
+        raise RegionError("init was called on a mesh inside a region", fix="call it outside, or without a mesh")
+    mesh, layout = as_mesh(mesh), as_layout(layout)
+    found = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
+    layout.check_dims({dim.name: dim for dim in found}.values() if dims is None else dims)
+    return _made(functools.partial(in_place, region=Region(mesh, layout)), module, key)
+
+
+def shapes(module: Any) -> Any:
+    """The module with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    return map_weights(lambda w: parameter(jax.ShapeDtypeStruct(w.stored_dims.sizes, w.dtype), w.stored_dims), module)
+
+
+def checked_key(key: Any) -> Any:
+    """The key, if it is one."""
+    is_key = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_key or key.shape != ():
+        raise TensorError(f"a model was to be made with the key {key!r:.60}", fix="make one by `jax.random.key(seed)`")
+    return key
+
+
+def _made(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> Any:
+    """The tree with every `Weight` made, each with a key of its own, by its path."""
+
+    def at(path: Sequence[Any], weight: Any) -> Any:
+        if not isinstance(weight, Weight):
+            return weight
+        return make(weight, own_key(key, written(path)))
+
+    return jax.tree_util.tree_map_with_path(at, module)
+
+
+def with_kind(x: Tensor, **changes: Any) -> Tensor:
+    """The same array as a tensor of another kind."""
+    return make_tensor(x._array, x.dims, x._region, replace(x._kind, **changes))
+
+
+def written(path: Sequence[Any]) -> str:
+    """A path of JAX's as it is written: `decoder.layers.attention.q`."""
+    return ".".join(str(getattr(step, "name", getattr(step, "idx", getattr(step, "key", "")))) for step in path)
+
+
+def own_key(key: Any, name: str) -> Any:
+    """The key of the weight of that name."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def whole(weight: Weight, key: Any) -> Tensor:
+    """The weight as a parameter on one processor."""
+    return _kept(weight, _whole(weight.dims, weight.stack, weight.dtype)(key, weight.stddev, weight.mean))
+
+
+def in_place(weight: Weight, key: Any, *, region: Region) -> Tensor:
+    """The weight as a parameter that lies as the region stores it; each processor makes its own slice."""
+    stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
+    rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
+    make = _in_place(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))
+    return _kept(weight, make(key, weight.stddev, weight.mean, wf.zeros([])))
+
+
+def _kept(weight: Weight, values: Tensor) -> Tensor:
+    """The values as a parameter; what is not trained is a tensor like others, that no gradient is taken of."""
+    return parameter(values) if weight.is_trained else frozen(values)
+
+
+def frozen(x: Tensor) -> Tensor:
+    """The tensor, that no gradient is taken of."""
+    return with_kind(x, frozen=True)
+
+
+# Weights of one shape share what was compiled. The deviation is an operand: folded into the sampler's own constants
+# it could round otherwise in one program than in another.
+
+
+@functools.cache
+def _whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
+    return jax.jit(functools.partial(_first_values, dims, stack, dtype))
+
+
+@functools.cache
+def _in_place(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
+    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout, quiet=True)
+
+
+def _first_values(
+    dims: Shape, stack: Dim | None, dtype: str, key: Any, stddev: Any, mean: Any, like: Tensor | None = None
+) -> Tensor:
+    """Normal values; inside the region of `like`, this processor's slice of them."""
+
+    def one_layer(key: Any, like: Tensor | None) -> Tensor:
+        return wf.cast(wf.random.normal(key, dims, like=like) * stddev + mean, dtype)
+
+    if stack is None:
+        return one_layer(key, like)
+    turns = wf.arange(stack, like=like)
+    return wf.vmap(lambda turn: one_layer(jax.random.fold_in(key, turn.local_array), turn), over=stack)(turns)
