@@ -1,6 +1,7 @@
 """Configurations: the paper's numbers, and what cannot be one."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -41,25 +42,34 @@ def test_the_largest_has_the_papers_parameters_and_the_scales_of_its_norms():
 def test_param_count_is_that_of_the_weights(name, changes):
     config = models.preset(name, **changes)
     made = jax.eval_shape(lambda key: models.init(config, key), jax.eval_shape(lambda: jax.random.key(0)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(made)) == config.param_count
-    assert sum(leaf.size for leaf in jax.tree.leaves(models.shapes(config))) == config.param_count
+    assert numbers(made) == config.param_count
+    assert numbers(models.shapes(config)) == config.param_count
+
+
+def numbers(model):
+    """How many numbers the weights hold, padding left out."""
+    weights = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, wf.Tensor))
+    return sum(math.prod(dim.count for dim in weight.dims) for weight in weights)
 
 
 def test_the_tiny_model_is_float32_and_splits_eight_ways():
     config = models.preset("tiny-lm")
     assert (config.dtype, config.remat, config.batch, config.length) == ("float32", False, 8, 16)
     assert config.vocab >= 64
-    assert all(dim.size % 8 == 0 for dim in config.dims if dim.name != "layers")
+    for name in ("tiny-lm", "tiny-mt", "tiny-moe", "tiny-bert"):
+        assert all(dim.size % 8 == 0 for dim in models.preset(name).dims), name
 
 
 def test_dims_are_all_the_names_a_layout_may_use():
     config = models.preset("lm-0.14b")
-    assert set(config.dims.names) == set("batch length memory_length d_model d_ff heads d_kv vocab layers".split())
+    names = "batch length memory_length stream d_model d_ff heads d_kv vocab layers beam samples"
+    assert set(config.dims.names) == set(names.split())
     assert config.dims.find("memory_length").size == config.length
     wf.Layout("batch:rows;vocab:cols;heads:cols;d_ff:cols;params.d_model:rows", dims=config.dims)
     with pytest.raises(wf.LayoutError, match="did you mean `heads`"):
         wf.Layout("haeds:cols", dims=config.dims)
-    assert not models.preset("lm-0.14b", scanned=False).dims.has("layers")
+    more = models.preset("tiny-moe", group=2, positions="relative").dims.names
+    assert set(more) - set(names.split()) == {"experts", "router", "expert_batch", "slots", "group", "buckets"}
 
 
 def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_later():
@@ -76,9 +86,9 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
     ("name", "changes", "fact", "fix"),
     [
         ("lm-4.9b", {}, "there is no preset 'lm-4.9b'", "did you mean `lm-4.90b`?"),
-        ("gpt", {}, "there is no preset 'gpt'", "use one of: `lm-0.14b`"),
-        (3, {}, "there is no preset 3", "use one of: `lm-0.14b`"),
-        ("lm-0.14b", {"lenght": 3}, "a language model has no `lenght` to change", "did you mean `length`?"),
+        ("gpt", {}, "there is no preset 'gpt'", "did you mean `gpt2`?"),
+        (3, {}, "there is no preset 3", "use one of: `gpt2`"),
+        ("lm-0.14b", {"lenght": 3}, "this model has no `lenght` to change", "did you mean `length`?"),
         ("lm-0.14b", {"length": -3}, "`length` is -3, which is no size", "give a whole number, e.g. `length=8`"),
         ("lm-0.14b", {"heads": 0}, "`heads` is 0, which is no size", "e.g. `heads=8`"),
         ("lm-0.14b", {"heads": 2.0}, "`heads` is 2.0, which is no size", "e.g. `heads=8`"),
@@ -86,6 +96,18 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("lm-0.14b", {"vocab": "32k"}, "`vocab` is '32k', which is no size", "e.g. `vocab=8`"),
         ("lm-0.14b", {"tied": 1}, "`tied` is 1, which is no bool", "say `tied=True` or `tied=False`"),
         ("lm-0.14b", {"name": None}, "`name` is None, which is no str", "say `name='my-lm'`"),
+        ("lm-0.14b", {"bias": "qkv"}, "`bias` names 'qkv'", "name some of: q k v o in out norm"),
+        ("lm-0.14b", {"bias": "out"}, "`bias` is 'out'", "name both of `in` and `out`"),
+        ("lm-0.14b", {"bias": "norm"}, "`bias` names `norm`, and norms are 'rms'", "say norm='layer'"),
+        ("tiny-moe", {"bias": "in out"}, "`bias` names `in` and `out`, and experts have none", "leave them out"),
+        ("tiny-moe", {"every": 3}, "every 3 of 8 layers was to have experts", "divides 8"),
+        ("tiny-lm", {"positions": "rotary", "d_kv": 5}, "`d_kv` is 5, and rotary positions turn pairs of it", "even"),
+        ("tiny-lm", {"positions": "rotery"}, "`positions` is 'rotery'", "did you mean `rotary`?"),
+        ("tiny-lm", {"epsilon": -1.0}, "`epsilon` is -1.0", "give a number above 0"),
+        ("tiny-lm", {"dropout": 1.0}, "`dropout` is 1.0", "from 0 and below 1"),
+        ("tiny-lm", {"dropout": "a"}, "`dropout` is 'a', which is no float", "0.1"),
+        ("tiny-lm", {"softcap": 0}, "`softcap` is 0", "above 0"),
+        ("tiny-moe", {"capacity": 0.0}, "`capacity` is 0.0", "above 0"),
         ("lm-0.14b", {"dtype": "bfloat61"}, "'bfloat61' is no dtype", "give one such as 'float32'"),
         (
             "lm-0.14b",

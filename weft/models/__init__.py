@@ -1,6 +1,51 @@
-"""The models: one readable file each, and the sizes of the paper under their names."""
+"""Models written once in the language and run under any layout."""
 
-from .presets import PRESETS, LMConfig, preset
-from .transformer_lm import TransformerLM, init, shapes
+from dataclasses import replace
+from typing import Any
 
-__all__ = ["PRESETS", "LMConfig", "TransformerLM", "init", "preset", "shapes"]
+from ..layout import as_layout
+from ..mesh import as_mesh
+from ..nn import weights
+from .config import TransformerConfig
+from .encoder import Encoder, EncoderConfig
+from .presets import PRESETS, fields, from_fields, preset
+from .seq2seq import Seq2Seq, Seq2SeqConfig
+from .transformer_lm import LMConfig, TransformerLM
+
+
+def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
+    """The model with its first weights; on a mesh each processor makes only its own slices of them.
+
+    The values do not depend on the mesh or on the layout.
+    """
+    if mesh is None or layout is None:
+        return weights.init(_blueprint(config), key, mesh, layout)
+    mesh, layout = as_mesh(mesh), as_layout(layout)
+    return weights.init(_blueprint(config, mesh, layout), key, mesh, layout, dims=config.dims)
+
+
+def shapes(config: TransformerConfig) -> Any:
+    """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    return weights.shapes(_blueprint(config))
+
+
+def _blueprint(config: TransformerConfig, *where: Any) -> Any:
+    """The model without values, its weights in the dtype they are kept in."""
+    return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint(*where))
+
+
+__all__ = [
+    "PRESETS",
+    "Encoder",
+    "EncoderConfig",
+    "LMConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "TransformerConfig",
+    "TransformerLM",
+    "fields",
+    "from_fields",
+    "init",
+    "preset",
+    "shapes",
+]

@@ -1,111 +1,127 @@
-"""Configurations of the models, and the sizes of the paper under their names.
-
-Imports what stands left of the operations. A configuration is checked where it is made; the models trust it.
-"""
+"""The models of the paper and of the family it became, by name."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
-from ..dims import Dim, Shape
-from ..errors import DimError, TensorError, closest
-from ..tensor import as_dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class LMConfig:
-    """A decoder-only Transformer language model: its sizes, and how it is computed.
-
-    >>> preset("lm-0.14b").param_count
-    142619648
-    """
-
-    name: str
-    layers: int
-    d_model: int
-    heads: int
-    d_kv: int
-    d_ff: int
-    vocab: int
-    batch: int = 256
-    """How many sequences `dims` counts on; the data may bring another number."""
-    length: int = 256
-    """How many tokens a sequence has; the data may bring another number."""
-    tied: bool = False
-    """Whether the logits are made with the embedding instead of a table of their own."""
-    scanned: bool = True
-    """Whether the layers are one loop over stacked weights instead of a list."""
-    remat: bool = True
-    """Whether a layer is computed again in the backward pass instead of kept."""
-    dtype: str = "bfloat16"
-    """Of activations; parameters are stored in float32, and softmax and loss are computed in it."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, field.type, getattr(self, field.name)))
-
-    @property
-    def dims(self) -> Shape:
-        """Every dim of the weights and of what is computed with them."""
-        names = "batch length memory_length d_model heads d_kv d_ff vocab".split()
-        sizes = {name: getattr(self, name.removeprefix("memory_")) for name in names}
-        stacked = [Dim("layers", self.layers)] if self.scanned else []
-        return Shape([*(Dim(name, size) for name, size in sizes.items()), *stacked])
-
-    @property
-    def param_count(self) -> int:
-        """How many numbers the weights hold."""
-        attention = 4 * self.d_model * self.heads * self.d_kv
-        feed_forward = 2 * self.d_model * self.d_ff
-        norms = 2 * self.d_model
-        tables = (1 if self.tied else 2) * self.vocab * self.d_model
-        return self.layers * (attention + feed_forward + norms) + self.d_model + tables
+from ..errors import DimError, closest
+from .config import TransformerConfig
+from .encoder import EncoderConfig
+from .seq2seq import Seq2SeqConfig
+from .transformer_lm import LMConfig
 
 
-def _checked(name: str, kind: Any, value: Any) -> Any:
-    """The value of one field, if it is of its kind."""
-    if name == "dtype":
-        dtype = as_dtype(value)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TensorError(f"`dtype` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
-        return str(dtype)
-    if kind is int:
-        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
-            raise DimError(f"`{name}` is {value!r}, which is no size", fix=f"give a whole number, e.g. `{name}=8`")
-        return int(value)
-    if not isinstance(value, kind):
-        example = f"{name}=True` or `{name}=False" if kind is bool else f"{name}='my-lm'"
-        raise DimError(f"`{name}` is {value!r}, which is no {kind.__name__}", fix=f"say `{example}`")
-    return value
-
-
-def _of_the_paper(name: str, heads: int) -> LMConfig:
+def _lm(name: str, heads: int) -> LMConfig:
     """A row of the paper's table of language models."""
-    return LMConfig(name, layers=6, d_model=1024, heads=heads, d_kv=256, d_ff=1024 * heads, vocab=32768)
+    return LMConfig(
+        name=name, layers=6, d_model=1024, heads=heads, d_kv=256, d_ff=1024 * heads, vocab=32768, dropout=0.1
+    )
 
 
-_PRESETS = {
+def _mt(name: str, heads: int, d_ff: int) -> Seq2SeqConfig:
+    """A row of the paper's table of translation models."""
+    return Seq2SeqConfig(
+        name=name, layers=6, d_model=1024, heads=heads, d_kv=128, d_ff=d_ff, vocab=32768, batch=128, dropout=0.1,
+        smoothing=0.1, padding=0,
+    )  # fmt: skip
+
+
+_T5 = {  # d_model, d_ff, heads, d_kv, layers
+    "small": (512, 2048, 8, 64, 6),
+    "base": (768, 3072, 12, 64, 12),
+    "large": (1024, 4096, 16, 64, 24),
+    "3b": (1024, 16384, 32, 128, 24),
+    "11b": (1024, 65536, 128, 128, 24),
+}
+_T5_1_1 = {
+    "small": (512, 1024, 6, 64, 8),
+    "base": (768, 2048, 12, 64, 12),
+    "large": (1024, 2816, 16, 64, 24),
+    "xl": (2048, 5120, 32, 64, 24),
+    "xxl": (4096, 10240, 64, 64, 24),
+}
+
+
+def _t5(name: str, sizes: tuple[int, ...], **changes: Any) -> Seq2SeqConfig:
+    d_model, d_ff, heads, d_kv, layers = sizes
+    return Seq2SeqConfig(
+        name=name, layers=layers, d_model=d_model, heads=heads, d_kv=d_kv, d_ff=d_ff, vocab=32128, batch=128,
+        length=512, positions="relative", scale_scores=False, dropout=0.1, padding=0, **changes,
+    )  # fmt: skip
+
+
+def _gpt2(name: str, layers: int, d_model: int) -> LMConfig:
+    return LMConfig(
+        name=name, layers=layers, d_model=d_model, heads=d_model // 64, d_kv=64, d_ff=4 * d_model, vocab=50257,
+        batch=64, length=1024, tied=True, tied_scale=False, norm="layer", epsilon=1e-5, positions="learned",
+        activation="gelu_tanh", bias="q k v o in out norm", dropout=0.1,
+    )  # fmt: skip
+
+
+def _llama(name: str, **sizes: Any) -> LMConfig:
+    return LMConfig(
+        name=name, **sizes, batch=64, length=4096, norm="rms", epsilon=1e-5, positions="rotary", rotary_base=500_000.0,
+        activation="silu", gated=True, tied_scale=False,
+    )  # fmt: skip
+
+
+_TINY: dict[str, Any] = {
+    "layers": 8, "d_model": 32, "heads": 8, "d_kv": 8, "d_ff": 64, "vocab": 64, "vocab_multiple": 8, "batch": 8,
+    "length": 16, "remat": False, "dtype": "float32", "dropout": 0.1,
+}  # fmt: skip
+
+_PRESETS: dict[str, TransformerConfig] = {
     config.name: config
     for config in (
-        _of_the_paper("lm-0.14b", heads=4),
-        _of_the_paper("lm-0.22b", heads=8),
-        _of_the_paper("lm-0.37b", heads=16),
-        _of_the_paper("lm-0.67b", heads=32),
-        _of_the_paper("lm-1.28b", heads=64),
-        _of_the_paper("lm-2.48b", heads=128),
-        _of_the_paper("lm-4.90b", heads=256),
-        LMConfig(
-            "tiny-lm", layers=2, d_model=32, heads=8, d_kv=8, d_ff=64, vocab=64, batch=8, length=16,
-            remat=False, dtype="float32",
+        _lm("lm-0.14b", 4), _lm("lm-0.22b", 8), _lm("lm-0.37b", 16), _lm("lm-0.67b", 32), _lm("lm-1.28b", 64),
+        _lm("lm-2.48b", 128), _lm("lm-4.90b", 256),
+        _gpt2("gpt2", 12, 768), _gpt2("gpt2-medium", 24, 1024), _gpt2("gpt2-large", 36, 1280),
+        _gpt2("gpt2-xl", 48, 1600),
+        _llama("llama-1b", layers=16, d_model=2048, heads=8, group=4, d_kv=64, d_ff=8192, vocab=128256, tied=True),
+        _llama("llama-8b", layers=32, d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=128256),
+        _mt("mt-0.15b", 4, 2048), _mt("mt-0.24b", 8, 4096), _mt("mt-0.42b", 16, 8192), _mt("mt-0.77b", 32, 16384),
+        _mt("mt-1.48b", 64, 32768), _mt("mt-2.89b", 128, 65536),
+        *(_t5(f"t5-{name}", sizes, tied=True) for name, sizes in _T5.items()),
+        *(
+            _t5(f"t5.1.1-{name}", sizes, activation="gelu_tanh", gated=True)
+            for name, sizes in _T5_1_1.items()
         ),
+        LMConfig(name="tiny-lm", **_TINY),
+        Seq2SeqConfig(name="tiny-mt", **_TINY, padding=0),
+        EncoderConfig(name="tiny-bert", **_TINY, tied=True, positions="learned", classes=8, hidden_id=1, padding=0),
+        LMConfig(name="tiny-moe", **_TINY, experts=8, capacity=4.0),
     )
 }  # fmt: skip
 
 PRESETS = tuple(_PRESETS)
+KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqConfig, "encoder": EncoderConfig}
 
 
-def preset(name: str, /, **changes: Any) -> LMConfig:
+def fields(config: TransformerConfig) -> dict[str, Any]:
+    """A configuration as plain values: its kind, and every field that is not None."""
+    kind = next(name for name, made in KINDS.items() if type(config) is made)
+    return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+
+
+def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
+    """The configuration of these values, which stand in the file `where`."""
+    kind = values.get("kind")
+    if kind not in KINDS:
+        raise DimError(f"{where} has a model of the kind {kind!r}", fix=closest(str(kind), KINDS))
+    known = {field.name: field for field in dataclasses.fields(KINDS[kind])}
+    if unknown := next((name for name in values if name != "kind" and name not in known), None):
+        raise DimError(f"{where} has `{unknown}`, which a model has not", fix=closest(unknown, known))
+    needed = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in values]
+    if needed:
+        raise DimError(f"{where} has no `{needed[0]}` of the model", fix="add it")
+    # A field whose default is a number and that was None is told apart from one left out.
+    left_out: dict[str, Any] = {
+        name: None for name, field in known.items() if name not in values and "None" in str(field.type)
+    }
+    return KINDS[kind](**left_out, **{name: value for name, value in values.items() if name != "kind"})
+
+
+def preset(name: str, /, **changes: Any) -> Any:
     """The configuration of that name, with some fields changed.
 
     >>> preset("tiny-lm", layers=4).layers
@@ -113,11 +129,12 @@ def preset(name: str, /, **changes: Any) -> LMConfig:
     """
     if not isinstance(name, str) or name not in _PRESETS:
         raise DimError(f"there is no preset {name!r}", fix=closest(str(name), _PRESETS))
-    fields = [field.name for field in dataclasses.fields(LMConfig)]
+    config = _PRESETS[name]
+    fields = [field.name for field in dataclasses.fields(config)]
     if unknown := next((field for field in changes if field not in fields), None):
         raise DimError(
-            f"a language model has no `{unknown}` to change",
+            f"this model has no `{unknown}` to change",
             state=f"preset: {name}, {unknown}={changes[unknown]!r}",
             fix=closest(unknown, fields),
         )
-    return dataclasses.replace(_PRESETS[name], **changes)
+    return dataclasses.replace(config, **changes)

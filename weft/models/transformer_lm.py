@@ -1,301 +1,147 @@
-"""The paper's language model: a decoder-only Transformer, pre-norm, causal, with a ReLU feed-forward.
+"""Decoder-only Transformers: the paper's language model, GPT-2, Llama, prefix language models, with or without experts.
 
-Imports what stands left of the models. Nothing here says anything about processors: the same lines run on one and
-under every layout. Weights are stored in float32 and cast where they are used; norms, softmax and loss are float32.
+Nothing here says anything about processors: the same lines run on one and under every layout.
 """
 
-import functools
-import math
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 
-from .. import ops as wf  # the operations under the name that a user's own model gives them
-from ..dims import union
-from ..errors import DimError, RegionError, TensorError, closest
-from ..layout import Layout, Region, as_layout, open_region
-from ..mesh import Mesh, as_mesh
-from ..spmd import spmd
-from ..spmd.place import check_values
-from ..tensor import Tensor, is_tensor, tensor
-from . import weights
-from .presets import LMConfig
+from .. import nn
+from .. import ops as wf
+from ..errors import TensorError
+from ..layout import Layout
+from ..mesh import Mesh
+from ..tensor import Tensor
+from .cache import Cache
+from .config import TransformerConfig
+from .running import named, named_batch, run, same_shape
+from .stack import Stack
+from .words import embed, key_of, predict, scored, tables
 
-EPSILON = 1e-6
-LONGEST_WAVE = 10_000  # of the sinusoids of positions, over 2 pi
-QUARTER_TURN = math.pi / 2
-UNSEEN = -1e9
+BATCH = {
+    "tokens": "ids",
+    "inputs": "ids",
+    "targets": "ids",
+    "weights": "numbers",
+    "segments": "ids",
+    "positions": "ids",
+    "prefix": "row",
+}
 
 
-class Layer(eqx.Module):
-    """The weights of one layer, or of all of them stacked."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LMConfig(TransformerConfig):
+    """A decoder-only Transformer language model.
 
-    attention_norm: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-    feed_forward_norm: Tensor
-    w_in: Tensor
-    w_out: Tensor
+    >>> preset("lm-0.14b").param_count
+    142619648
+    """
+
+    prefix: bool = False
+    """Whether each sequence has a prefix whose positions all see each other (`prefix` in the batch: its length)."""
+
+    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> "TransformerLM":
+        """The model without values."""
+        return TransformerLM(self, mesh, layout)
 
 
 class TransformerLM(eqx.Module):
     """A language model: its weights, its configuration, and where it was made if that was on a mesh."""
 
-    embedding: Tensor
-    layers: Layer | list[Layer]
-    norm: Tensor
-    softmax: Tensor | None
+    embedding: nn.Embedding
+    positions: nn.Embedding | None
+    decoder: Stack
+    softmax: nn.Embedding | None
     config: LMConfig = eqx.field(static=True)
-    mesh: Mesh | None = eqx.field(static=True, default=None)
-    layout: Layout | None = eqx.field(static=True, default=None)
+    mesh: Mesh | None = eqx.field(static=True)
+    layout: Layout | None = eqx.field(static=True)
+
+    def __init__(self, config: LMConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        self.config, self.mesh, self.layout = config, mesh, layout
+        self.embedding, self.positions, self.softmax = tables(config)
+        self.decoder = Stack(config, causal=True)
+
+    def logits(self, tokens: Any) -> Tensor:
+        """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
+        return run(_logits, self, {"inputs": named("tokens", tokens)})
 
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
-        """The mean cross-entropy of `targets` given `inputs`, in nats a token; a scalar.
+        """The mean cross-entropy in nats a token, and what the experts add; a scalar. Dropout where a key is given.
 
-        Inside a region it runs under that one's layout, outside under the model's own.
+        `tokens` are predicted each from those before it; or `targets` from `inputs`. With `weights` tokens count so
+        much; `segments` of a packed batch do not see each other.
         """
-        inputs, targets = _named(batch)
-        if open_region() is not None:
-            return mean_loss(self, inputs, targets)
-        check_values(jax.tree.leaves((self, inputs, targets)))
-        return _outside(self.mesh, self.layout)(self, inputs, targets)
+        return self.loss_and_metrics(batch, key)[0]
+
+    def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and what went into it: `nll`, `accuracy`, `tokens`, and what the experts report."""
+        return run(_loss_and_metrics, self, _given(batch, self.config), key)
+
+    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
+        """The logits of the token after the prompt, f32[batch vocab], and a cache with room for so many tokens.
+
+        `inputs` of the prompt all end at the same place; `first` is where each begins, if not at 0.
+        """
+        tokens, first = prompt["inputs"], prompt.get("first")
+        here = wf.arange(tokens.dim("length"), like=tokens)
+        here = here if first is None else here - first
+        batch = {} if first is None else {"positions": here, "segments": wf.cast(here >= 0, "int32")}
+        if self.config.prefix:
+            batch["prefix"] = wf.max(here, over="length") + 1  # a prompt is all prefix
+        mask = _mask(self.config, batch)
+        x, past = self.decoder.prefill(embed(self, tokens, mask), mask=mask)
+        last = tokens.size("length")
+        cache = Cache(past.padded(room), wf.full([], last, dtype="int32"), first)
+        return predict(self, x["stream", last - 1]), cache
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """The logits of the token after `tokens` [batch], which follow those of the cache; and the cache with them."""
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        return predict(self, x), cache
 
 
-@functools.cache  # one function for each mesh and layout, so that what it compiled is found again
-def _outside(mesh: Mesh | None, layout: Layout | None) -> Callable[..., Tensor]:
-    return jax.jit(mean_loss) if mesh is None else spmd(mean_loss, mesh=mesh, layout=layout)
+def _given(batch: Any, config: LMConfig) -> dict[str, Tensor]:
+    is_shifted = isinstance(batch, Mapping) and "tokens" in batch
+    needed = ["tokens"] if is_shifted else ["inputs", "targets"]
+    found = named_batch(batch, BATCH, [*needed, "prefix"] if config.prefix else needed)
+    if "prefix" in found and not config.prefix:
+        raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
+    if is_shifted:
+        tokens = found.pop("tokens")
+        found = {"inputs": wf.shift(tokens, over="length", by=1), "targets": tokens, **found}
+    same_shape(*found.values())
+    return found
 
 
 # The model. Each line is a line of the printed program, under the name it gives its result.
 
 
-def mean_loss(model: TransformerLM, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of the targets, a scalar."""
-    logits = predict(model, inputs)
-    nll = cross_entropy(logits, targets)
-    loss = wf.mean(nll, over="batch length")
-    return loss
+def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    x, told = _hidden(model, batch, key)
+    return scored(model, x, batch["targets"], batch.get("weights"), told)
 
 
-def predict(model: TransformerLM, inputs: Tensor) -> Tensor:
-    """The logits of the token that follows each of `inputs`: f32[batch length vocab]."""
-    x = embed(model, inputs)
-    x = decoder(model, x)
-    x = norm(x, model.norm)
-    table = model.softmax
-    if table is None:
-        x = x * model.config.d_model**-0.5
-        table = model.embedding
-    table = wf.cast(table, x.dtype)
-    logits = wf.einsum(x, table, over="d_model", dtype="float32")
-    return logits
+def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
+    x, _ = _hidden(model, batch, None)
+    return predict(model, x)
 
 
-def embed(model: TransformerLM, inputs: Tensor) -> Tensor:
-    """Words and their positions: [batch length d_model]."""
-    table = wf.cast(model.embedding, model.config.dtype)
-    words = wf.take(table, inputs, over="vocab")
-    waves = positions(words)
-    x = wf.cast(words + waves, model.config.dtype)
-    return x
+def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the logits are made of: [batch length d_model]."""
+    mask = _mask(model.config, batch)
+    x = embed(model, batch["inputs"], mask, key)
+    x, told = model.decoder(x, mask=mask, key=key_of(key, 1))
+    return x.rename(stream="length"), told
 
 
-def positions(x: Tensor) -> Tensor:
-    """Sinusoids that tell positions apart, a sine and a cosine of each wave length: f32[length d_model]."""
-    slope = -2 * math.log(LONGEST_WAVE) / x.size("d_model")
-    position = wf.arange("length", like=x, dtype="float32")
-    channel = wf.arange("d_model", like=x, dtype="float32")
-    pair = channel // 2
-    is_cosine = channel % 2
-    rate = wf.exp(pair * slope)
-    angle = position * rate + is_cosine * QUARTER_TURN
-    waves = wf.sin(angle)
-    return waves
-
-
-def decoder(model: TransformerLM, x: Tensor) -> Tensor:
-    """All layers, one after the other: [batch length d_model]."""
-    run = wf.remat(block) if model.config.remat else block
-    if isinstance(model.layers, Layer):
-        x, _ = wf.scan(lambda x, layer: (run(x, layer), None), x, model.layers, over="layers")
-        return x
-    for layer in model.layers:
-        x = run(x, layer)
-    return x
-
-
-def block(x: Tensor, layer: Layer) -> Tensor:
-    """One layer: [batch length d_model]."""
-    h = norm(x, layer.attention_norm)
-    y = attention(h, layer)
-    x = x + y
-    h = norm(x, layer.feed_forward_norm)
-    y = feed_forward(h, layer)
-    x = x + y
-    return x
-
-
-def norm(x: Tensor, scale: Tensor) -> Tensor:
-    """`x` with the root of its mean square made 1, then scaled: [batch length d_model]."""
-    wide = wf.cast(x, "float32")
-    square = wide * wide
-    mean_square = wf.mean(square, over="d_model")
-    normed = wide * wf.rsqrt(mean_square + EPSILON)
-    h = wf.cast(normed * scale, x.dtype)
-    return h
-
-
-def attention(h: Tensor, layer: Layer) -> Tensor:
-    """What each position takes from itself and those before it: [batch length d_model]."""
-    w_q = wf.cast(layer.q, h.dtype)
-    w_k = wf.cast(layer.k, h.dtype)
-    w_v = wf.cast(layer.v, h.dtype)
-    w_o = wf.cast(layer.o, h.dtype)
-    q = wf.einsum(h, w_q, over="d_model")
-    k = wf.einsum(h, w_k, over="d_model")
-    v = wf.einsum(h, w_v, over="d_model")
-    k = k.rename(length="memory_length")
-    v = v.rename(length="memory_length")
-    scores = wf.einsum(q, k, over="d_kv")
-    scores = wf.cast(scores, "float32")
-    scores = scores / math.sqrt(q.size("d_kv"))
-    here = wf.arange("length", like=q)
-    there = wf.arange("memory_length", like=k)
-    is_seen = there <= here
-    scores = wf.where(is_seen, scores, UNSEEN)
-    share = wf.softmax(scores, over="memory_length")
-    share = wf.cast(share, h.dtype)
-    mixed = wf.einsum(share, v, over="memory_length")
-    y = wf.einsum(mixed, w_o, over="heads d_kv")
-    return y
-
-
-def feed_forward(h: Tensor, layer: Layer) -> Tensor:
-    """Two matrices with a ReLU between: [batch length d_model]."""
-    w_in = wf.cast(layer.w_in, h.dtype)
-    w_out = wf.cast(layer.w_out, h.dtype)
-    hidden = wf.einsum(h, w_in, over="d_model")
-    hidden = wf.relu(hidden)
-    y = wf.einsum(hidden, w_out, over="d_ff")
-    return y
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Minus the log-probability of each target: f32[batch length]; of a split vocab only sums are sent."""
-    vocab = logits.dim("vocab")
-    is_target = wf.one_hot(targets, vocab, dtype=bool)
-    target = wf.where(is_target, logits, 0.0)
-    target = wf.sum(target, over="vocab")
-    total = wf.logsumexp(logits, over="vocab")
-    nll = total - target
-    return nll
-
-
-# Its weights.
-
-
-def init(config: LMConfig, key: Any, mesh: Any = None, layout: Any = None) -> TransformerLM:
-    """The model with its first weights; on a mesh each processor makes only its own slices of them.
-
-    The values do not depend on the mesh, on the layout, or on whether the layers are stacked.
-    """
-    if (mesh is None) != (layout is None):
-        raise RegionError("init got only one of mesh and layout", fix="give both, or neither")
-    if mesh is None:
-        return weights.made(weights.whole, _blueprint(config), key)
-    if open_region() is not None:
-        raise RegionError("init was called on a mesh inside a region", fix="call it outside, or without a mesh")
-    mesh, layout = as_mesh(mesh), as_layout(layout)
-    layout.check_dims(config.dims)
-    make = functools.partial(weights.in_place, region=Region(mesh, layout))
-    return weights.made(make, _blueprint(config, mesh, layout), key)
-
-
-def shapes(config: LMConfig) -> TransformerLM:
-    """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
-    return jax.tree.map(weights.shape, _blueprint(config))
-
-
-def _blueprint(config: LMConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
-    """The model with a `Weight` in the place of each tensor."""
-    d_model, heads, d_kv = config.dims.find("d_model"), config.dims.find("heads"), config.dims.find("d_kv")
-    d_ff, vocab = config.dims.find("d_ff"), config.dims.find("vocab")
-    by_width = d_model.size**-0.5
-    layer: Any = Layer(
-        attention_norm=weights.ones([d_model]),
-        q=weights.normal([d_model, heads, d_kv], stddev=by_width),
-        k=weights.normal([d_model, heads, d_kv], stddev=by_width),
-        v=weights.normal([d_model, heads, d_kv], stddev=by_width),
-        o=weights.normal([heads, d_kv, d_model], stddev=(heads.size * d_kv.size) ** -0.5),
-        feed_forward_norm=weights.ones([d_model]),
-        w_in=weights.normal([d_model, d_ff], stddev=by_width),
-        w_out=weights.normal([d_ff, d_model], stddev=d_ff.size**-0.5),
+def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
+    return nn.Mask.within(
+        causal=True,
+        window=config.window,
+        prefix=batch.get("prefix") if config.prefix else None,
+        positions=batch.get("positions"),
+        segments=batch.get("segments"),
     )
-    if config.scanned:
-        layers = jax.tree.map(lambda weight: weight.stacked(config.dims.find("layers")), layer)
-    else:
-        layers = [layer] * config.layers
-    return TransformerLM(
-        embedding=weights.normal([vocab, d_model], stddev=1.0),
-        layers=layers,
-        norm=weights.ones([d_model]),
-        softmax=None if config.tied else weights.normal([vocab, d_model], stddev=by_width),
-        config=config,
-        mesh=mesh,
-        layout=layout,
-    )
-
-
-# Its data.
-
-
-def _named(batch: Any) -> tuple[Tensor, Tensor]:
-    """The inputs and the targets of a batch, tensors of dims `batch` and `length`."""
-    known = ("inputs", "targets")
-    if not isinstance(batch, Mapping):
-        raise TensorError(
-            f"the batch is {type(batch).__name__}", fix="give a dict: `{'inputs': tokens, 'targets': tokens}`"
-        )
-    if unknown := [name for name in batch if name not in known]:
-        raise TensorError(
-            f"the batch has {unknown[0]!r}, which a language model does not take", fix=closest(str(unknown[0]), known)
-        )
-    if missing := next((name for name in known if name not in batch), None):
-        raise TensorError(f"the batch has no `{missing}`", fix=f"add integers of shape [batch, length] as `{missing}`")
-    inputs, targets = (_tokens(name, batch[name]) for name in known)
-    union(inputs.dims, targets.dims)  # one size for each name
-    return inputs, targets
-
-
-def _tokens(name: str, given: Any) -> Tensor:
-    as_integers = f"wf.cast({name}, 'int32')" if is_tensor(given) else f"{name}.astype('int32')"
-    if not is_tensor(given):
-        array = _array(name, given)
-        if len(array.shape) != 2:
-            raise DimError(
-                f"`{name}` has shape {tuple(array.shape)}", fix="give an array of shape [batch, length], or a tensor"
-            )
-        given = tensor(array, "batch length")
-    if set(given.dims.names) != {"batch", "length"}:
-        raise DimError(
-            f"`{name}` has dims [{given.dims}], and a language model reads `batch` and `length`",
-            fix=f"name them so: `wf.tensor({name}, 'batch length')`",
-        )
-    if not jnp.issubdtype(given.dtype, jnp.integer):
-        raise TensorError(f"`{name}` holds {given.dtype}, not token ids", fix=f"make them integers: `{as_integers}`")
-    return given
-
-
-def _array(name: str, given: Any) -> Any:
-    try:
-        return given if isinstance(given, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(given)
-    except (TypeError, ValueError):
-        raise TensorError(
-            f"`{name}` is {type(given).__name__} {given!r:.60}, no array of token ids",
-            fix="give an integer array of shape [batch, length], or a tensor",
-        ) from None

@@ -1,0 +1,116 @@
+"""What the models send, by the ledger: no more than their layouts make needful."""
+
+import jax
+import optax
+import pytest
+
+import weft as wf
+from weft import models
+
+PAPERS = "batch:m0,vocab:m1,heads:m1,d_ff:m1"
+MESH = {"m0": 16, "m1": 32}
+
+
+def ledger(config, mesh, layout):
+    """The collectives of a step."""
+    ids = wf.tensor(jax.ShapeDtypeStruct((config.batch, config.length), "int32"), "batch length")
+    batch = {"tokens": ids} if config.name != "tiny-mt" else {"inputs": ids, "targets": ids}
+    step = wf.train_step(lambda m, batch, key: m.loss(batch), optax.sgd(0.1))
+    return wf.trace(step, step.init(models.shapes(config)), batch, mesh=mesh, layout=layout).ledger
+
+
+def rows(found, *axes, phase=None, least=0):
+    """The rows over these axes, with more than `least` bytes a call."""
+    return [row for row in found if row.axes == axes and (phase is None or row.phase == phase) and row.bytes > least]
+
+
+@pytest.mark.parametrize(("remat", "recomputed"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize("scanned", [True, False])
+def test_the_papers_layout_sends_two_sums_a_layer_forward_and_two_backward(remat, recomputed, scanned):
+    config = models.preset("lm-4.90b", remat=remat, scanned=scanned)
+    found = ledger(config, MESH, PAPERS)
+    assert {row.collective for row in found} == {"all_reduce"}  # the vocab is never gathered, nor is anything else
+    tokens = config.batch // 16 * config.length
+    activation = tokens * config.d_model * 2
+    sent = {
+        phase: sum(row.count for row in rows(found, "m1", phase=phase) if row.bytes == activation)
+        for phase in ("forward", "recompute", "backward")
+    }
+    # Beside the layers': the embedding's vectors forward, and what flows back from the logits.
+    assert sent == {
+        "forward": 2 * config.layers + 1,
+        "recompute": recomputed * config.layers,
+        "backward": 2 * config.layers + 1,
+    }
+    assert all(row.bytes in (activation, 4 * tokens) for row in rows(found, "m1"))
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_the_papers_layout_sums_every_gradient_once_over_the_batch(scanned):
+    config = models.preset("lm-4.90b", remat=False, scanned=scanned)
+    found = ledger(config, MESH, PAPERS)
+    norms = (2 * config.layers + 1) * config.d_model
+    matrices = config.param_count - norms
+    over_batch = rows(found, "m0")
+    scalars = sum(row.bytes * row.count for row in over_batch if row.bytes <= 4)
+    # Matrices are used in bfloat16 and lie split over m1; scales of norms are whole, in float32.
+    assert sum(row.bytes * row.count for row in over_batch) - scalars == 2 * matrices // 32 + 4 * norms
+    assert scalars <= 16
+
+
+def test_a_split_length_adds_nothing_at_the_border_of_a_block():
+    config = models.preset("tiny-lm")
+    found = ledger(config, "x=8", "length:x")
+    forward = [row for row in found if row.phase == "forward" and row.bytes > 4]
+    gathered = [(row.collective, row.count) for row in forward if row.count > 1]
+    # Inside attention keys and values are gathered in each layer; beside that only the shift at the very start moves.
+    assert gathered == [("all_gather", config.layers)] * 2
+    assert [row.collective for row in forward if row.count == 1] == ["permute"]
+    assert "recompute" not in {row.phase for row in found}
+
+
+def test_a_stream_split_apart_from_length_gathers_before_and_scatters_after_each_part():
+    config = models.preset("tiny-lm")
+    layout = "stream:x,heads:x,d_ff:x,vocab:x"
+    found = [row for row in ledger(config, "x=8", layout) if row.phase == "forward" and row.count == config.layers]
+    assert sorted(row.collective for row in found) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
+@pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
+def test_experts_that_share_the_axis_of_the_batch_get_their_tokens_by_one_all_to_all_each_way(gating):
+    config = models.preset("tiny-moe", gating=gating, layers=1)
+    found = ledger(config, "x=8", "batch:x,experts:x")
+    sent = [(row.phase, row.count) for row in found if row.collective == "all_to_all"]
+    assert sent == [("forward", 1)] * 2 + [("backward", 1)] * 2
+    assert {row.collective for row in found} == {"all_to_all", "all_reduce"}
+
+
+@pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
+def test_experts_under_a_split_batch_move_no_token(gating):
+    config = models.preset("tiny-moe", gating=gating, layers=1)
+    found = ledger(config, "x=8", "batch:x")
+    assert {row.collective for row in found} == {"all_reduce"}
+    # Forward only numbers: the losses, and what share each expert has.
+    assert max(row.bytes for row in found if row.phase == "forward") <= 4 * config.experts
+
+
+def test_an_encoder_decoder_sends_five_sums_for_a_layer_of_each():
+    config = models.preset("tiny-mt")
+    found = ledger(config, "m0=2,m1=4", PAPERS)
+    activation = config.batch // 2 * config.length * config.d_model * 4
+    counts = [row.count for row in rows(found, "m1", phase="forward") if row.bytes == activation]
+    # Two in a layer of the encoder, three in one of the decoder, and the words of both.
+    assert sum(counts) == 5 * config.layers + 2
+    assert {row.collective for row in found} == {"all_reduce"}
+
+
+def test_what_is_frozen_is_not_summed():
+    config = models.preset("tiny-lm")
+    ids = wf.tensor(jax.ShapeDtypeStruct((8, 16), "int32"), "batch length")
+    model = wf.nn.freeze(models.shapes(config), "embedding.*", "decoder.*")
+    step = wf.train_step(lambda m, batch, key: m.loss(batch), optax.adam(0.1))
+    state = step.init(model)
+    found = wf.trace(step, state, {"tokens": ids}, mesh="x=8", layout="batch:x").ledger
+    assert [row.bytes for row in found if row.bytes > 4] == [config.vocab * config.d_model * 4]
+    sizes = [leaf.size for leaf in jax.tree.leaves(state.optimizer) if leaf.size > 1]
+    assert sizes == [config.vocab * config.d_model] * 2

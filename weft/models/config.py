@@ -1,0 +1,216 @@
+"""What all Transformers of the package have in common: their sizes, their parts, and how they are computed.
+
+Imports what stands left of the layers. A configuration is checked where it is made; the models trust it.
+"""
+
+import dataclasses
+import math
+from typing import Any, get_args
+
+import jax.numpy as jnp
+
+from ..dims import Dim, Shape
+from ..errors import DimError, TensorError, closest
+from ..layout import Layout
+from ..mesh import Mesh
+from ..nn import weights
+from ..nn.moe import slots_for
+from ..nn.position import Stretch
+from ..tensor import as_dtype
+
+BIASES = ("q", "k", "v", "o", "in", "out", "norm")
+CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
+
+_RANGES = {  # least, below, and whether it may be the least; other floats are above 0
+    "dropout": (0.0, 1.0, True),
+    "smoothing": (0.0, 1.0, True),
+    "jitter": (0.0, 1.0, True),
+    "hidden_share": (0.0, 1.0, False),
+    "balance_loss": (0.0, math.inf, True),
+    "router_z_loss": (0.0, math.inf, True),
+    "z_loss": (0.0, math.inf, True),
+}
+_CHOICES = {
+    "norm": ("rms", "layer"),
+    "positions": ("sinusoid", "learned", "rotary", "relative", "none"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "gating": ("switch", "top2", "choice"),
+    "attention": ("auto", "plain"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """A Transformer: its sizes, its parts, and how it is computed."""
+
+    name: str
+    layers: int
+    d_model: int
+    heads: int
+    d_kv: int
+    d_ff: int
+    vocab: int
+    group: int = 1
+    """How many query heads share one head of keys and values."""
+    batch: int = 256
+    """How many sequences `dims` counts on; the data may bring another number."""
+    length: int = 256
+    """How many tokens a sequence has; the data may bring another number."""
+    vocab_multiple: int = 128
+    """The vocab is padded to a multiple of this; the padding is never predicted."""
+    tied: bool = False
+    """Whether the logits are made with the embedding instead of a table of their own."""
+    embedding_stddev: float = 1.0
+    """Of the first vectors of words."""
+    tied_scale: bool = True
+    """Whether a tied model makes its logits smaller by the root of d_model."""
+    norm: str = "rms"
+    epsilon: float = 1e-6
+    positions: str = "sinusoid"
+    rotary_base: float = 10_000.0
+    rotary_stretch: float = 1.0
+    """By how much the slowest rotations are made slower still, as Llama 3.1 does; 1 leaves all as they are."""
+    rotary_low: float = 1.0
+    """Rotations that turn fewer times than this within `rotary_length` are stretched fully."""
+    rotary_high: float = 4.0
+    """Rotations that turn more often than this within `rotary_length` are not stretched."""
+    rotary_length: int = 8192
+    """How long the sequences were before rotations were stretched."""
+    buckets: int = 32
+    farthest: int = 128
+    scale_scores: bool = True
+    softcap: float | None = None
+    window: int | None = None
+    activation: str = "relu"
+    gated: bool = False
+    bias: str = ""
+    """Which maps have a bias: some of `q k v o in out norm`."""
+    dropout: float = 0.0
+    experts: int = 0
+    """How many experts the feed-forward part of a layer has; 0 for a plain one."""
+    every: int = 1
+    """Every how many layers have experts, the last of them counted."""
+    gating: str = "switch"
+    capacity: float = 1.25
+    """How many tokens an expert takes of each sequence, times its fair share."""
+    balance_loss: float = 0.01
+    router_z_loss: float = 0.0
+    jitter: float = 0.0
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    loss_chunks: int = 1
+    """In how many pieces the logits are made, so that all of them are never held."""
+    scanned: bool = True
+    """Whether the layers run as one loop; they are stored stacked either way."""
+    unroll: int = 1
+    """How many turns of that loop are written out at a time."""
+    remat: bool | str = True
+    """Whether a layer is computed again in the backward pass; or the names of what of it is kept."""
+    dtype: str = "bfloat16"
+    """Of activations; norms, softmax and loss are computed in float32."""
+    param_dtype: str = "float32"
+    """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
+    attention: str = "auto"
+    """Whether attention may use a fused kernel."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, field.type, getattr(self, field.name)))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raises where fields do not go together."""
+        if self.experts and self.layers % self.every:
+            raise DimError(
+                f"every {self.every} of {self.layers} layers was to have experts",
+                fix=f"give a number that divides {self.layers}",
+            )
+        if self.positions == "rotary" and self.d_kv % 2:
+            raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
+        named = self.bias.split()
+        if unknown := next((name for name in named if name not in BIASES), None):
+            raise TensorError(f"`bias` names {unknown!r}", fix=f"name some of: {' '.join(BIASES)}")
+        if ("in" in named) != ("out" in named):
+            raise TensorError(f"`bias` is {self.bias!r}", fix="name both of `in` and `out`, or neither")
+        if "norm" in named and self.norm != "layer":
+            raise TensorError(
+                f"`bias` names `norm`, and norms are {self.norm!r}", fix="say norm='layer', or leave it out"
+            )
+        if "in" in named and self.experts and self.every == 1:
+            raise TensorError("`bias` names `in` and `out`, and experts have none", fix="leave them out")
+
+    @property
+    def vocab_dim(self) -> Dim:
+        return Dim("vocab", self.vocab).padded_to(self.vocab_multiple)
+
+    @property
+    def stretch(self) -> Stretch | None:
+        """How rotations are stretched, where they are."""
+        if self.rotary_stretch == 1:
+            return None
+        return Stretch(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
+
+    @property
+    def dims(self) -> Shape:
+        """Every dim of the weights and of what is computed with them."""
+        sizes = {
+            name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
+        }
+        found = [Dim(name, size) for name, size in sizes.items()]
+        found += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        if self.group > 1:
+            found.append(Dim("group", self.group))
+        if self.positions == "relative":
+            found.append(Dim("buckets", self.buckets))
+        if self.positions == "learned":
+            found.append(Dim("positions", self.length))
+        if self.experts:
+            slots = slots_for(self.length, self.experts, self.gating, self.capacity)
+            found += [Dim("experts", self.experts), Dim("router", self.experts)]
+            found += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
+        return Shape([*found, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
+
+    def dim(self, name: str) -> Dim:
+        return self.dims.find(name)
+
+    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+        """The model without values."""
+        raise NotImplementedError
+
+    @property
+    def param_count(self) -> int:
+        """How many numbers the weights hold, padding left out."""
+        return weights.count(self.blueprint())
+
+
+def stream(length: int) -> Dim:
+    """The dim of positions between the layers: split as `length` is, unless a rule of its own says otherwise."""
+    return Dim("stream", length, follows="length")
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    """The value of one field, if it is of its kind."""
+    if name in ("dtype", "param_dtype"):
+        dtype = as_dtype(value)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TensorError(f"`{name}` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
+        return str(dtype)
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise TensorError(f"`{name}` is {value!r}", fix=closest(str(value), _CHOICES[name]))
+    kinds = get_args(kind) or (kind,)
+    if int in kinds and bool not in kinds and value is not None:
+        least = 0 if name in ("experts", "padding", "start", "classes", "hidden_id") else 1
+        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+            raise DimError(f"`{name}` is {value!r}, which is no size", fix=f"give a whole number, e.g. `{name}=8`")
+        return int(value)
+    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+        lowest, below, may_be_it = _RANGES.get(name, (0.0, math.inf, False))
+        if not lowest <= value < below or (value == lowest and not may_be_it):
+            text = f"{'from' if may_be_it else 'above'} {lowest:g}" + f" and below {below:g}" * (below < math.inf)
+            raise TensorError(f"`{name}` is {value!r}", fix=f"give a number {text}")
+        return float(value)
+    if not isinstance(value, kinds):
+        example = f"{name}=True` or `{name}=False" if bool in kinds else f"{name}='my-lm'" if str in kinds else "0.1"
+        named = " or ".join(k.__name__ for k in kinds)
+        raise DimError(f"`{name}` is {value!r}, which is no {named}", fix=f"say `{example}`")
+    return value
