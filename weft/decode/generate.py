@@ -1,0 +1,159 @@
+"""Continuations of prompts, one token after the other, by the likeliest token or by drawing.
+
+The prompt goes through the model once; then one token at a time does, in one compiled loop that ends when all
+continuations have.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import ops as wf
+from ..dims import UNSHOWN, Dim, Shape
+from ..errors import TensorError
+from ..models.cache import Cache
+from ..nn.weights import checked_key
+from ..spmd.place import get
+from ..tensor import Tensor
+from .prompts import an_id, compiled, start, whole
+from .sampling import Sampler, log_chance
+
+_WRITTEN = f"{UNSHOWN}written"
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """What followed the prompts."""
+
+    tokens: np.ndarray
+    """The new ids, [batch length] or [batch samples length]; after the end of one it is filled with `end` or 0."""
+    lengths: np.ndarray
+    """How many of them there are, the end counted."""
+    scores: np.ndarray
+    """The log-probability of each continuation, as the model itself has it."""
+
+    @property
+    def sequences(self) -> list[Any]:
+        """The ids of each continuation as a list, without what fills them up."""
+        return cut_off(self.tokens, self.lengths)
+
+
+def cut_off(tokens: np.ndarray, lengths: np.ndarray) -> Any:
+    """Rows of ids as lists, each as long as its length says."""
+    if tokens.ndim == 1:
+        return tokens[:lengths].tolist()
+    return [cut_off(row, length) for row, length in zip(tokens, lengths, strict=True)]
+
+
+def generate(
+    model: Any,
+    prompts: Any,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    samples: int | None = None,
+    end: int | None = None,
+    key: Any = None,
+    layout: Any = None,
+) -> Continuations:
+    """Continues each prompt by up to `max_new_tokens`, on the mesh and under the layout of the model.
+
+    `prompts` are lists of token ids, of any lengths; for an encoder-decoder they are its inputs. At temperature 0 the
+    likeliest token is taken, else one is drawn, for which a `key` is needed. With `samples` there are several
+    continuations of each prompt. A continuation ends with the id `end`. `layout` replaces the model's own.
+    """
+    sampler = Sampler(temperature, top_k, top_p, repetition_penalty)
+    if not sampler.is_greedy and key is None:
+        raise TensorError("tokens are to be drawn, and there is no key", fix="give `key=jax.random.key(0)`")
+    key = jax.random.key(0) if key is None else checked_key(key)
+    many = {} if samples is None else {"samples": whole("samples", samples)}
+    begun = start(model, prompts, max_new_tokens, layout, many)
+    end = None if end is None else an_id("end", end, model.config.vocab)
+    plan = _Plan(sampler, int(max_new_tokens), begun.room, samples, end)
+    run = _compiled(plan, begun.mesh, begun.layout)
+    tokens, lengths, scores = get(run(model, begun.prompt, key))
+    return Continuations(np.asarray(tokens), np.asarray(lengths), np.asarray(scores))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that decides what is compiled, but for the shapes."""
+
+    sampler: Sampler
+    steps: int
+    room: int
+    samples: int | None
+    end: int | None
+
+    def __call__(self, model: Any, prompt: dict[str, Tensor], key: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logits, cache = model.prefill(prompt, self.room)
+        batch = prompt["inputs"].dim("batch")
+        rows = Shape([batch])
+        if self.samples is not None:
+            rows = Shape([batch, Dim("samples", self.samples)])
+            cache = cache.spread(rows[1])
+            logits = wf.broadcast(logits, [*rows, logits.dim("vocab")])
+        state = {
+            "turn": wf.full([], 0, dtype="int32"),
+            "tokens": wf.full([*rows, Dim(_WRITTEN, self.steps)], self._filling, like=logits, dtype="int32"),
+            "is_done": wf.full(rows, False, like=logits, dtype=bool),
+            "lengths": wf.zeros(rows, like=logits, dtype="int32"),
+            "scores": wf.zeros(rows, like=logits),
+        }
+        if self.sampler.needs_seen:
+            state["seen"] = self._seen(prompt, logits)
+        state = self._chosen(logits, state, key)
+
+        def is_open(carry: tuple[dict[str, Tensor], Cache]) -> Tensor:
+            state, _ = carry
+            return (state["turn"] < self.steps) & wf.any(~state["is_done"], over=rows)
+
+        def turn(carry: tuple[dict[str, Tensor], Cache]) -> tuple[dict[str, Tensor], Cache]:
+            state, cache = carry
+            logits, cache = model.step(state["last"], cache)
+            return self._chosen(logits, state, key), cache
+
+        state, _ = wf.while_loop(is_open, turn, (state, cache))
+        return state["tokens"], state["lengths"], state["scores"]
+
+    @property
+    def _filling(self) -> int:
+        return 0 if self.end is None else self.end
+
+    def _chosen(self, logits: Tensor, state: dict[str, Tensor], key: Any) -> dict[str, Tensor]:
+        """The state with one token more for each that has not ended."""
+        own = jax.random.fold_in(key, state["turn"].local_array)
+        token = self.sampler(logits, own, state.get("seen"))
+        is_done, is_open = state["is_done"], ~state["is_done"]
+        token = wf.where(is_done, self._filling, token)
+        gain = log_chance(logits, token)
+        new = dict(
+            turn=state["turn"] + 1,
+            last=token,
+            tokens=wf.update(state["tokens"], token, over=_WRITTEN, at=state["turn"]),
+            is_done=is_done if self.end is None else is_done | (token == self.end),
+            lengths=state["lengths"] + wf.cast(is_open, "int32"),
+            scores=state["scores"] + wf.where(is_done, 0.0, gain),
+        )
+        if "seen" in state:
+            new["seen"] = state["seen"] | wf.one_hot(token, logits.dim("vocab"), dtype=bool)
+        return new
+
+    def _seen(self, prompt: dict[str, Tensor], logits: Tensor) -> Tensor:
+        """Which ids the prompts hold: [batch (samples) vocab]."""
+        inputs = prompt["inputs"]
+        hot = wf.one_hot(inputs, logits.dim("vocab"), dtype=bool)
+        if "first" in prompt:
+            hot = hot & (wf.arange(inputs.dim("length"), like=inputs) >= prompt["first"])
+        return wf.broadcast(wf.any(hot, over="length"), logits.dims)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(plan: _Plan, mesh: Any, layout: Any) -> Any:
+    return compiled(plan, mesh, layout)

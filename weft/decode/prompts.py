@@ -1,0 +1,170 @@
+"""What decoding begins with: prompts as tensors, the room they need, and the layout that holds at their sizes.
+
+Imports the models. Sequences are made to fit the mesh here: a prompt of a language model begins later where it is
+shorter, so that all end at the same place.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stacklevel
+from ..layout import Layout, as_layout
+from ..mesh import Mesh
+from ..models import Seq2Seq, TransformerLM
+from ..spmd.border import Spmd
+from ..tensor import Tensor, is_tensor, tensor
+
+
+@dataclass(frozen=True)
+class Start:
+    """Prompts ready to decode from, under the layout that holds for them."""
+
+    prompt: dict[str, Tensor]
+    room: int
+    """How many places the cache has."""
+    mesh: Mesh | None
+    layout: Layout | None
+
+
+def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
+    """`fn` for a mesh and a layout, or for one processor."""
+    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout, quiet=True)
+
+
+def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
+    """The prompts of a model that is to decode `steps` tokens, with dims of so many continuations of each."""
+    if not isinstance(model, TransformerLM | Seq2Seq):
+        raise TensorError(
+            f"{type(model).__name__} does not decode", fix="give a language model or an encoder-decoder model"
+        )
+    if model.config.experts and model.config.gating == "choice":
+        raise TensorError(
+            "experts that choose their tokens look at those to come, and cannot decode",
+            fix="train with gating='switch' or 'top2'",
+        )
+    steps = whole("max_new_tokens", steps)
+    rows = _rows(prompts, model.config.vocab)
+    mesh = model.mesh
+    if layout is not None and mesh is None:
+        raise RegionError(
+            "a layout was given, and the model was made without a mesh", fix="make it on one: `models.init`"
+        )
+    layout = model.layout if layout is None else as_layout(layout)
+    if mesh is None or layout is None:
+        ways: dict[str, int] = {}
+    else:
+        layout.check_dims(model.config.dims)
+        layout = _that_holds(layout, mesh, {"batch": len(rows), **continuations})
+        ways = {name: _ways(layout, mesh, name) for name in ("length", "stream", "memory_length")}
+    each = math.lcm(*ways.values(), 1)
+    longest, is_lm = _up(max(map(len, rows)), each), isinstance(model, TransformerLM)
+    room = _up(longest + steps if is_lm else steps, each)
+    needed = longest + steps if is_lm else max(longest, steps)
+    if model.config.positions == "learned" and needed > model.config.length:
+        raise DimError(
+            f"{longest} tokens and {steps} more need {needed} positions, and the model has {model.config.length}",
+            fix=f"shorten the prompts, or ask for at most {max(model.config.length - longest, 0)} tokens",
+        )
+    if isinstance(model, Seq2Seq):
+        return Start(_begins_aligned(rows, longest, model.config.padding), room, mesh, layout)
+    return Start(_ends_aligned(rows, longest), room, mesh, layout)
+
+
+def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
+    """Prompts as one array of ids each."""
+    if is_tensor(prompts):
+        prompts = _array(prompts)
+    try:
+        rows = [np.asarray(row) for row in prompts]
+    except TypeError:
+        raise _no_prompts(prompts) from None
+    if not rows:
+        raise TensorError("there are no prompts", fix="give at least one: `[[1, 2, 3]]`")
+    for number, row in enumerate(rows):
+        if row.ndim != 1:
+            raise _no_prompts(prompts)
+        if not row.size:
+            raise TensorError(f"prompt {number} is empty", fix="give it at least one token, such as the start id")
+        if not np.issubdtype(row.dtype, np.integer):
+            raise TensorError(f"prompt {number} holds {row.dtype}, not token ids", fix="give whole numbers")
+        if row.min() < 0 or row.max() >= vocab:
+            wrong = row[(row < 0) | (row >= vocab)][0]
+            raise TensorError(
+                f"prompt {number} has the id {wrong}, and the vocab has {vocab}", fix="check the tokenizer"
+            )
+    return [row.astype("int32") for row in rows]
+
+
+def _array(prompts: Tensor) -> Any:
+    if set(prompts.dims.names) != {"batch", "length"}:
+        raise DimError(f"the prompts have dims [{prompts.dims}]", fix="name them so: `wf.tensor(ids, 'batch length')`")
+    array = np.asarray(jax.device_get(prompts._array))
+    return array if prompts.dims.names[0] == "batch" else array.T
+
+
+def _no_prompts(given: Any) -> TensorError:
+    return TensorError(
+        f"the prompts are {type(given).__name__} {given!r:.60}",
+        fix="give a list of lists of token ids, an integer array [batch, length], or such a tensor",
+    )
+
+
+def _ends_aligned(rows: Sequence[np.ndarray], size: int) -> dict[str, Tensor]:
+    ids = np.stack([np.pad(row, (size - len(row), 0)) for row in rows])
+    found = {"inputs": tensor(ids, "batch length")}
+    if any(len(row) < size for row in rows):
+        found["first"] = tensor(np.array([size - len(row) for row in rows], "int32"), "batch")
+    return found
+
+
+def _begins_aligned(rows: Sequence[np.ndarray], size: int, padding: int | None) -> dict[str, Tensor]:
+    ids = np.stack([np.pad(row, (0, size - len(row)), constant_values=padding or 0) for row in rows])
+    found = {"inputs": tensor(ids, "batch length")}
+    if padding is None and any(len(row) < size for row in rows):
+        words = np.stack([np.arange(size) < len(row) for row in rows])
+        found["input_segments"] = tensor(words.astype("int32"), "batch length")
+    return found
+
+
+def _that_holds(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
+    """The layout without the rules whose dims do not divide at these sizes; each of them is told."""
+    for name, size in sizes.items():
+        ways = _ways(layout, mesh, name)
+        if size % ways:
+            rule = f"{name}:{'+'.join(layout.rules[name])}"
+            layout = layout.drop(name)
+            warnings.warn(
+                f"decoding without the rule `{rule}`: `{name}` has size {size}, which does not divide over {ways} "
+                f"processors; each of them computes all of it\n  layout: {layout}",
+                WeftWarning,
+                stacklevel=user_stacklevel(),
+            )
+    return layout
+
+
+def _ways(layout: Layout, mesh: Mesh, name: str) -> int:
+    return math.prod(mesh.axes[axis] for axis in layout.rules.get(name, ()))
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """A whole number that an argument needs."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise TensorError(f"`{name}` is {value!r}", fix=f"give a whole number from {least} on")
+    return int(value)
+
+
+def an_id(name: str, value: Any, vocab: int) -> int:
+    """A token id that an argument needs."""
+    if whole(name, value, 0) >= vocab:
+        raise TensorError(f"`{name}` is {value}, and the vocab has {vocab}", fix=f"give an id below {vocab}")
+    return int(value)
