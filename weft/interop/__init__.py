@@ -1,0 +1,55 @@
+"""Hugging Face weights in and out: T5, GPT-2, Llama and Switch Transformers, in safetensors.
+
+Reading is streamed: each processor reads its own slices of the files and nothing else. Writing gathers one tensor of
+the file at a time. Everything that can be wrong with a folder or a model is said before the first array is made.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import RegionError
+from ..layout import as_layout, open_region
+from ..mesh import as_mesh
+from .files import WeightsError
+from .loading import Source, arrays
+from .saving import written
+
+SHARD_BYTES = 5 * 10**9
+
+
+def read_config(folder: Any, **changes: Any) -> Any:
+    """The configuration of the model in a folder, with some fields changed."""
+    return Source(Path(folder)).config(changes)
+
+
+def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Any:
+    """The model in a folder; on a mesh each processor reads only its own slices of it.
+
+    `changes` are fields of its configuration (`remat=False`). Weights keep the type they have in the file, unless
+    `param_dtype` says otherwise; it computes in float32 if they are all float32, else in bfloat16.
+    """
+    if (mesh is None) != (layout is None):
+        raise RegionError("load got only one of mesh and layout", fix="give both, or neither")
+    if open_region() is not None:
+        raise RegionError("load was called inside a region", fix="call it outside, and hand the model in")
+    source = Source(Path(folder))
+    config = source.config(changes)
+    if mesh is not None:
+        mesh, layout = as_mesh(mesh), as_layout(layout)
+        layout.check_dims(config.dims)
+    return arrays(source, config, mesh, layout, config.param_dtype if "param_dtype" in changes else None)
+
+
+def save(model: Any, folder: Any, *, shard_bytes: int = SHARD_BYTES, keys: Mapping[str, Any] | None = None) -> None:
+    """Writes the model as `transformers` reads it; the folder is whole when it is there, and must not be there before.
+
+    A file holds at most `shard_bytes`, unless one tensor alone has more. `keys` are added to `config.json`: what weft
+    has no field for, such as `{"eos_token_id": 2}`.
+    """
+    if open_region() is not None:
+        raise RegionError("save was called inside a region", fix="call it outside, on the model itself")
+    written(model, Path(folder), shard_bytes, dict(keys or {}))
+
+
+__all__ = ["SHARD_BYTES", "WeightsError", "load", "read_config", "save"]

@@ -1,0 +1,122 @@
+"""What it takes to read and write the weights of one kind of model, and how its `config.json` is read.
+
+Imports the models, `files` and `mapping`. An architecture is a table; everything that acts on it is in `__init__`.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import closest
+from ..models import TransformerConfig
+from .files import WeightsError
+from .mapping import Entry
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A `model_type` of Hugging Face: its fields and its tensors."""
+
+    model_type: str
+    class_name: str
+    """The class of `transformers` that computes logits."""
+    kind: type[TransformerConfig]
+    fixed: Mapping[str, Any]
+    """Fields of the configuration that are the same for all such models."""
+    fields: "Callable[[Keys, Collection[str]], dict[str, Any]]"
+    """The other fields, from the keys of `config.json` and the names of the tensors."""
+    keys: Callable[[Any], dict[str, Any]]
+    """The keys of `config.json` from a configuration."""
+    entries: Callable[[Any], Sequence[Entry]]
+    copies: Callable[[Any], Mapping[str, str]]
+    """Tensors that a file may hold beside the ones they are equal to."""
+    repeated: Callable[[Any], Mapping[str, str]]
+    """Those of them that a file must hold for `transformers` to find them."""
+    unused: str
+    """What tensors are called that a file may hold and no model needs."""
+    prefix: str = ""
+    """How the names of tensors begin, which some files leave out."""
+
+    def no_form(self, config: Any, field: str, wanted: Any) -> WeightsError:
+        """The error of a model that cannot be written."""
+        return WeightsError(
+            f"a model with `{field}={getattr(config, field)!r}` has no Hugging Face form",
+            state=f"model: {config.name}   nearest: {self.model_type}, where `{field}` is {wanted!r}",
+            fix=f"only a model made with `{field}={wanted!r}` can be written so",
+        )
+
+    def check_fixed(self, config: Any) -> None:
+        """Raises where the configuration is not one of this architecture's."""
+        for field, wanted in self.fixed.items():
+            if field == "tied_scale" and not config.tied:
+                continue  # says nothing then
+            found = getattr(config, field)
+            is_same = set(found.split()) == set(wanted.split()) if field == "bias" else found == wanted
+            if not is_same:
+                raise self.no_form(config, field, wanted)
+
+
+class Keys:
+    """The keys of a `config.json`; each is checked where it is read."""
+
+    def __init__(self, found: Mapping[str, Any], path: Path):
+        self.found, self.path = found, path
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number; it must be there unless there is a default."""
+        value = self.found.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.wrong(key, "a whole number")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.found.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.found.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def activation(self, key: str, default: str) -> str:
+        return self.one_of(key, ACTIVATIONS, default)
+
+    def one_of(self, key: str, known: Mapping[str, Any], default: str) -> Any:
+        """What a word stands for."""
+        value = self.found.get(key, default)
+        if value not in known:
+            raise WeightsError(
+                f"`{key}` is {value!r} in {self.path}, which weft does not compute", fix=closest(str(value), known)
+            )
+        return known[value]
+
+    def must_be(self, key: str, *wanted: Any) -> None:
+        """Raises unless a key has one of these values, or is not there."""
+        if key in self.found and self.found[key] not in wanted:
+            values = " or ".join(repr(value) for value in wanted)
+            raise WeightsError(
+                f"`{key}` is {self.found[key]!r} in {self.path}, which weft does not compute",
+                fix=f"only models with `{key}` {values} are read",
+            )
+
+    def wrong(self, key: str, wanted: str) -> WeightsError:
+        return WeightsError(
+            f"`{key}` is {self.found[key]!r} in {self.path}, which is not {wanted}", fix=f"give {wanted}"
+        )

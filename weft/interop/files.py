@@ -1,0 +1,253 @@
+"""Folders of weights: safetensors files, one or several with an index, and `config.json`. Pickles are never read.
+
+Imports errors alone of the house. Whatever is wrong with a folder is found when it is opened; afterwards reading a
+slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is whole or not there.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ..errors import WeftError
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+DTYPES = {"F32": np.dtype("float32"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("float16")}
+_WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+class WeightsError(WeftError):
+    """A folder of weights that cannot be read, or a model that cannot be written as one."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its name, its type and its shape."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Weights:
+    """The tensors of a folder, by name: what each is like, and slices of them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.stored: dict[str, Stored] = {}
+        self._file_of: dict[str, str] = {}
+        self._open: dict[str, Any] = {}
+        index = _index(folder)
+        for file in [WEIGHTS] if index is None else dict.fromkeys(index.values()):
+            self._open_file(file)
+        if index is not None:
+            self._check_index(index)
+
+    def read(self, name: str, ranges: Sequence[slice]) -> np.ndarray:
+        """One slice of a tensor; nothing else of it is read."""
+        return self._open[self._file_of[name]].get_slice(name)[tuple(ranges)]
+
+    def where(self, name: str) -> str:
+        """The file a tensor is in, as errors name it; the folder for one that is in none."""
+        return str(self.folder / self._file_of[name]) if name in self._file_of else str(self.folder)
+
+    def _open_file(self, file: str) -> None:
+        path = self.folder / file
+        try:
+            opened = safe_open(path, framework="numpy")
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from None
+        for name, found in slices.items():
+            if found.get_dtype() not in DTYPES:
+                raise WeightsError(
+                    f"tensor `{name}` in {path} holds {found.get_dtype()}",
+                    fix=f"convert it to one of {', '.join(map(str, DTYPES.values()))}",
+                )
+            if name in self.stored:
+                raise WeightsError(
+                    f"tensor `{name}` is in both {self.where(name)} and {path}", fix="take it out of one of them"
+                )
+            self.stored[name] = Stored(name, DTYPES[found.get_dtype()], tuple(found.get_shape()))
+            self._file_of[name] = file
+        self._open[file] = opened
+
+    def _check_index(self, index: Mapping[str, str]) -> None:
+        for name, file in index.items():
+            if self._file_of.get(name) != file:
+                raise WeightsError(
+                    f"tensor `{name}` is not in {self.folder / file}, where the index says it is",
+                    state=f"index: {self.folder / INDEX}",
+                    fix="fetch the file again, or make the index anew",
+                )
+        if unnamed := next((name for name in self.stored if name not in index), None):
+            raise WeightsError(
+                f"tensor `{unnamed}` in {self.where(unnamed)} is not in the index {self.folder / INDEX}",
+                fix="take the tensor out, or add it to `weight_map`",
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of JSON says; it must be an object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WeightsError(
+            f"there is no {path}", fix=f"give a folder with `{CONFIG}` and `{WEIGHTS}`, as `transformers` writes it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise WeightsError(
+            f"{path} is not JSON: {str(error).splitlines()[0]}", fix="fetch or write the file again"
+        ) from None
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} holds a {type(found).__name__}, not an object", fix="fetch or write the file again")
+    return found
+
+
+def _index(folder: Path) -> dict[str, str] | None:
+    """Which file each tensor is in, where there are several; None for a single file."""
+    if (folder / WEIGHTS).is_file():
+        return None
+    if not (folder / INDEX).is_file():
+        raise _no_weights(folder)
+    found = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise WeightsError(f"{folder / INDEX} has no `weight_map` from tensors to files", fix="fetch the index again")
+    for name, file in found.items():
+        if Path(file).name != file or not (folder / file).is_file():
+            raise WeightsError(
+                f"{folder / INDEX} says that tensor `{name}` is in {file!r}, which is no file of the folder",
+                fix=f"fetch {file!r} into {folder}",
+            )
+    return found
+
+
+def _no_weights(folder: Path) -> WeightsError:
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLES)
+    if not pickles:
+        return WeightsError(f"there is neither `{WEIGHTS}` nor `{INDEX}` in {folder}", fix="fetch one of them into it")
+    return WeightsError(
+        f"the weights in {folder} are pickles (`{pickles[0]}`), which are not read: a pickle can run any code",
+        fix=f"convert them where you trust them, with `transformers`: `AutoModelForPreTraining.from_pretrained("
+        f"'{folder}').save_pretrained(new_folder)`, which writes `{WEIGHTS}`",
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> WeightsError:
+    """The error of a file that is not whole; it names the first tensor that is not, where the header can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            there = path.stat().st_size - 8 - size
+            header = json.loads(file.read(size if there >= 0 else 0))
+        ends = {name: info["data_offsets"][1] for name, info in header.items() if name != "__metadata__"}
+        if cut := sorted((end, name) for name, end in ends.items() if end > there):
+            return WeightsError(
+                f"{path} is cut short: tensor `{cut[0][1]}` ends at byte {cut[0][0]} of the data, which has {there}",
+                fix="fetch the file again",
+            )
+    return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")
+
+
+# Writing.
+
+
+def check_free(folder: Path) -> None:
+    """Raises where something is there already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WeightsError(f"{folder} is there already, and not empty", fix="name a new folder, or delete this one")
+
+
+def write(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Sequence[Stored],
+    values: Iterable[np.ndarray],
+    shard_bytes: int,
+) -> None:
+    """Writes the folder: `values` are those of `tensors`, one after the other, and are held one at a time."""
+    check_free(folder)
+    with _moved_there(folder) as partial:
+        _write_json(partial / CONFIG, config)
+        shards, left = _shards(tensors, shard_bytes), iter(values)
+        files = [WEIGHTS] if len(shards) == 1 else [_file(i, len(shards)) for i in range(1, len(shards) + 1)]
+        for file, shard in zip(files, shards, strict=True):
+            _write_shard(partial / file, shard, left)
+        if len(shards) > 1:
+            names = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}
+            total = sum(tensor.bytes for tensor in tensors)
+            _write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+
+
+def _file(number: int, count: int) -> str:
+    return f"model-{number:05}-of-{count:05}.safetensors"
+
+
+def _shards(tensors: Sequence[Stored], most: int) -> list[list[Stored]]:
+    """The tensors in their order, cut where a file would grow beyond `most` bytes."""
+    shards: list[list[Stored]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(other.bytes for other in shards[-1]) + tensor.bytes > most:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def _write_shard(path: Path, tensors: Sequence[Stored], values: Iterator[np.ndarray]) -> None:
+    """One file. The library writes only what is all in memory; of the format it is the header alone that is missing."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.bytes
+        header[tensor.name] = {
+            "dtype": _WRITTEN[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            value = next(values)
+            assert (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
+            file.write(np.ascontiguousarray(value).view(np.uint8).data)
+        _flush(file)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        _flush(file)
+
+
+def _flush(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _moved_there(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when all is written, and is gone if that fails."""
+    partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,127 @@
+"""GPT-2: learned positions, norms with a mean, biases everywhere, queries, keys and values in one tensor.
+
+Imports `architecture` and `mapping`. Its matrices lie in the file with the dims that go in first.
+"""
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from ..errors import WeftWarning, user_stacklevel
+from ..models import LMConfig
+from .architecture import NAMES, Architecture, Keys
+from .files import WeightsError
+from .mapping import Entry
+
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    keys.must_be("scale_attn_weights", True)
+    keys.must_be("scale_attn_by_inverse_layer_idx", False)
+    keys.must_be("add_cross_attention", False)
+    d_model, heads = keys.size("n_embd"), keys.size("n_head")
+    if not heads or d_model % heads:
+        raise WeightsError(
+            f"`n_embd` is {d_model} and `n_head` {heads} in {keys.path}", fix="give a number of heads that divides it"
+        )
+    dropout, *others = (keys.number(key, 0.1) for key in _DROPOUTS)
+    if any(other != dropout for other in others):
+        warnings.warn(
+            f"{keys.path} has several rates of dropout; `resid_pdrop`, {dropout}, is taken for all",
+            WeftWarning,
+            stacklevel=user_stacklevel(),
+        )
+    return {
+        "layers": keys.size("n_layer"),
+        "d_model": d_model,
+        "heads": heads,
+        "d_kv": d_model // heads,
+        "d_ff": keys.size("n_inner", 4 * d_model),
+        "vocab": keys.size("vocab_size"),
+        "length": keys.size("n_positions"),
+        "activation": keys.activation("activation_function", "gelu_new"),
+        "epsilon": keys.number("layer_norm_epsilon", 1e-5),
+        "dropout": dropout,
+        "tied": keys.flag("tie_word_embeddings", True),
+    }
+
+
+def _keys(config: LMConfig) -> dict[str, Any]:
+    if config.heads * config.d_kv != config.d_model:
+        raise GPT2.no_form(config, "d_kv", config.d_model // config.heads)
+    return {
+        "n_layer": config.layers,
+        "n_embd": config.d_model,
+        "n_head": config.heads,
+        "n_inner": config.d_ff,
+        "vocab_size": config.vocab,
+        "n_positions": config.length,
+        "activation_function": NAMES[config.activation],
+        "layer_norm_epsilon": config.epsilon,
+        **dict.fromkeys(_DROPOUTS, config.dropout),
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _entries(config: LMConfig) -> list[Entry]:
+    layers, block, own = tuple(range(config.layers)), "transformer.h.{layers}", "decoder.layers"
+    names = {
+        "attention_norm.scale": ("ln_1.weight", "d_model"),
+        "attention_norm.bias": ("ln_1.bias", "d_model"),
+        "attention.o": ("attn.c_proj.weight", "heads*d_kv d_model"),
+        "attention.o_bias": ("attn.c_proj.bias", "d_model"),
+        "feed_forward_norm.scale": ("ln_2.weight", "d_model"),
+        "feed_forward_norm.bias": ("ln_2.bias", "d_model"),
+        "feed_forward.w_in": ("mlp.c_fc.weight", "d_model d_ff"),
+        "feed_forward.in_bias": ("mlp.c_fc.bias", "d_ff"),
+        "feed_forward.w_out": ("mlp.c_proj.weight", "d_ff d_model"),
+        "feed_forward.out_bias": ("mlp.c_proj.bias", "d_model"),
+    }
+    found = [Entry(f"{own}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
+    for part, letter in enumerate("qkv"):
+        fused = f"{block}.attn.c_attn"
+        found += [
+            Entry(f"{own}.attention.{letter}", f"{fused}.weight", "d_model heads*d_kv", layers, part, 3),
+            Entry(f"{own}.attention.{letter}_bias", f"{fused}.bias", "heads*d_kv", layers, part, 3),
+        ]
+    found += [
+        Entry("embedding.table", "transformer.wte.weight", "vocab d_model"),
+        Entry("positions.table", "transformer.wpe.weight", "positions d_model"),
+        Entry("decoder.norm.scale", "transformer.ln_f.weight", "d_model"),
+        Entry("decoder.norm.bias", "transformer.ln_f.bias", "d_model"),
+    ]
+    return found if config.tied else [*found, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
+
+
+def _copies(config: LMConfig) -> dict[str, str]:
+    return {"lm_head.weight": "transformer.wte.weight"} if config.tied else {}
+
+
+GPT2 = Architecture(
+    "gpt2",
+    "GPT2LMHeadModel",
+    LMConfig,
+    fixed={
+        "norm": "layer",
+        "positions": "learned",
+        "tied_scale": False,
+        "scale_scores": True,
+        "softcap": None,
+        "window": None,
+        "bias": "q k v o in out norm",
+        "gated": False,
+        "group": 1,
+        "experts": 0,
+        "prefix": False,
+    },
+    fields=_fields,
+    keys=_keys,
+    entries=_entries,
+    copies=_copies,
+    repeated=lambda config: {},
+    unused=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",  # masks
+    prefix="transformer.",
+)

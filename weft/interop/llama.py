@@ -1,0 +1,159 @@
+"""Llama: rotations by position, a gate, heads of queries that share keys and values.
+
+Imports `architecture` and `mapping`. Channel i of a head turns with channel i + half in both, so nothing is reordered.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..models import LMConfig
+from .architecture import NAMES, Architecture, Keys
+from .files import WeightsError
+from .mapping import Entry
+
+_STRETCH = {
+    "rotary_stretch": "factor",
+    "rotary_low": "low_freq_factor",
+    "rotary_high": "high_freq_factor",
+    "rotary_length": "original_max_position_embeddings",
+}
+
+
+def _rotary(keys: Keys) -> dict[str, Any]:
+    """The base of the rotations, and how they are stretched; older files keep the two apart."""
+    given = keys.found.get("rope_parameters") or keys.found.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise keys.wrong("rope_parameters" if keys.found.get("rope_parameters") else "rope_scaling", "an object")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise WeightsError(
+            f"rotations are scaled by {kind!r} (`rope_type`) in {keys.path}, which weft does not compute",
+            fix="only `default` and `llama3` are read",
+        )
+    own = Keys(given, keys.path)
+    own.must_be("partial_rotary_factor", 1, 1.0)
+    base = own.number("rope_theta", keys.number("rope_theta", 10_000.0))
+    if kind == "default":
+        return {"rotary_base": base}
+    if missing := next((key for key in _STRETCH.values() if key not in given), None):
+        raise WeightsError(f"{keys.path} has no `{missing}` beside its `rope_type`", fix="add it")
+    found = {field: own.number(key, 0) for field, key in _STRETCH.items() if field != "rotary_length"}
+    if found["rotary_low"] >= found["rotary_high"]:
+        raise WeightsError(
+            f"`low_freq_factor` is {found['rotary_low']} and `high_freq_factor` {found['rotary_high']} in {keys.path}",
+            fix="give a low one below the high one",
+        )
+    return {"rotary_base": base, **found, "rotary_length": own.size(_STRETCH["rotary_length"])}
+
+
+def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    keys.must_be("mlp_bias", False)
+    d_model, queries = keys.size("hidden_size"), keys.size("num_attention_heads")
+    heads = keys.size("num_key_value_heads", queries)
+    if not heads or queries % heads:
+        raise WeightsError(
+            f"`num_attention_heads` is {queries} and `num_key_value_heads` {heads} in {keys.path}",
+            fix="give a number of heads of keys and values that divides that of queries",
+        )
+    return {
+        "layers": keys.size("num_hidden_layers"),
+        "d_model": d_model,
+        "heads": heads,
+        "group": queries // heads,
+        "d_kv": keys.size("head_dim", d_model // queries),
+        "d_ff": keys.size("intermediate_size"),
+        "vocab": keys.size("vocab_size"),
+        "length": keys.size("max_position_embeddings", 2048),
+        "activation": keys.activation("hidden_act", "silu"),
+        "epsilon": keys.number("rms_norm_eps", 1e-6),
+        "dropout": keys.number("attention_dropout", 0.0),
+        "bias": "q k v o" if keys.flag("attention_bias", False) else "",
+        "tied": keys.flag("tie_word_embeddings", False),
+        **_rotary(keys),
+    }
+
+
+def _keys(config: LMConfig) -> dict[str, Any]:
+    if config.bias and set(config.bias.split()) != set("qkvo"):
+        raise LLAMA.no_form(config, "bias", "")
+    if config.stretch is None:
+        rotary: dict[str, Any] = {"rope_type": "default"}
+    else:
+        rotary = {"rope_type": "llama3", **{key: getattr(config, field) for field, key in _STRETCH.items()}}
+    return {
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.d_model,
+        "num_attention_heads": config.heads * config.group,
+        "num_key_value_heads": config.heads,
+        "head_dim": config.d_kv,
+        "intermediate_size": config.d_ff,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.length,
+        "hidden_act": NAMES[config.activation],
+        "rms_norm_eps": config.epsilon,
+        "attention_dropout": config.dropout,
+        "attention_bias": bool(config.bias),
+        "mlp_bias": False,
+        "tie_word_embeddings": config.tied,
+        "rope_theta": config.rotary_base,
+        "rope_scaling": None if config.stretch is None else rotary,
+        "rope_parameters": rotary | {"rope_theta": config.rotary_base},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _entries(config: LMConfig) -> list[Entry]:
+    layers, block, own = tuple(range(config.layers)), "model.layers.{layers}", "decoder.layers"
+    names = {
+        "attention_norm.scale": ("input_layernorm.weight", "d_model"),
+        "attention.q": ("self_attn.q_proj.weight", "heads*group*d_kv d_model"),
+        "attention.k": ("self_attn.k_proj.weight", "heads*d_kv d_model"),
+        "attention.v": ("self_attn.v_proj.weight", "heads*d_kv d_model"),
+        "attention.o": ("self_attn.o_proj.weight", "d_model heads*group*d_kv"),
+        "feed_forward_norm.scale": ("post_attention_layernorm.weight", "d_model"),
+        "feed_forward.w_gate": ("mlp.gate_proj.weight", "d_ff d_model"),
+        "feed_forward.w_in": ("mlp.up_proj.weight", "d_ff d_model"),
+        "feed_forward.w_out": ("mlp.down_proj.weight", "d_model d_ff"),
+    }
+    if config.bias:
+        names |= {
+            "attention.q_bias": ("self_attn.q_proj.bias", "heads*group*d_kv"),
+            "attention.k_bias": ("self_attn.k_proj.bias", "heads*d_kv"),
+            "attention.v_bias": ("self_attn.v_proj.bias", "heads*d_kv"),
+            "attention.o_bias": ("self_attn.o_proj.bias", "d_model"),
+        }
+    found = [Entry(f"{own}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
+    found += [
+        Entry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
+        Entry("decoder.norm.scale", "model.norm.weight", "d_model"),
+    ]
+    return found if config.tied else [*found, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
+
+
+def _copies(config: LMConfig) -> dict[str, str]:
+    return {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {}
+
+
+LLAMA = Architecture(
+    "llama",
+    "LlamaForCausalLM",
+    LMConfig,
+    fixed={
+        "norm": "rms",
+        "positions": "rotary",
+        "tied_scale": False,
+        "scale_scores": True,
+        "softcap": None,
+        "window": None,
+        "gated": True,
+        "experts": 0,
+        "prefix": False,
+    },
+    fields=_fields,
+    keys=_keys,
+    entries=_entries,
+    copies=_copies,
+    repeated=lambda config: {},
+    unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+)

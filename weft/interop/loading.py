@@ -1,0 +1,162 @@
+"""From a folder to a model: everything is checked first, then each processor reads its slices.
+
+Imports the architectures, `mapping` and `files`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from ..errors import closest
+from ..layout import Layout, Region, spec
+from ..mesh import Mesh
+from ..nn.weights import Weight
+from ..tensor import parameter
+from .architecture import Architecture, Keys
+from .files import CONFIG, Weights, WeightsError, read_json
+from .mapping import Parameter, check_shapes, checked_dtypes, parameters, path_of
+from .table import ARCHITECTURES
+
+_COMPARED = 2**24  # numbers of two tensors that are held at a time to compare them
+
+
+class Source:
+    """A folder that was opened: its architecture, its `config.json` and its tensors."""
+
+    def __init__(self, folder: Path):
+        found = read_json(folder / CONFIG)
+        self.keys = Keys(found, folder / CONFIG)
+        self.architecture: Architecture = ARCHITECTURES[self._model_type(found)]
+        self.weights = Weights(folder)
+
+    def _model_type(self, found: Mapping[str, Any]) -> str:
+        name = found.get("model_type")
+        if name not in ARCHITECTURES:
+            said = f"says that it is {name!r}" if "model_type" in found else "has no `model_type`"
+            raise WeightsError(
+                f"{self.keys.path} {said}, which weft cannot read", fix=closest(str(name), ARCHITECTURES)
+            )
+        return name
+
+    def config(self, changes: Mapping[str, Any]) -> Any:
+        """The configuration that `config.json` stands for, with some fields changed."""
+        made = self.architecture
+        known = [field.name for field in dataclasses.fields(made.kind)]
+        if unknown := next((field for field in changes if field not in known), None):
+            raise WeightsError(
+                f"this model has no `{unknown}` to change",
+                state=f"folder: {self.weights.folder}, {unknown}={changes[unknown]!r}",
+                fix=closest(unknown, known),
+            )
+        fields = {"name": self.weights.folder.resolve().name, **made.fixed, **self._dtypes()}
+        return made.kind(**(fields | made.fields(self.keys, self.weights.stored) | dict(changes)))
+
+    def _dtypes(self) -> dict[str, str]:
+        """float32 where all is; else that of the largest tensor, and bfloat16 to compute in."""
+        stored = [x for x in self.weights.stored.values() if not re.fullmatch(self.architecture.unused, x.name)]
+        if not stored:
+            raise WeightsError(f"{self.weights.folder} holds no weights", fix="fetch them again")
+        largest = max(stored, key=lambda x: x.bytes)
+        is_wide = all(x.dtype == np.float32 for x in stored)
+        return {"dtype": "float32" if is_wide else "bfloat16", "param_dtype": str(largest.dtype)}
+
+    def names(self, params: Mapping[str, Parameter], copies: Mapping[str, str]) -> dict[str, str]:
+        """What each tensor of the architecture is called in these files, where they have it."""
+        stored, prefix = self.weights.stored, self.architecture.prefix
+        originals = {original: copy for copy, original in copies.items() if copy in stored}
+        found = {}
+        for name in (name for own in params.values() for name in own.names()):
+            ways = (name, name.removeprefix(prefix), originals.get(name))
+            if here := next((way for way in ways if way in stored), None):
+                found[name] = here
+        return found
+
+
+def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
+    """The model with its weights; of `dtype`, if not of the files' own."""
+    blueprint, weights = config.blueprint(mesh, layout), source.weights
+    params = parameters(blueprint, source.architecture.entries(config))
+    copies = source.architecture.copies(config)
+    names = source.names(params, copies)
+    check_shapes(params, weights, names, f"config: {source.keys.path}")
+    _check_copies(weights, copies, names)
+    _check_extra(source, {*names.values(), *copies})
+    dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else checked_dtypes(params, weights, names)
+    region = None if mesh is None else Region(mesh, layout)  # type: ignore[arg-type]
+    places = {path: _sharding(own, region) for path, own in params.items()}
+
+    def made(path: Sequence[Any], leaf: Any) -> Any:
+        if not isinstance(leaf, Weight):
+            return leaf
+        own = params[path_of(path)]
+
+        def read(index: Sequence[slice]) -> np.ndarray:
+            return own.read(index, weights, names, dtypes[path_of(path)])
+
+        return parameter(_placed(own.dims.sizes, places[path_of(path)], read), own.dims)
+
+    return jax.tree_util.tree_map_with_path(made, blueprint)
+
+
+def _sharding(own: Parameter, region: Region | None) -> NamedSharding | None:
+    """How the layout stores a parameter."""
+    if region is None:
+        return None
+    return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(own.dims, "params")))
+
+
+def _placed(shape: Sequence[int], place: NamedSharding | None, read: Callable[[Sequence[slice]], np.ndarray]) -> Any:
+    """An array of which each processor reads its own slice; equal slices of one host are read once."""
+    if place is None:
+        return jax.device_put(read([slice(0, size) for size in shape]))
+    devices: dict[Any, list[Any]] = {}
+    for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
+        ends = tuple(part.indices(size)[:2] for part, size in zip(index or (), shape, strict=True))
+        devices.setdefault(ends, []).append(device)
+    pieces = []
+    for ends, own in devices.items():
+        values = read([slice(*part) for part in ends])
+        pieces += [jax.device_put(values, device) for device in own]
+        del values  # no more than one slice is held beside what has been placed
+    return jax.make_array_from_single_device_arrays(tuple(shape), place, pieces)
+
+
+def _check_copies(weights: Weights, copies: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raises where a tensor that must equal another does not."""
+    for copy, original in copies.items():
+        original = names[original]
+        if copy not in weights.stored or copy == original:
+            continue
+        one, other = weights.stored[copy], weights.stored[original]
+        if one.shape != other.shape or not _is_equal(weights, copy, original):
+            untie = "; or set `tie_word_embeddings` to false if the two are meant to differ"
+            raise WeightsError(
+                f"tensor `{copy}` in {weights.where(copy)} differs from `{original}`, with which it is tied",
+                state=f"file: {weights.where(original)}",
+                fix=f"take `{copy}` out{untie if copy == 'lm_head.weight' else ': weft has one table for both stacks'}",
+            )
+
+
+def _is_equal(weights: Weights, one: str, other: str) -> bool:
+    rows, *columns = weights.stored[one].shape
+    step = max(1, _COMPARED // max(1, int(np.prod(columns))))
+    ranges = [[slice(at, min(at + step, rows))] + [slice(0, size) for size in columns] for at in range(0, rows, step)]
+    return all(np.array_equal(weights.read(one, part), weights.read(other, part)) for part in ranges)
+
+
+def _check_extra(source: Source, known: set[str]) -> None:
+    """Raises where there is a tensor that no part of the model takes."""
+    stored = source.weights.stored
+    for name in stored:
+        if name not in known and not re.fullmatch(source.architecture.unused, name):
+            raise WeightsError(
+                f"tensor `{name}` in {source.weights.where(name)} has no place in a {source.architecture.model_type}",
+                state=f"config: {source.keys.path}",
+                fix="take it out of the file; or `config.json` belongs to another model",
+            )

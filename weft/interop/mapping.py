@@ -1,0 +1,194 @@
+"""Which tensors of a file hold which parameter of a model: one description of each, for reading and for writing.
+
+Imports the language and `files`. A parameter has the dims of the model, those of all layers stacked; the file has one
+tensor for each layer, its dims in another order, some joined to one axis, some tensors joined to one.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..dims import Dim, Shape
+from ..nn.weights import Weight
+from .files import Weights, WeightsError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter and the tensors that hold it.
+
+    `dims` are the axes of one such tensor, `*` between dims that are joined to one axis; what the model has no dim for
+    is left out. The other dims of the parameter are numbers in the name: `h.{layers}.mlp.weight`.
+    """
+
+    path: str
+    name: str
+    dims: str
+    layers: tuple[int, ...] = ()
+    """The number in the file of each of the stacked layers."""
+    part: int = 0
+    parts: int = 1
+    """The tensor holds so many parameters side by side along its last axis; this is the `part`-th, from 0."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a model as it lies in a file."""
+
+    entry: Entry
+    dims: Shape
+
+    @property
+    def axes(self) -> list[list[Dim]]:
+        """The dims of each axis of the file's tensor."""
+        names = [axis.split("*") for axis in self.entry.dims.split()]
+        found = [[self.dims.find(name) for name in axis if self.dims.has(name)] for axis in names]
+        return [axis for axis in found if axis]
+
+    @property
+    def counted(self) -> list[Dim]:
+        """The dims that are numbers in the names of tensors."""
+        inside = {dim.name for axis in self.axes for dim in axis}
+        return [dim for dim in self.dims if dim.name not in inside]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of each of the file's tensors."""
+        sizes = [math.prod(dim.count for dim in axis) for axis in self.axes]
+        return (*sizes[:-1], sizes[-1] * self.entry.parts)
+
+    def name(self, places: Sequence[int]) -> str:
+        """The tensor that holds these places of the counted dims."""
+        numbers = dict(zip((dim.name for dim in self.counted), places, strict=True))
+        if "layers" in numbers:
+            numbers["layers"] = self.entry.layers[numbers["layers"]]
+        return self.entry.name.format(**numbers)
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(*(range(dim.size) for dim in self.counted))
+
+    def names(self) -> list[str]:
+        """All tensors that hold this parameter."""
+        return [self.name(places) for places in self.places()]
+
+    def read(self, index: Sequence[slice], weights: Weights, names: Mapping[str, str], dtype: np.dtype) -> np.ndarray:
+        """A slice of the parameter; only what it holds is read. Padding is zero."""
+        wanted = {dim.name: range(*part.indices(dim.size)) for dim, part in zip(self.dims, index, strict=True)}
+        found = np.zeros([len(part) for part in wanted.values()], dtype)
+        inside = [dim for axis in self.axes for dim in axis]
+        order = [self.dims.names.index(dim.name) for dim in (*self.counted, *inside)]
+        in_files_order = found.transpose(order)
+        stretches = [list(_stretches(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
+        shift = self.entry.part * (self.shape[-1] // self.entry.parts)
+        stretches[-1] = [(_shifted(part, shift), targets) for part, targets in stretches[-1]]
+        for places in itertools.product(*(wanted[dim.name] for dim in self.counted)):
+            name = self.name(places)
+            at = [place - wanted[dim.name].start for place, dim in zip(places, self.counted, strict=True)]
+            for block in itertools.product(*stretches):
+                index_there: tuple[Any, ...] = (*at, *(part for _, targets in block for part in targets))
+                target = in_files_order[index_there]
+                read = weights.read(names.get(name, name), [part for part, _ in block])
+                target[...] = read.reshape(target.shape)
+        return found
+
+    def laid_out(self, layer: np.ndarray) -> np.ndarray:
+        """One tensor of the file, or its part of one, from the parameter's values at some places."""
+        left = [dim for dim in self.dims if dim not in self.counted]
+        inside = [dim for axis in self.axes for dim in axis]
+        values = layer[tuple(slice(dim.count) for dim in left)].transpose([left.index(dim) for dim in inside])
+        return values.reshape([math.prod(dim.count for dim in axis) for axis in self.axes])
+
+
+def _stretches(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:
+    """The unbroken stretches of an axis that hold the wanted places of its dims; and where each goes among those."""
+    ends = [min(part.stop, dim.count) for dim, part in zip(dims, wanted, strict=True)]
+    held = [range(part.start, max(end, part.start)) for part, end in zip(wanted, ends, strict=True)]
+    if not all(held):
+        return  # all of it is padding
+    last = max((i for i, dim in enumerate(dims) if len(held[i]) < dim.count), default=0)
+    inner = math.prod(dim.count for dim in dims[last + 1 :])
+    rest = [slice(0, len(part)) for part in held[last:]]
+    for outer in itertools.product(*held[:last]):
+        start = 0
+        for place, dim in zip(outer, dims, strict=False):
+            start = start * dim.count + place
+        start *= dims[last].count
+        targets = [slice(place - part.start, place - part.start + 1) for place, part in zip(outer, held, strict=False)]
+        yield slice((start + held[last].start) * inner, (start + held[last].stop) * inner), targets + rest
+
+
+def _shifted(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
+
+
+# All parameters of a model.
+
+
+def parameters(blueprint: Any, entries: Sequence[Entry]) -> dict[str, Parameter]:
+    """The parameters of a model without values, by path; each has one entry."""
+    leaves = jax.tree_util.tree_leaves_with_path(blueprint)
+    dims = {path_of(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
+    found = {entry.path: Parameter(entry, dims[entry.path]) for entry in entries if entry.path in dims}
+    assert set(found) == set(dims) == {entry.path for entry in entries}, set(dims) ^ {e.path for e in entries}
+    return found
+
+
+def path_of(path: Sequence[Any]) -> str:
+    """Where in a model a parameter stands: `decoder.layers.attention.q`."""
+    return ".".join(step.name for step in path)
+
+
+def checked_dtypes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str]) -> dict[str, np.dtype]:
+    """The dtype of each parameter's tensors; all layers must have the same."""
+    found = {}
+    for path, parameter in params.items():
+        own = [weights.stored[names.get(name, name)] for name in parameter.names()]
+        if other := next((tensor for tensor in own if tensor.dtype != own[0].dtype), None):
+            raise WeightsError(
+                f"tensor `{own[0].name}` holds {own[0].dtype} and `{other.name}` {other.dtype}; layers are stacked",
+                state=f"file: {weights.where(other.name)}",
+                fix="say which they shall have, e.g. `load(folder, param_dtype='float32')`",
+            )
+        found[path] = own[0].dtype
+    return found
+
+
+def check_shapes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str], state: str) -> None:
+    """Raises where a tensor is missing or has another shape than the model's."""
+    for parameter in params.values():
+        for name in parameter.names():
+            found = weights.stored.get(names.get(name, name))
+            if found is None:
+                raise WeightsError(
+                    f"there is no tensor `{name}` in {weights.where(name)}",
+                    state=state,
+                    fix="fetch the weights again; or `config.json` belongs to another model",
+                )
+            if found.shape != parameter.shape:
+                wanted = f"{list(parameter.shape)} ({parameter.entry.dims})"
+                raise WeightsError(
+                    f"tensor `{found.name}` in {weights.where(found.name)} has shape {list(found.shape)}, "
+                    f"and the model wants {wanted}",
+                    state=state,
+                    fix="fetch the weights again; or `config.json` belongs to another model",
+                )
+
+
+def to_store(params: Mapping[str, Parameter], dtypes: Mapping[str, np.dtype]) -> dict[str, list[tuple[str, Any]]]:
+    """For each tensor to be written the parameters and places it is made of, in the order they are joined in."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for path, parameter in sorted(params.items(), key=lambda item: item[1].entry.part):
+        for places in parameter.places():
+            found.setdefault(parameter.name(places), []).append((path, places))
+    in_files_order = sorted(found, key=lambda name: (-dtypes[found[name][0][0]].itemsize, _natural(name)))
+    return {name: found[name] for name in in_files_order}
+
+
+def _natural(name: str) -> list[Any]:
+    """A key that sorts layer 10 behind layer 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

@@ -1,0 +1,129 @@
+"""From a model to a folder: the architecture it has the form of, then one tensor of the file after another.
+
+Imports the architectures, `mapping` and `files`.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..models import LMConfig, Seq2SeqConfig
+from ..spmd.place import check_values
+from ..tensor import is_tensor
+from .architecture import Architecture
+from .files import DTYPES, Stored, WeightsError, check_free, write
+from .gpt2 import GPT2
+from .llama import LLAMA
+from .mapping import Parameter, parameters, path_of, to_store
+from .switch import SWITCH
+from .t5 import T5
+
+
+def written(model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any]) -> None:
+    """Writes the folder; of many processes the first does, and all wait for it."""
+    config = _config_of(model)
+    architecture = _form_of(config)
+    architecture.check_fixed(config)
+    of_config = architecture.keys(config)
+    params = parameters(config.blueprint(), architecture.entries(config))
+    arrays = _arrays_of(model, params)
+    check_free(folder)
+    _wait_for_all(f"before {folder.name}")  # or a quick one would be done before a slow one has looked
+    dtypes = {path: array.dtype for path, array in arrays.items()}
+    made_of = to_store(params, dtypes)
+    made_of |= {copy: made_of[original] for copy, original in architecture.repeated(config).items()}
+    _check_joined(made_of, dtypes)
+    tensors = [Stored(name, arrays[parts[0][0]].dtype, params[parts[0][0]].shape) for name, parts in made_of.items()]
+
+    def values() -> Iterator[np.ndarray]:
+        for parts in made_of.values():
+            laid_out = [params[path].laid_out(_at(arrays[path], places)) for path, places in parts]
+            yield laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
+
+    head = {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+        "torch_dtype": str(arrays["embedding.table"].dtype),
+    }
+    if jax.process_index() == 0:
+        write(folder, head | of_config | dict(keys), tensors, values(), shard_bytes)
+    else:
+        for _ in values():  # takes its part in gathering
+            pass
+    _wait_for_all(f"after {folder.name}")
+
+
+def _wait_for_all(where: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(f"weft.interop.save: {where}")
+
+
+def _config_of(model: Any) -> Any:
+    config = getattr(model, "config", None)
+    if not isinstance(config, LMConfig | Seq2SeqConfig):
+        raise WeightsError(
+            f"{type(model).__name__} is no model that can be written",
+            fix="give a `weft.models.TransformerLM` or `Seq2Seq` with its weights, such as `load` returns",
+        )
+    return config
+
+
+def _form_of(config: Any) -> Architecture:
+    """The architecture whose form the model has, or nearly has."""
+    if isinstance(config, Seq2SeqConfig):
+        return SWITCH if config.experts else T5
+    if config.positions in ("learned", "rotary"):
+        return GPT2 if config.positions == "learned" else LLAMA
+    raise WeightsError(
+        f"a language model with `positions={config.positions!r}` has no Hugging Face form",
+        state=f"model: {config.name}",
+        fix="only `learned` positions (GPT-2) and `rotary` ones (Llama) can be written",
+    )
+
+
+def _arrays_of(model: Any, params: Mapping[str, Parameter]) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_tensor)
+    found = {path_of(path): leaf.array for path, leaf in leaves if is_tensor(leaf)}
+    check_values(list(found.values()))
+    if adapted := next((path for path in params if path not in found and f"{path}.down" in found), None):
+        raise WeightsError(f"weight `{adapted}` has an adapter", fix="fold it in first: `nn.lora.merge(model)`")
+    for path, parameter in params.items():
+        if path not in found or found[path].shape != parameter.dims.sizes:
+            raise WeightsError(
+                f"the model has no weight `{path}` of [{parameter.dims}]", fix="give a model as `models.init` makes it"
+            )
+        if found[path].dtype not in DTYPES.values():
+            raise WeightsError(
+                f"weight `{path}` holds {found[path].dtype}", fix=f"cast it to {', '.join(map(str, DTYPES.values()))}"
+            )
+    return found
+
+
+def _check_joined(made_of: Mapping[str, Sequence[tuple[str, Any]]], dtypes: Mapping[str, np.dtype]) -> None:
+    """Raises where weights of several dtypes were to be one tensor."""
+    for name, parts in made_of.items():
+        paths = [path for path, _ in parts]
+        if other := next((path for path in paths if dtypes[path] != dtypes[paths[0]]), None):
+            raise WeightsError(
+                f"`{paths[0]}` holds {dtypes[paths[0]]} and `{other}` {dtypes[other]}; both go into tensor `{name}`",
+                fix="cast them to one dtype",
+            )
+
+
+def _at(array: Any, places: Sequence[int]) -> np.ndarray:
+    """The values at some places of the first dims, whole on this host."""
+    place = array.sharding
+    whole = NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else None
+    return np.asarray(_gather(whole)(array, tuple(places)).addressable_data(0))
+
+
+@functools.cache
+def _gather(whole: NamedSharding | None) -> Callable[[Any, tuple[int, ...]], Any]:
+    return jax.jit(lambda array, places: array[places], out_shardings=whole)

@@ -1,0 +1,184 @@
+"""T5: 1.0, whose logits are made with the embedding, and 1.1 and Flan, which have a gate and a table of their own.
+
+Imports `architecture` and `mapping`. What Switch Transformers share with T5 is here too.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ..models import Seq2SeqConfig
+from .architecture import ACTIVATIONS, Architecture, Keys
+from .files import WeightsError
+from .mapping import Entry
+
+# `gelu` behind a gate is the other one, approximated by a tanh; so it is only where there is no gate.
+_FEED_FORWARD = {
+    **{name: (activation, False) for name, activation in ACTIVATIONS.items()},
+    **{f"gated-{name}": (activation, True) for name, activation in ACTIVATIONS.items()},
+    "gated-gelu": ("gelu_tanh", True),
+}
+_LENGTH = 512
+
+FIXED: dict[str, Any] = {
+    "norm": "rms",
+    "positions": "relative",
+    "scale_scores": False,
+    "softcap": None,
+    "window": None,
+    "bias": "",
+    "group": 1,
+}
+
+
+def sizes(keys: Keys) -> dict[str, Any]:
+    """The fields that all encoder-decoders of this family have."""
+    layers = keys.size("num_layers")
+    if (others := keys.size("num_decoder_layers", layers)) != layers:
+        raise WeightsError(
+            f"the encoder has {layers} layers (`num_layers`) and the decoder {others} (`num_decoder_layers`) "
+            f"in {keys.path}; weft's have as many",
+            fix="only models with as many layers in both are read",
+        )
+    keys.must_be("is_encoder_decoder", True)
+    padding = None if keys.found.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
+    return {
+        "layers": layers,
+        "d_model": keys.size("d_model"),
+        "heads": keys.size("num_heads"),
+        "d_kv": keys.size("d_kv"),
+        "d_ff": keys.size("d_ff"),
+        "vocab": keys.size("vocab_size"),
+        "buckets": keys.size("relative_attention_num_buckets", 32),
+        "farthest": keys.size("relative_attention_max_distance", 128),
+        "dropout": keys.number("dropout_rate", 0.1),
+        "epsilon": keys.number("layer_norm_epsilon", 1e-6),
+        "padding": padding,
+        "start": keys.size("decoder_start_token_id", padding or 0),
+    }
+
+
+def sizes_written(config: Seq2SeqConfig) -> dict[str, Any]:
+    """The keys of those fields."""
+    return {
+        "num_layers": config.layers,
+        "num_decoder_layers": config.layers,
+        "d_model": config.d_model,
+        "num_heads": config.heads,
+        "d_kv": config.d_kv,
+        "d_ff": config.d_ff,
+        "vocab_size": config.vocab,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.farthest,
+        "dropout_rate": config.dropout,
+        "layer_norm_epsilon": config.epsilon,
+        "pad_token_id": config.padding,
+        "decoder_start_token_id": config.start,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": config.tied,
+    }
+
+
+def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    activation, gated = keys.one_of("feed_forward_proj", _FEED_FORWARD, "relu")
+    tied = keys.flag("tie_word_embeddings", True)
+    scaled = keys.flag("scale_decoder_outputs", tied)
+    if tied and not scaled and "lm_head.weight" in names:
+        tied = False  # `transformers` from version 5 on calls every T5 tied, also those with two tables
+    if scaled and not tied:
+        raise WeightsError(
+            f"`scale_decoder_outputs` is true and `tie_word_embeddings` false in {keys.path}",
+            fix="only tied models make their logits smaller; set one of the two",
+        )
+    return {
+        **sizes(keys),
+        "length": keys.size("n_positions", _LENGTH),
+        "activation": activation,
+        "gated": gated,
+        "tied": tied,
+        "tied_scale": scaled or not tied,
+    }
+
+
+def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
+    written = {what: name for name, what in reversed(_FEED_FORWARD.items())}
+    written["gelu_tanh", True] = "gated-gelu"
+    if (config.activation, config.gated) not in written:
+        raise T5.no_form(config, "activation", "gelu_tanh")
+    found = sizes_written(config) | {"feed_forward_proj": written[config.activation, config.gated]}
+    found["n_positions"] = config.length
+    return found if not config.tied or config.tied_scale else found | {"scale_decoder_outputs": False}
+
+
+def stacks(config: Seq2SeqConfig) -> list[tuple[str, str]]:
+    """The two stacks, and where a layer of each has its feed-forward part."""
+    return [("encoder", "encoder.block.{layers}.layer.1"), ("decoder", "decoder.block.{layers}.layer.2")]
+
+
+def attentions(stack: str, part: str, layers: Sequence[int]) -> list[Entry]:
+    """All of some layers but the feed-forward part and its norm."""
+    own, block = f"{stack}.{part}", f"{stack}.block.{{layers}}.layer"
+    found = [("attention", f"{block}.0", "SelfAttention")]
+    found += [("memory_attention", f"{block}.1", "EncDecAttention")] if stack == "decoder" else []
+    entries = []
+    for name, place, module in found:
+        norm = f"{own}.{name.replace('attention', 'norm') if 'memory' in name else 'attention_norm'}.scale"
+        entries.append(Entry(norm, f"{place}.layer_norm.weight", "d_model", tuple(layers)))
+        for letter in "qkv":
+            weight = f"{place}.{module}.{letter}.weight"
+            entries.append(Entry(f"{own}.{name}.{letter}", weight, "heads*d_kv d_model", tuple(layers)))
+        entries.append(Entry(f"{own}.{name}.o", f"{place}.{module}.o.weight", "d_model heads*d_kv", tuple(layers)))
+    return entries
+
+
+def dense(stack: str, part: str, layers: Sequence[int], place: str, names: dict[str, str]) -> list[Entry]:
+    """The plain feed-forward part of some layers, and its norm."""
+    own = f"{stack}.{part}"
+    dims = {"w_in": "d_ff d_model", "w_gate": "d_ff d_model", "w_out": "d_model d_ff"}
+    norm = Entry(f"{own}.feed_forward_norm.scale", f"{place}.layer_norm.weight", "d_model", tuple(layers))
+    return [norm] + [
+        Entry(f"{own}.feed_forward.{weight}", f"{place}.{name}.weight", dims[weight], tuple(layers))
+        for weight, name in names.items()
+    ]
+
+
+def around(config: Seq2SeqConfig) -> list[Entry]:
+    """The tables of words, the last norms, and the biases by distance, which only the first layer has."""
+    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    entries = [Entry("embedding.table", "shared.weight", "vocab d_model")]
+    for stack in ("encoder", "decoder"):
+        entries.append(Entry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
+        entries.append(Entry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
+    return entries if config.tied else [*entries, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
+
+
+def copies(config: Seq2SeqConfig) -> dict[str, str]:
+    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(["lm_head.weight"] if config.tied else [])]
+    return dict.fromkeys(names, "shared.weight")
+
+
+def _entries(config: Seq2SeqConfig) -> list[Entry]:
+    plain = {"w_in": "wi", "w_out": "wo"}
+    names = {"w_gate": "wi_0", "w_in": "wi_1", "w_out": "wo"} if config.gated else plain
+    names = {weight: f"DenseReluDense.{name}" for weight, name in names.items()}
+    layers = range(config.layers)
+    found = around(config)
+    for stack, place in stacks(config):
+        found += attentions(stack, "layers", layers) + dense(stack, "layers", layers, place, names)
+    return found
+
+
+# Some files have a bias by distance for what the decoder takes from the encoder; no model ever used it.
+UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+
+T5 = Architecture(
+    "t5",
+    "T5ForConditionalGeneration",
+    Seq2SeqConfig,
+    fixed=FIXED | {"experts": 0},
+    fields=_fields,
+    keys=_keys,
+    entries=_entries,
+    copies=copies,
+    repeated=lambda config: {},
+    unused=UNUSED,
+)
