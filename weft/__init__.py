@@ -1,6 +1,6 @@
 """Weft: a language for distributed tensor computation. Public names, nothing else."""
 
-from . import models
+from . import decode, interop, models, nn
 from .dims import Dim, dims
 from .errors import (
     CheckError,

@@ -107,8 +107,8 @@ def test_batch_and_length_change_the_preset():
 
 
 def test_a_preset_nobody_knows():
-    fact, state, fix = error_of("show", "tiny-ml", "--mesh", MESH, "--layout", LAYOUT)
-    assert fact == "there is no preset `tiny-ml`"
+    fact, state, fix = error_of("show", "tiny-lmm", "--mesh", MESH, "--layout", LAYOUT)
+    assert fact == "there is no preset `tiny-lmm`"
     assert "lm-4.90b" in state and state.endswith("on the command line")
     assert fix.startswith("did you mean `tiny-lm`?") and "file.py:function" in fix
 

@@ -1,4 +1,4 @@
-"""The command line: `weft show`; each command is a function in a file of its own, listed here.
+"""The command line: `weft show`, `import` and `export`; each command is a function in a file of its own, listed here.
 
 May import every room but the front door. Options are read by Typer and are text; what they mean is said by the rooms
 that own them, so that a mesh or a layout reads the same here as in a program.
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .show import EXAMPLES, show
+from .weights import EXPORT_EXAMPLES, IMPORT_EXAMPLES, export_weights, import_weights
 
 app = typer.Typer(
     name="weft",
@@ -22,6 +23,8 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 app.command(epilog=EXAMPLES)(show)
+app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
+app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 
 
 def _print_version(wanted: bool) -> None:
