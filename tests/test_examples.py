@@ -188,6 +188,60 @@ def test_split_image_prints_the_halos_of_tiles_and_strips():
     assert re.search(rf"height:rows\+cols +halos +{strips:,} bytes\n +\S+ \S+ +halos +{tiles:,} bytes", printed)
 
 
+def test_transformer_lm_prints_the_same_losses_and_what_each_layout_holds_and_sends():
+    printed, _ = run("08_transformer_lm.py")
+    trained, small, large = printed.split("\n\n")
+    rows = [tuple(map(float, line.split()[-4:])) for line in trained.splitlines()[1:]]
+    assert len(rows) == 3
+    np.testing.assert_allclose(rows, [rows[0]] * 3, atol=2e-4)  # four digits are printed
+    assert rows[0][-1] < rows[0][0] - 0.5
+    norms = 13 * 1024  # their scales are whole everywhere
+    matrices = 6 * (4 * 1024 * 256 * 256 + 2 * 1024 * 262144) + 2 * 32768 * 1024
+    held = re.findall(r"^  (.+?) +m0=\S+ +holds +(\S+) parameters", large, re.MULTILINE)
+    ways = {"data parallel": 1, "model parallel": 256, "both": 32}
+    assert held == [(name, f"{matrices // each + norms:,}") for name, each in ways.items()]
+    data_parallel = re.search(r"m0=512 .*sends (\S+) MiB over m0", large)
+    assert abs(float(data_parallel[1]) - 2 * matrices / 2**20) < 1  # each gradient once, in bfloat16
+    both = re.search(r"m0=16,m1=32 .*sends (\S+) MiB over m0 and (\S+) MiB over m1", large)
+    activations = 512 // 16 * 256 * 1024 * 2 / 2**20  # [batch/m0 length d_model] in bfloat16
+    assert abs(float(both[1]) - 2 * matrices / 32 / 2**20) < 1
+    assert abs(float(both[2]) - (6 * 5 + 2) * activations) < 1  # five in a layer, one of them again, and both tables
+    assert re.search(r"m0=8 +holds +131,392 parameters", small)
+
+
+def test_translate_learns_and_beam_search_ranks_what_it_never_saw():
+    printed, _ = run("09_translate.py")
+    found = losses(printed)
+    assert found[0] > 3
+    assert found[-1] < 0.02
+    assert float(re.search(r"exactly right: (\S+)% of 512", printed)[1]) > 98
+    ranked = printed.split("\n\n")[1:4]
+    for block in ranked:
+        scores = [float(line.split()[0]) for line in block.splitlines()[1:]]
+        assert len(scores) == 4
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_experts_send_tokens_there_and_back_and_drop_the_same_ones():
+    printed, _ = run("10_experts.py")
+    stays, travels = printed.split("\n\n")[1:3]
+    steps = re.compile(r"step +(\d+)  loss (\S+)  dropped +(\d+) of 1024")
+    assert len(steps.findall(stays)) == 4
+    assert [found[2] for found in steps.findall(stays)] == [found[2] for found in steps.findall(travels)]
+    np.testing.assert_allclose(losses(stays), losses(travels), atol=2e-4)  # four digits are printed
+    assert losses(stays)[-1] < losses(stays)[0] - 0.5
+    assert all(0 < int(dropped) < 1024 for _, _, dropped in steps.findall(stays))
+    assert "all_to_all" not in stays
+    slots = 5  # 32 tokens for 8 experts, a quarter more than their share
+    size = 16 // 8 * 8 * slots * 32 * 4  # [batch/x router slots d_model] in float32
+    moved = re.findall(r"(forward|backward) +all_to_all of (\S+) bytes x(\d)", travels)
+    assert moved == [(phase, f"{size:,}", "2") for phase in ("forward", "forward", "backward", "backward")]
+    experts = 2 * 8 * 2 * 32 * 256 * 4  # bytes of the gradients of all experts: two layers, two matrices each
+    sent = [int(re.search(r"backward +all_reduce +(\S+) bytes", part)[1].replace(",", "")) for part in (stays, travels)]
+    assert sent[0] - sent[1] == experts
+    assert "The same losses, and the same tokens dropped." in printed
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

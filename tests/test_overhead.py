@@ -168,7 +168,9 @@ def quiet_spmd(fn, mesh, layout):
         return wf.spmd(fn, mesh=mesh, layout=layout)
 
 
-@pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
+@pytest.mark.parametrize(
+    "remat", [pytest.param(False, id="kept", marks=pytest.mark.slow), pytest.param(True, id="remat")]
+)
 @pytest.mark.parametrize("layout, batch", DECODER_CASES)
 def test_attention_in_a_scan_has_the_values_and_gradients_of_one_processor(layout, batch, remat):
     weights, x, pos = decoder_arguments(batch)
