@@ -1,0 +1,389 @@
+"""The configuration of a run: one TOML file, with `a.b=3` on top; checked where it is read, trusted afterwards.
+
+Imports the models' configurations. An error names the key, the file and the line.
+"""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+
+from .. import models
+from ..errors import WeftError, closest
+from ..layout import Layout, as_layout
+from ..mesh import as_mesh
+
+
+class ConfigError(WeftError):
+    """A run's configuration that cannot be."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long and with how much at a time."""
+
+    steps: int = 1000
+    batch: int | None = None
+    """Sequences in a batch; by default the model's."""
+    tokens: int | None = None
+    """Tokens in a batch, in place of `batch`."""
+    length: int | None = None
+    """Tokens in a sequence; by default the model's."""
+    microbatches: int = 1
+    """In how many parts a batch is computed, one after the other; gradients are summed once."""
+    log_every: int = 10
+    peak_flops: float | None = None
+    """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
+    bad_steps: int = 10
+    """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
+    average: float | None = None
+    """The share of the old in a running average of the weights, with which is evaluated; none by default."""
+    loss_scale: float | None = None
+    freeze: tuple[str, ...] = ()
+    """Paths of weights that stay as they are, like `embedding.*`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer, by its name in Optax."""
+
+    name: str = "adamw"
+    b1: float = 0.9
+    b2: float = 0.95
+    momentum: float = 0.9
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    no_decay: tuple[str, ...] = ("*norm*", "*bias*")
+    """Paths of weights that do not decay."""
+    clip: float | None = 1.0
+    """The largest norm of all gradients together; longer ones are made shorter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate by step: a warmup, then `kind`."""
+
+    kind: str = "cosine"
+    rate: float = 1e-3
+    warmup: int = 0
+    end: float = 0.1
+    """The share of `rate` that is left at the end of a cosine or a line."""
+    cooldown: int = 0
+    """Over how many last steps an rsqrt goes down to 0 in a line."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """What turns text into ids."""
+
+    kind: str = "bytes"
+    vocab: int | None = None
+    model: str = "unigram"
+    path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is learned from."""
+
+    path: str = "python"
+    kind: str | None = None
+    evaluate: str | None = None
+    """Another path to evaluate with; by default a part held back."""
+    inputs: str | None = None
+    targets: str | None = None
+    evaluate_inputs: str | None = None
+    evaluate_targets: str | None = None
+    field: str = "text"
+    pack: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and with what the model is judged."""
+
+    every: int = 200
+    batches: int | None = None
+    """At most so many; all by default."""
+    metrics: tuple[str, ...] = ()
+    """Beside the perplexity: `bleu`, `chrf`."""
+    beams: int = 5
+    alpha: float = 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When the state is saved, and what is kept."""
+
+    every: int = 200
+    keep: int = 3
+    best: bool = True
+    """Whether the best by evaluation is kept too."""
+    stop_if_full: bool = False
+    """Whether training stops where a checkpoint cannot be written; otherwise it says so and goes on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Thin weights beside frozen ones; rank 0 for none."""
+
+    rank: int = 0
+    where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
+    alpha: float | None = None
+
+
+TABLES: dict[str, type] = {
+    "train": Train,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "tokenizer": Tokenizer,
+    "data": Data,
+    "eval": Evaluation,
+    "checkpoint": Checkpoint,
+    "lora": Lora,
+}
+CHOICES = {
+    "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
+    "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
+    "tokenizer.kind": ("bytes", "sentencepiece", "file"),
+    "tokenizer.model": ("unigram", "bpe"),
+    "data.kind": ("text", "lines", "pairs", "tsv", "jsonl", "tokens", "bytes", "images"),
+}
+_MAY_BE_ZERO = {
+    "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
+    "optimizer.b1", "optimizer.b2", "eval.alpha", "lora.rank", "seed", "eval.every", "checkpoint.every",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All of a run: what is trained, on what, where and how."""
+
+    model: models.TransformerConfig
+    name: str = "run"
+    seed: int = 0
+    mesh: str = ""
+    layout: str = ""
+    init_from: str | None = None
+    """Weights to start with: a folder of Hugging Face's, or of another run."""
+    train: Train = Train()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    tokenizer: Tokenizer = Tokenizer()
+    data: Data = Data()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    lora: Lora = Lora()
+
+    @property
+    def length(self) -> int:
+        return self.train.length or self.model.length
+
+    @property
+    def batch(self) -> int:
+        """Sequences in a batch."""
+        if self.train.tokens is not None:
+            return self.train.tokens // self.length
+        return self.train.batch or self.model.batch
+
+    def to_toml(self) -> str:
+        """The whole configuration as it is read again."""
+        return tomli_w.dumps(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole configuration as plain values, None left out."""
+        plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from")}
+        tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
+        return _without_none({**plain, "model": models.fields(self.model), **tables})
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
+
+# Reading.
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """The configuration in a file, with changes like `train.steps=1000` on top."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [str(other) for other in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no file {path}", fix=closest(str(path), beside)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="give a TOML file") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}", fix="mend that line; strings need quotes") from error
+    where = {key: f"{path}:{line}" for key, line in _lines(text).items()}
+    for change in changes:
+        _change(values, change, where)
+    return parsed(values, _Where(str(path), where))
+
+
+class _Where:
+    """Where each key stands."""
+
+    def __init__(self, file: str, lines: Mapping[str, str]):
+        self.file, self.lines = file, lines
+
+    def __call__(self, key: str) -> str:
+        return self.lines.get(key, self.file)
+
+
+def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
+    """The configuration of these values; `where(key)` says where a key stands."""
+    values = dict(values)
+    if isinstance(values.get("data"), str):
+        values["data"] = {"path": values["data"]}
+    own = {field.name: field for field in dataclasses.fields(RunConfig)}
+    for key in values:
+        if key not in own:
+            raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, own), at=where(key))
+    if "model" not in values:
+        raise ConfigError(f"{where('model')} has no table `model`", fix='add one:  [model]  preset = "tiny-lm"')
+    found: dict[str, Any] = {"model": _model(values.pop("model"), where)}
+    for key, value in values.items():
+        if key in TABLES:
+            found[key] = _table(key, value, where)
+        else:
+            found[key] = _value(key, own[key].type, value, where)
+    config = RunConfig(**found)
+    _check_together(config, where)
+    return config
+
+
+def _table(name: str, values: Any, where: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"`{name}` is {values!r}, and a table", fix=f"write it so:  [{name}]", at=where(name))
+    known = {field.name: field for field in dataclasses.fields(TABLES[name])}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"`{name}.{key}` is no key of a run", fix=closest(key, known), at=where(f"{name}.{key}"))
+    return TABLES[name](
+        **{key: _value(f"{name}.{key}", known[key].type, value, where) for key, value in values.items()}
+    )
+
+
+def _value(key: str, kind: Any, value: Any, where: Any) -> Any:
+    """A value, if it is of its kind."""
+    kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
+    if any(str(k).startswith("tuple") or k is Ellipsis for k in kinds) or str(kind).startswith("tuple"):
+        listed = value.split() if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(item, str) for item in listed):
+            raise ConfigError(f"`{key}` is {value!r}", fix=f'give a list of texts: {key} = ["a", "b"]', at=where(key))
+        return tuple(listed)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if float in kinds and is_number:
+        value = float(value)
+    elif int in kinds and is_number and float(value).is_integer():
+        value = int(value)
+    if type(value) not in kinds:
+        names = " or ".join(
+            {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[k] for k in kinds
+        )
+        raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
+    may_be_zero = key in _MAY_BE_ZERO
+    if is_number and (value < 0 or (value == 0 and not may_be_zero)):
+        fix = f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
+        raise ConfigError(f"`{key}` is {value!r}", fix=fix, at=where(key))
+    if key in CHOICES and value not in CHOICES[key]:
+        raise ConfigError(f"`{key}` is {value!r}", fix=closest(str(value), CHOICES[key]), at=where(key))
+    return value
+
+
+def _model(values: Any, where: Any) -> models.TransformerConfig:
+    if isinstance(values, str):
+        values = {"preset": values}
+    if not isinstance(values, Mapping) or not ("preset" in values or "kind" in values):
+        raise ConfigError("`model` names no preset", fix='say  preset = "tiny-lm"', at=where("model"))
+    try:
+        if "preset" in values:
+            return models.preset(values["preset"], **{key: v for key, v in values.items() if key != "preset"})
+        return models.from_fields(values, where=where("model"))
+    except WeftError as error:
+        named = next((key for key in values if f"`{key}`" in error.fact), "preset")
+        raise ConfigError(f"in `model`: {error.fact}", fix=error.fix, at=where(f"model.{named}")) from None
+
+
+def _check_together(config: RunConfig, where: Any) -> None:
+    if config.train.batch is not None and config.train.tokens is not None:
+        raise ConfigError("`train.batch` and `train.tokens` are both given", fix="give one", at=where("train.tokens"))
+    if config.train.tokens is not None and config.train.tokens < config.length:
+        fact = f"`train.tokens` is {config.train.tokens}, less than one sequence of {config.length}"
+        raise ConfigError(fact, fix=f"give at least {config.length}", at=where("train.tokens"))
+    if config.batch % config.train.microbatches:
+        raise ConfigError(
+            f"`train.microbatches` is {config.train.microbatches}, and a batch has {config.batch} sequences",
+            fix=f"give a number that divides {config.batch}",
+            at=where("train.microbatches"),
+        )
+    if bool(config.mesh) != bool(config.layout):
+        fact = "only one of `mesh` and `layout` is given"
+        raise ConfigError(fact, fix="give both, or neither", at=where("mesh" if config.mesh else "layout"))
+    for key, read_it in (("mesh", as_mesh), ("layout", as_layout)):
+        if getattr(config, key):
+            try:
+                found = read_it(getattr(config, key))
+                if isinstance(found, Layout):
+                    found.check_dims(config.model.dims)
+            except WeftError as error:
+                raise ConfigError(f"`{key}`: {error.fact}", fix=error.fix, at=where(key)) from None
+
+
+# Changes, and the lines of keys.
+
+
+def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
+    key, equals, text = change.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"`--set {change}` says nothing", fix="write it like `--set train.steps=1000`", at="--set")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a text without its quotes
+    *tables, last = key.split(".")
+    for number, name in enumerate(tables):
+        inner = values.setdefault(name, {})
+        if isinstance(inner, str):  # `data = "python"` and `model = "tiny-lm"` stand for tables
+            inner = values[name] = {"path" if name == "data" else "preset": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"`{'.'.join(tables[: number + 1])}` is no table", fix="name a key in a table", at="--set"
+            )
+        values = inner
+    values[last] = value
+    where[key] = f"--set {key}"
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line each key stands in, the first of a table that of its header."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w.\-]+)\s*\]", line):
+            table = header[1] + "."
+            found.setdefault(header[1], number)
+        elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
+            found.setdefault(table + key[1], number)
+    return found
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
+    """The keys in which two configurations differ, with both values: `train.steps: 100, now 200`."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) or isinstance(after, Mapping):
+            found += differences(before or {}, after or {}, f"{above}{key}.")
+        elif before != after:
+            found.append(f"{above}{key}: {before}, now {after}")
+    return found

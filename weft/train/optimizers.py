@@ -1,0 +1,70 @@
+"""Optimizers and schedules by a run's configuration, out of Optax's.
+
+Imports the configuration. What decays is told apart by paths, like `decoder.layers.attention.q`.
+"""
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..nn.weights import written
+from .config import Optimizer, RunConfig, Schedule
+
+
+def schedule(config: Schedule, steps: int) -> Callable[[Any], Any]:
+    """The learning rate at a step."""
+    rate, warmup = config.rate, config.warmup
+    rest = max(steps - warmup, 1)
+    if config.kind == "constant":
+        after = optax.constant_schedule(rate)
+    elif config.kind == "linear":
+        after = optax.linear_schedule(rate, rate * config.end, rest)
+    elif config.kind == "cosine":
+        after = optax.cosine_decay_schedule(rate, rest, config.end)
+    else:
+        after = _rsqrt(rate, max(warmup, 1), steps, config.cooldown)
+    if not warmup:
+        return after
+    return optax.join_schedules([optax.linear_schedule(rate / warmup, rate, warmup - 1), after], [warmup])
+
+
+def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any], Any]:
+    """The paper's: by the root of the steps after the warmup, and over the last ones down to 0 in a line."""
+
+    def value(count: Any) -> Any:
+        step = count + warmup
+        down = jnp.clip((steps - step) / cooldown, 0.0, 1.0) if cooldown else 1.0
+        return rate * jnp.sqrt(warmup / step) * down
+
+    return value
+
+
+def optimizer(config: RunConfig) -> optax.GradientTransformation:
+    """The whole update: gradients made shorter, the optimizer, decay where it belongs."""
+    own, rate = config.optimizer, schedule(config.schedule, config.train.steps)
+    parts = [] if own.clip is None else [optax.clip_by_global_norm(own.clip)]
+    if own.name in ("adamw", "adam"):
+        parts.append(optax.scale_by_adam(own.b1, own.b2, own.epsilon))
+    elif own.name == "lion":
+        parts.append(optax.scale_by_lion(own.b1, own.b2))
+    elif own.name == "momentum":
+        parts.append(optax.trace(own.momentum))
+    elif own.name == "adafactor":
+        # Shazeer and Stern 2018: no momentum, second moments by rows and columns, updates clipped.
+        parts += [optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)]
+    if own.weight_decay:
+        parts.append(optax.add_decayed_weights(own.weight_decay, mask=lambda params: decays(params, own)))
+    return optax.chain(*parts, optax.scale_by_learning_rate(rate))
+
+
+def decays(params: Any, config: Optimizer) -> Any:
+    """Which weights decay: a tree of booleans."""
+
+    def does(path: Any, leaf: Any) -> bool:
+        return not any(fnmatch.fnmatch(written(path), pattern) for pattern in config.no_decay)
+
+    return jax.tree_util.tree_map_with_path(does, params)
