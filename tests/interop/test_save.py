@@ -173,7 +173,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
         ("tiny-lm", {}, "positions='sinusoid'"),
         ("tiny-lm", {"positions": "relative"}, "positions='relative'"),
         ("tiny-mt", {}, "positions='sinusoid'"),
-        ("gpt2", {"experts": 4, "bias": "q k v o norm"}, "experts=4"),
+        ("llama-1b", {"experts": 4}, "experts=4"),
         ("gpt2", {"softcap": 30.0}, "softcap=30.0"),
         ("gpt2", {"window": 8}, "window=8"),
         ("gpt2", {"prefix": True}, "prefix=True"),

@@ -144,7 +144,8 @@ def test_five_heads_on_four_processors():
     value, gradients = wf.spmd(wf.value_and_grad(loss), mesh="a=2,b=4", layout="batch:a,heads:b")(padded, x)
     np.testing.assert_allclose(value.array, expected.array, rtol=1e-4)
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(wf.unpad(gradient, "heads").array, true[name].array, rtol=1e-3, atol=1e-4)
+        atol = 1e-5 * float(jnp.abs(true[name].array).max())  # what is small came of large ones that cancel
+        np.testing.assert_allclose(wf.unpad(gradient, "heads").array, true[name].array, rtol=0, atol=atol)
 
 
 def test_padding_is_sent_nowhere_more_than_its_dim_is():
