@@ -127,7 +127,7 @@ def test_a_vocab_of_50257_trains_on_four_processors_as_on_one():
 def test_five_heads_on_four_processors():
     heads, kv, length, memory = wf.dims(heads=5, d_kv=4, length=6, memory_length=6)
     x = floats(B, length, D)
-    weights = {name: floats(D, heads, kv) for name in "qkv"} | {"o": floats(heads, kv, D)}
+    weights = {name: floats(D, heads, kv) / 4 for name in "qkv"} | {"o": floats(heads, kv, D) / 4}
 
     def attention(p, x):
         q, k, v = (wf.einsum(x, p[name], over=D) for name in "qkv")
