@@ -102,6 +102,7 @@ def test_mnist_learns_digits_it_draws():
     assert accuracy(printed) > 93
 
 
+@pytest.mark.slow
 def test_mnist_prints_the_same_losses_under_every_layout():
     alone, _ = run("04_mnist.py", "--steps", 10, "--mesh", "all=1", "--layout", "batch:all")
     for mesh, layout in [("all=8", "batch:all"), ("rows=4,cols=2", "batch:rows, hidden:cols, params.height:rows")]:
@@ -222,6 +223,7 @@ def test_translate_learns_and_beam_search_ranks_what_it_never_saw():
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.slow
 def test_experts_send_tokens_there_and_back_and_drop_the_same_ones():
     printed, _ = run("10_experts.py")
     stays, travels = printed.split("\n\n")[1:3]

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from .dims import NAME, Dim, Shape, listed
+from .dims import NAME, UNSHOWN, Dim, Shape, listed
 from .errors import LayoutError, closest, describe_region_by
 from .mesh import Mesh
 from .record import Axes, Record, record_of_region
@@ -92,7 +92,8 @@ class Layout:
 def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str) -> LayoutError:
     """The error of a rule that splits nothing."""
     written = f"{rule}:{'+'.join(axes)}"
-    hint = f"{closest(rule.split('.')[-1], names)} or " if (names := list(names)) else ""
+    names = [name for name in names if not name.startswith(UNSHOWN)]
+    hint = f"{closest(rule.split('.')[-1], names)} or " if names else ""
     return LayoutError(
         f"rule `{written}` matches nothing: {why}", state=state, fix=f"{hint}drop the rule: `layout.drop('{rule}')`"
     )

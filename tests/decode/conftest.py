@@ -1,13 +1,3 @@
-"""Decoding is compiled often here and run once: XLA is told to spend less time on it."""
+"""Much is compiled here and run once."""
 
-import jax
-import pytest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
+from tests.compiling import compile_quickly  # noqa: F401

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -206,7 +207,8 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
     folder = changed(tmp_path, "t5")
     (folder / "config.json").unlink()
     assert refused(folder).fact == f"there is no {folder / 'config.json'}"
-    assert refused(tmp_path / "nowhere").fact == f"there is no {tmp_path / 'nowhere' / 'config.json'}"
+    assert refused(tmp_path / "nowhere").fact == f"there is no folder {tmp_path / 'nowhere'}"
+    assert refused(Path(__file__)).fact == f"there is no folder {__file__}"
 
 
 @pytest.mark.parametrize(

@@ -266,3 +266,122 @@ def test_what_is_frozen_gets_no_gradient():
     with pytest.raises(wf.TensorError, match=r"no parameter's path matches 'embeding\.\*'") as raised:
         wf.nn.freeze(model, "embeding.*")
     assert "embedding.table" in raised.value.fix
+
+
+# Packed batches, and what is looked at before it runs.
+
+
+@pytest.mark.parametrize("model", ["lm", "translation"])
+def test_packed_sequences_have_the_loss_they_have_apart(model):
+    preset = "tiny-lm" if model == "lm" else "tiny-mt"
+    made = models.init(models.preset(preset, layers=2), jax.random.key(1))
+    tokens, inputs = np.random.default_rng(0).integers(1, 64, (2, 4, 16))
+    segments = np.repeat([[1] * 10 + [2] * 6], 4, axis=0)
+    places = np.repeat([[*range(10), *range(6)]], 4, axis=0)
+    if model == "lm":
+        packed = {"tokens": tokens, "segments": segments, "positions": places}
+        apart = [{"tokens": tokens[:, :10]}, {"tokens": tokens[:, 10:]}]
+    else:
+        packed = {"inputs": inputs, "targets": tokens}
+        packed |= {f"{side}_segments": segments for side in ("input", "target")}
+        packed |= {f"{side}_positions": places for side in ("input", "target")}
+        apart = [{"inputs": inputs[:, part], "targets": tokens[:, part]} for part in (slice(0, 10), slice(10, 16))]
+    alone = [float(made.loss(batch)) for batch in apart]
+    assert float(made.loss(packed)) == pytest.approx((10 * alone[0] + 6 * alone[1]) / 16, rel=1e-5)
+    split = models.init(models.preset(preset, layers=2), jax.random.key(1), MESHES["two"], "batch:cols,length:rows")
+    assert float(split.loss(packed)) == pytest.approx(float(made.loss(packed)), rel=1e-5)
+
+
+def test_what_a_prefix_tells_of_itself_does_not_count():
+    model = models.init(models.preset("tiny-lm", layers=2, prefix=True), jax.random.key(1))
+    tokens = np.random.default_rng(0).integers(1, 64, (8, 16))
+    prefix = np.full(8, 5)
+    loss, told = model.loss_and_metrics({"tokens": tokens, "prefix": prefix})
+    assert float(told["tokens"]) == 8 * 12
+    inputs = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+    logits = np.asarray(wf.get(model.logits(inputs, prefix=prefix)))[:, 4:]
+    chances = np.asarray(jax.nn.log_softmax(logits))
+    wanted = -np.take_along_axis(chances, tokens[:, 4:, None], axis=-1).mean()
+    assert float(loss) == pytest.approx(wanted, rel=1e-5)
+    with pytest.raises(wf.TensorError, match="the batch has no `prefix`"):
+        model.logits(inputs)
+
+
+TOKENS = np.ones((8, 16), int)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "batch", "key", "fact", "fix"),
+    [
+        ("tiny-lm", {}, {"tokens": TOKENS * 64}, None, "`tokens` has the id 64, and the vocab has 64", "tokenizer"),
+        (
+            "tiny-lm",
+            {},
+            {"inputs": TOKENS, "targets": TOKENS * -100},
+            None,
+            "has the id -100",
+            "the weight 0, in `weights`",
+        ),
+        ("tiny-mt", {}, {"inputs": TOKENS * 99, "targets": TOKENS}, None, "`inputs` has the id 99", "tokenizer"),
+        ("tiny-lm", {}, {"tokens": TOKENS, "targets": TOKENS}, None, "has `tokens` and `targets`", "give `tokens`, or"),
+        ("tiny-lm", {}, TOKENS, None, "the batch is ndarray", "give a dict: `{'tokens': tokens}`"),
+        ("tiny-lm", {}, {}, None, "the batch has no `tokens`", "as `tokens`"),
+        ("tiny-lm", {}, {"tokens": TOKENS}, 0, "the key is 0", "jax.random.key"),
+        ("tiny-lm", {}, {"tokens": TOKENS, "segments": TOKENS / 2}, None, "not whole numbers", "astype"),
+        (
+            "tiny-lm",
+            {"loss_chunks": 3},
+            {"tokens": TOKENS},
+            None,
+            "`loss_chunks` is 3, and `length` has size 16",
+            "divides",
+        ),
+        (
+            "tiny-lm",
+            {"positions": "learned", "length": 8},
+            {"tokens": TOKENS},
+            None,
+            "a sequence has 16 tokens, and the model has learned 8 positions",
+            "at most 8",
+        ),
+    ],
+)
+def test_what_cannot_be_learned_from_is_told_with_its_cure(preset, changes, batch, key, fact, fix):
+    model = models.init(models.preset(preset, layers=1, **changes), jax.random.key(0))
+    with pytest.raises(wf.WeftError) as raised:
+        model.loss(batch, key)
+    assert fact in raised.value.fact
+    assert fix in raised.value.fix
+    assert "test_every_model.py" in raised.value.state
+
+
+def test_a_chunk_of_the_loss_must_divide_as_its_length_does():
+    model = models.init(models.preset("tiny-lm", layers=1, loss_chunks=8), jax.random.key(0), "x=8", "length:x")
+    with pytest.raises(wf.DimError, match="a chunk of the loss has 2 of `length`, which is split over 8") as raised:
+        model.loss({"tokens": TOKENS})
+    assert raised.value.fix == "make at most 2 chunks"
+
+
+def test_what_is_no_configuration_makes_no_model():
+    with pytest.raises(wf.TensorError, match="init got 'tiny-lm' for a configuration"):
+        models.init("tiny-lm", jax.random.key(0))
+    with pytest.raises(wf.TensorError, match="freeze got no pattern"):
+        wf.nn.freeze(models.shapes(models.preset("tiny-lm")))
+    with pytest.raises(wf.TensorError, match="the model has no adapters to merge"):
+        wf.nn.lora.merge(models.shapes(models.preset("tiny-lm")))
+
+
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_one_layout_may_name_dims_of_training_and_of_decoding():
+    config = models.preset("tiny-moe", layers=2)
+    model = models.init(config, jax.random.key(1), "x=2,y=2", "batch:y,beam:x,samples:x,layers:x,slots:x")
+    assert model.layout == wf.Layout("batch:y,beam:x,samples:x,slots:x,params.layers:x")
+    whole = models.init(config, jax.random.key(1))
+    tokens = {"tokens": TOKENS}
+    assert float(model.loss(tokens)) == pytest.approx(float(whole.loss(tokens)), rel=1e-5)
+    prompts = [[1, 2, 3], [4, 5]]
+    for how in (dict(), dict(samples=2, temperature=1.0, key=jax.random.key(0))):
+        found, wanted = (wf.decode.generate(m, prompts, max_new_tokens=3, **how) for m in (model, whole))
+        np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    found, wanted = (wf.decode.beam_search(m, prompts, beams=2, max_new_tokens=3) for m in (model, whole))
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)

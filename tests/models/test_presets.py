@@ -102,6 +102,7 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("tiny-moe", {"bias": "in out"}, "`bias` names `in` and `out`, and experts have none", "leave them out"),
         ("tiny-moe", {"every": 3}, "every 3 of 8 layers was to have experts", "divides 8"),
         ("tiny-lm", {"positions": "rotary", "d_kv": 5}, "`d_kv` is 5, and rotary positions turn pairs of it", "even"),
+        ("tiny-moe", {"gating": "top1"}, "`gating` is 'top1'", "top-1 is `switch`"),
         ("tiny-lm", {"positions": "rotery"}, "`positions` is 'rotery'", "did you mean `rotary`?"),
         ("tiny-lm", {"epsilon": -1.0}, "`epsilon` is -1.0", "give a number above 0"),
         ("tiny-lm", {"dropout": 1.0}, "`dropout` is 1.0", "from 0 and below 1"),

@@ -127,7 +127,7 @@ def test_a_vocab_of_50257_trains_on_four_processors_as_on_one():
 def test_five_heads_on_four_processors():
     heads, kv, length, memory = wf.dims(heads=5, d_kv=4, length=6, memory_length=6)
     x = floats(B, length, D)
-    weights = {name: floats(D, heads, kv) for name in "qkv"} | {"o": floats(heads, kv, D)}
+    weights = {name: floats(D, heads, kv) / 4 for name in "qkv"} | {"o": floats(heads, kv, D) / 4}
 
     def attention(p, x):
         q, k, v = (wf.einsum(x, p[name], over=D) for name in "qkv")
@@ -144,7 +144,8 @@ def test_five_heads_on_four_processors():
     value, gradients = wf.spmd(wf.value_and_grad(loss), mesh="a=2,b=4", layout="batch:a,heads:b")(padded, x)
     np.testing.assert_allclose(value.array, expected.array, rtol=1e-4)
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(wf.unpad(gradient, "heads").array, true[name].array, rtol=1e-3, atol=1e-4)
+        atol = 1e-5 * float(jnp.abs(true[name].array).max())  # what is small came of large ones that cancel
+        np.testing.assert_allclose(wf.unpad(gradient, "heads").array, true[name].array, rtol=0, atol=atol)
 
 
 def test_padding_is_sent_nowhere_more_than_its_dim_is():

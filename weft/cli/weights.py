@@ -66,4 +66,4 @@ def _said(model: object) -> str:
     dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model)})
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
     config = model.config  # type: ignore[attr-defined]
-    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {size / 1e6:,.1f} MB"
+    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {size / 1e6:,.3g} MB"

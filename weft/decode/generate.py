@@ -64,7 +64,8 @@ def generate(
 ) -> Continuations:
     """Continues each prompt by up to `max_new_tokens`, on the mesh and under the layout of the model.
 
-    `prompts` are lists of token ids, of any lengths; for an encoder-decoder they are its inputs. At temperature 0 the
+    `prompts` are lists of token ids, of any lengths; for an encoder-decoder they are its inputs. A language model that
+    learned from `tokens` saw a 0 before the first: begin prompts with it. At temperature 0 the
     likeliest token is taken, else one is drawn, for which a `key` is needed. With `samples` there are several
     continuations of each prompt. A continuation ends with the id `end`. `layout` replaces the model's own.
     """

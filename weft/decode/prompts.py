@@ -17,7 +17,10 @@ from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stack
 from ..layout import Layout, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
+from ..models.running import without_rules
+from ..nn.moe import slots_for
 from ..spmd.border import Spmd
+from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
 
 
@@ -48,6 +51,7 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
             "experts that choose their tokens look at those to come, and cannot decode",
             fix="train with gating='switch' or 'top2'",
         )
+    check_values(jax.tree.leaves(model))
     steps = whole("max_new_tokens", steps)
     rows = _rows(prompts, model.config.vocab)
     mesh = model.mesh
@@ -60,16 +64,23 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
         ways: dict[str, int] = {}
     else:
         layout.check_dims(model.config.dims)
+        layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
         layout = _that_holds(layout, mesh, {"batch": len(rows), **continuations})
-        ways = {name: _ways(layout, mesh, name) for name in ("length", "stream", "memory_length")}
+        ways = {name: _ways(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     each = math.lcm(*ways.values(), 1)
-    longest, is_lm = _up(max(map(len, rows)), each), isinstance(model, TransformerLM)
+    most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
+    longest = _up(most, each)
     room = _up(longest + steps if is_lm else steps, each)
-    needed = longest + steps if is_lm else max(longest, steps)
+    needed = most + steps if is_lm else max(most, steps)
+    if mesh is not None and layout is not None and model.config.experts and not is_lm:
+        config = model.config
+        layout = _that_holds(
+            layout, mesh, {"slots": slots_for(longest, config.experts, config.gating, config.capacity)}
+        )
     if model.config.positions == "learned" and needed > model.config.length:
         raise DimError(
-            f"{longest} tokens and {steps} more need {needed} positions, and the model has {model.config.length}",
-            fix=f"shorten the prompts, or ask for at most {max(model.config.length - longest, 0)} tokens",
+            f"{most} tokens and {steps} more need {needed} positions, and the model has {model.config.length}",
+            fix=f"shorten the prompts, or ask for at most {max(model.config.length - most, 0)} tokens",
         )
     if isinstance(model, Seq2Seq):
         return Start(_begins_aligned(rows, longest, model.config.padding), room, mesh, layout)

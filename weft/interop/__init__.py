@@ -42,7 +42,7 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> A
 
 
 def save(model: Any, folder: Any, *, shard_bytes: int = SHARD_BYTES, keys: Mapping[str, Any] | None = None) -> None:
-    """Writes the model as `transformers` reads it; the folder is whole when it is there, and must not be there before.
+    """Writes the model as `transformers` reads it; the folder is whole when it is there; nothing may be in it before.
 
     A file holds at most `shard_bytes`, unless one tensor alone has more. `keys` are added to `config.json`: what weft
     has no field for, such as `{"eos_token_id": 2}`.

@@ -30,6 +30,8 @@ class Source:
     """A folder that was opened: its architecture, its `config.json` and its tensors."""
 
     def __init__(self, folder: Path):
+        if not folder.is_dir():
+            raise WeightsError(f"there is no folder {folder}", fix="give the folder that holds config.json")
         found = read_json(folder / CONFIG)
         self.keys = Keys(found, folder / CONFIG)
         self.architecture: Architecture = ARCHITECTURES[self._model_type(found)]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from ..layout import as_layout
+from ..errors import TensorError
+from ..layout import Layout, as_layout
 from ..mesh import as_mesh
 from ..nn import weights
 from .config import TransformerConfig
@@ -18,10 +19,21 @@ def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = No
 
     The values do not depend on the mesh or on the layout.
     """
+    if not isinstance(config, TransformerConfig):
+        raise TensorError(f"init got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
-    mesh, layout = as_mesh(mesh), as_layout(layout)
+    mesh, layout = as_mesh(mesh), _stored_layers(as_layout(layout))
     return weights.init(_blueprint(config, mesh, layout), key, mesh, layout, dims=config.dims)
+
+
+def _stored_layers(layout: Layout) -> Layout:
+    """The layout with `layers` split only where they are stored: they run one after the other."""
+    axes = layout.rules.get("layers")
+    if axes is None:
+        return layout
+    rule = "" if "layers" in layout.params else f",params.layers:{'+'.join(axes)}"
+    return Layout(f"{layout.drop('layers')}{rule}")
 
 
 def shapes(config: TransformerConfig) -> Any:

@@ -196,7 +196,9 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
             raise TensorError(f"`{name}` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
         return str(dtype)
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise TensorError(f"`{name}` is {value!r}", fix=closest(str(value), _CHOICES[name]))
+        top1 = name == "gating" and "1" in str(value)
+        fix = "top-1 is `switch`" if top1 else closest(str(value), _CHOICES[name])
+        raise TensorError(f"`{name}` is {value!r}", fix=fix)
     kinds = get_args(kind) or (kind,)
     if int in kinds and bool not in kinds and value is not None:
         least = 0 if name in ("experts", "padding", "start", "classes", "hidden_id") else 1

@@ -17,7 +17,7 @@ from ..tensor import Tensor
 from .config import TransformerConfig
 from .running import named, named_batch, run, same_shape
 from .stack import Stack
-from .words import embed, key_of, predict, scored, tables
+from .words import checked_key, embed, key_of, predict, scored, tables
 
 BATCH = {
     "tokens": "ids",
@@ -25,8 +25,8 @@ BATCH = {
     "targets": "ids",
     "labels": "row",
     "weights": "numbers",
-    "segments": "ids",
-    "positions": "ids",
+    "segments": "places",
+    "positions": "places",
 }
 _KEPT, _RANDOM = 0.1, 0.1  # of the words to be predicted: so many stay as they are, so many become any word
 
@@ -74,11 +74,11 @@ class Encoder(eqx.Module):
 
     def logits(self, tokens: Any) -> Tensor:
         """The logits of the word at each place: f32[batch length vocab]."""
-        return run(_logits, self, {"inputs": named("tokens", tokens)})
+        return run(_logits, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)})
 
     def classify(self, tokens: Any) -> Tensor:
         """The logits of the classes of each sequence: f32[batch classes]."""
-        return run(_classify, self, {"inputs": named("tokens", tokens)}, None)
+        return run(_classify, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)}, None)
 
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `labels`, or of `targets` where `weights` count; dropout where a key is given.
@@ -89,6 +89,7 @@ class Encoder(eqx.Module):
 
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
+        key = checked_key(key)
         found = _given(batch, self.config, key)
         return run(_class_loss if "labels" in found else _loss_and_metrics, self, found, key)
 
@@ -109,7 +110,7 @@ def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
 def _given(batch: Any, config: EncoderConfig, key: Any) -> dict[str, Tensor]:
     has = batch if isinstance(batch, Mapping) else {}
     needed = ["tokens"] if "tokens" in has else ["inputs", "labels"] if "labels" in has else ["inputs", "targets"]
-    found = named_batch(batch, BATCH, needed)
+    found = named_batch(batch, BATCH, needed, config.vocab)
     if "labels" in found and not config.classes:
         raise TensorError("the batch has `labels`, and the model has no classes", fix="say `classes=2` in its config")
     if "tokens" in found:

@@ -84,7 +84,7 @@ _PRESETS: dict[str, TransformerConfig] = {
         *(_t5(f"t5-{name}", sizes, tied=True) for name, sizes in _T5.items()),
         *(
             _t5(f"t5.1.1-{name}", sizes, activation="gelu_tanh", gated=True)
-            for name, sizes in _T5_1_1.items()
+            for name, sizes in (_T5_1_1 | {"3b": _T5_1_1["xl"], "11b": _T5_1_1["xxl"]}).items()
         ),
         LMConfig(name="tiny-lm", **_TINY),
         Seq2SeqConfig(name="tiny-mt", **_TINY, padding=0),

@@ -9,7 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from .. import ops as wf
 from ..dims import union
 from ..errors import DimError, TensorError, closest
 from ..layout import Layout, open_region
@@ -24,7 +26,13 @@ def run(fn: Callable[..., Any], model: Any, *args: Any) -> Any:
     if open_region() is not None:
         return fn(model, *args)
     check_values(jax.tree.leaves((model, args)))
-    return _outside(fn, model.mesh, model.layout)(model, *args)
+    layout = model.layout if model.layout is None else without_rules(model.layout, "beam", "samples")
+    return _outside(fn, model.mesh, layout)(model, *args)
+
+
+def without_rules(layout: Layout, *dims: str) -> Layout:
+    """The layout without the rules of dims that there are not in a program."""
+    return layout.drop(*(dim for dim in dims if dim in layout.rules))
 
 
 @functools.cache  # one function for each mesh and layout, so that what it compiled is found again
@@ -32,8 +40,11 @@ def _outside(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -
     return jax.jit(fn) if mesh is None else spmd(fn, mesh=mesh, layout=layout)
 
 
-def named_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors of a batch: those `needed`, and what there is of the others that `kinds` knows (`ids`, `numbers`)."""
+def named_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], vocab: int) -> dict[str, Tensor]:
+    """The tensors of a batch: those `needed`, and what there is of the others that `kinds` knows.
+
+    `ids` and `places` are whole numbers, `numbers` any, each [batch length]; of a `row` there is one a sequence.
+    """
     if not isinstance(batch, Mapping):
         raise TensorError(
             f"the batch is {type(batch).__name__}",
@@ -43,10 +54,14 @@ def named_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str]) -> 
         raise TensorError(
             f"the batch has {unknown[0]!r}, which this model does not take", fix=closest(str(unknown[0]), kinds)
         )
+    for clash in ("inputs", "targets"):
+        if batch.get("tokens") is not None and batch.get(clash) is not None:
+            raise TensorError(f"the batch has `tokens` and `{clash}`", fix="give `tokens`, or `inputs` and `targets`")
     if missing := next((name for name in needed if name not in batch), None):
         shape = "[batch]" if kinds[missing] == "row" else "[batch, length]"
         raise TensorError(f"the batch has no `{missing}`", fix=f"add integers of shape {shape} as `{missing}`")
-    return {name: named(name, value, kinds[name]) for name, value in batch.items() if value is not None}
+    found = {name: value for name, value in batch.items() if value is not None}
+    return {name: named(name, value, kinds[name], vocab) for name, value in found.items()}
 
 
 def same_shape(*tensors: Tensor) -> None:
@@ -54,7 +69,15 @@ def same_shape(*tensors: Tensor) -> None:
     union(*(x.dims for x in tensors))
 
 
-def named(name: str, given: Any, kind: str = "ids") -> Tensor:
+def shifted(tokens: Tensor, segments: Tensor | None, start: int = 0) -> Tensor:
+    """What is before each token: `start` before the first of a sequence, and of each segment of a packed one."""
+    before = wf.shift(tokens, over="length", by=1, fill=start)
+    if segments is None:
+        return before
+    return wf.where(wf.shift(segments, over="length", by=1, fill=-1) == segments, before, start)
+
+
+def named(name: str, given: Any, kind: str = "ids", vocab: int | None = None) -> Tensor:
     """Tokens, or what goes with each of them, as a tensor [batch length]; `row` is one for each of the batch."""
     dims = "batch" if kind == "row" else "batch length"
     as_integers = f"wf.cast({name}, 'int32')" if is_tensor(given) else f"{name}.astype('int32')"
@@ -65,6 +88,8 @@ def named(name: str, given: Any, kind: str = "ids") -> Tensor:
                 f"`{name}` has shape {tuple(array.shape)}",
                 fix=f"give an array of shape [{', '.join(dims.split())}], or a tensor",
             )
+        if kind == "ids" and vocab is not None and isinstance(given, np.ndarray | list | tuple):
+            _check_ids(name, np.asarray(given), vocab)
         given = tensor(array, dims)
     if set(given.dims.names) != set(dims.split()):
         raise DimError(
@@ -72,8 +97,19 @@ def named(name: str, given: Any, kind: str = "ids") -> Tensor:
             fix=f"name them so: `wf.tensor({name}, '{dims}')`",
         )
     if kind != "numbers" and not jnp.issubdtype(given.dtype, jnp.integer):
-        raise TensorError(f"`{name}` holds {given.dtype}, not token ids", fix=f"make them integers: `{as_integers}`")
+        what = "token ids" if kind == "ids" else "whole numbers"
+        raise TensorError(f"`{name}` holds {given.dtype}, not {what}", fix=f"make them integers: `{as_integers}`")
     return given
+
+
+def _check_ids(name: str, ids: np.ndarray, vocab: int) -> None:
+    """Raises where an id lies outside the vocab; only what lies on the host is looked at."""
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab):
+        wrong = ids[(ids < 0) | (ids >= vocab)].flat[0]
+        ignored = " (give what is not to count the weight 0, in `weights`)" if name == "targets" else ""
+        raise TensorError(
+            f"`{name}` has the id {wrong}, and the vocab has {vocab}", fix=f"check the tokenizer{ignored}"
+        )
 
 
 def _array(name: str, given: Any) -> Any:

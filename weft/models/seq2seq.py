@@ -14,18 +14,18 @@ from ..mesh import Mesh
 from ..tensor import Tensor
 from .cache import Cache, Past
 from .config import TransformerConfig
-from .running import named, named_batch, run
+from .running import named, named_batch, run, shifted
 from .stack import Stack
-from .words import embed, key_of, predict, scored, tables
+from .words import checked_key, embed, key_of, predict, scored, tables
 
 BATCH = {
     "inputs": "ids",
     "targets": "ids",
     "weights": "numbers",
-    "input_segments": "ids",
-    "target_segments": "ids",
-    "input_positions": "ids",
-    "target_positions": "ids",
+    "input_segments": "places",
+    "target_segments": "places",
+    "input_positions": "places",
+    "target_positions": "places",
 }
 
 
@@ -63,7 +63,9 @@ class Seq2Seq(eqx.Module):
 
     def logits(self, inputs: Any, targets_in: Any) -> Tensor:
         """The logits of the token that follows each of `targets_in`, given `inputs`: f32[batch length vocab]."""
-        return run(_logits, self, {"inputs": named("inputs", inputs)}, named("targets_in", targets_in))
+        vocab = self.config.vocab
+        given = {"inputs": named("inputs", inputs, "ids", vocab)}
+        return run(_logits, self, given, named("targets_in", targets_in, "ids", vocab))
 
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `targets` given `inputs`, in nats a token; dropout where a key is given."""
@@ -71,7 +73,8 @@ class Seq2Seq(eqx.Module):
 
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
-        return run(_loss_and_metrics, self, named_batch(batch, BATCH, ["inputs", "targets"]), key)
+        found = named_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)
+        return run(_loss_and_metrics, self, found, checked_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
         """The logits of the first token for `inputs`, f32[batch vocab], and a cache with room for so many tokens."""
@@ -93,7 +96,7 @@ class Seq2Seq(eqx.Module):
 
 
 def _loss_and_metrics(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    targets_in = wf.shift(batch["targets"], over="length", by=1, fill=model.config.start)
+    targets_in = shifted(batch["targets"], batch.get("target_segments"), model.config.start)
     memory, told = _encode(model, batch, key_of(key, 0))
     x, more = _decode(model, batch, targets_in, memory, key_of(key, 1))
     told = {name: told[name] + more[name] for name in told}

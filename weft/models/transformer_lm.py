@@ -17,17 +17,17 @@ from ..mesh import Mesh
 from ..tensor import Tensor
 from .cache import Cache
 from .config import TransformerConfig
-from .running import named, named_batch, run, same_shape
+from .running import named_batch, run, same_shape, shifted
 from .stack import Stack
-from .words import embed, key_of, predict, scored, tables
+from .words import checked_key, embed, key_of, predict, scored, tables
 
 BATCH = {
     "tokens": "ids",
     "inputs": "ids",
     "targets": "ids",
     "weights": "numbers",
-    "segments": "ids",
-    "positions": "ids",
+    "segments": "places",
+    "positions": "places",
     "prefix": "row",
 }
 
@@ -64,21 +64,24 @@ class TransformerLM(eqx.Module):
         self.embedding, self.positions, self.softmax = tables(config)
         self.decoder = Stack(config, causal=True)
 
-    def logits(self, tokens: Any) -> Tensor:
+    def logits(self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None) -> Tensor:
         """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
-        return run(_logits, self, {"inputs": named("tokens", tokens)})
+        batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
+        found = named_batch(batch, BATCH, _needed(batch, self.config), self.config.vocab)
+        return run(_logits, self, found | {"inputs": found.pop("tokens")})
 
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy in nats a token, and what the experts add; a scalar. Dropout where a key is given.
 
         `tokens` are predicted each from those before it; or `targets` from `inputs`. With `weights` tokens count so
-        much; `segments` of a packed batch do not see each other.
+        much; `segments` of a packed batch do not see each other. A `prefix` sees all of itself, and what it tells of
+        its own tokens does not count.
         """
         return self.loss_and_metrics(batch, key)[0]
 
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it: `nll`, `accuracy`, `tokens`, and what the experts report."""
-        return run(_loss_and_metrics, self, _given(batch, self.config), key)
+        return run(_loss_and_metrics, self, _given(batch, self.config), checked_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
         """The logits of the token after the prompt, f32[batch vocab], and a cache with room for so many tokens.
@@ -104,16 +107,22 @@ class TransformerLM(eqx.Module):
 
 
 def _given(batch: Any, config: LMConfig) -> dict[str, Tensor]:
-    is_shifted = isinstance(batch, Mapping) and "tokens" in batch
-    needed = ["tokens"] if is_shifted else ["inputs", "targets"]
-    found = named_batch(batch, BATCH, [*needed, "prefix"] if config.prefix else needed)
-    if "prefix" in found and not config.prefix:
-        raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
-    if is_shifted:
+    found = named_batch(batch, BATCH, _needed(batch, config), config.vocab)
+    if "tokens" in found:
         tokens = found.pop("tokens")
-        found = {"inputs": wf.shift(tokens, over="length", by=1), "targets": tokens, **found}
+        found = {"inputs": shifted(tokens, found.get("segments")), "targets": tokens, **found}
     same_shape(*found.values())
     return found
+
+
+def _needed(batch: Any, config: LMConfig) -> list[str]:
+    has = batch if isinstance(batch, Mapping) else {}
+    if has.get("prefix") is not None and not config.prefix:
+        raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
+    needed = ["inputs", "targets"] if "inputs" in has or "targets" in has else ["tokens"]
+    if config.prefix and has.get("prefix") is None and all(name in has for name in needed):
+        raise TensorError("the batch has no `prefix`", fix="add integers of shape [batch] as `prefix`: its length")
+    return needed
 
 
 # The model. Each line is a line of the printed program, under the name it gives its result.
@@ -121,7 +130,12 @@ def _given(batch: Any, config: LMConfig) -> dict[str, Tensor]:
 
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
     x, told = _hidden(model, batch, key)
-    return scored(model, x, batch["targets"], batch.get("weights"), told)
+    targets, weights = batch["targets"], batch.get("weights")
+    if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
+        here = wf.arange(targets.dim("length"), like=targets) if "positions" not in batch else batch["positions"]
+        is_unseen = wf.cast(here >= batch["prefix"] - 1, "float32")
+        weights = is_unseen if weights is None else weights * is_unseen
+    return scored(model, x, targets, weights, told)
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:

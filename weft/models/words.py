@@ -9,6 +9,8 @@ import jax
 
 from .. import nn
 from .. import ops as wf
+from ..errors import DimError
+from ..nn.weights import checked_key as _checked
 from ..tensor import Tensor
 from .config import TransformerConfig, stream
 
@@ -25,6 +27,11 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     """Words and, where they are added, their positions: [batch stream d_model], or without `stream` for one token."""
     config = model.config
     x = model.embedding(tokens, config.dtype)
+    if model.positions is not None and tokens.dims.has("length") and tokens.size("length") > config.length:
+        raise DimError(
+            f"a sequence has {tokens.size('length')} tokens, and the model has learned {config.length} positions",
+            fix=f"give at most {config.length} tokens, or make the model with a larger `length`",
+        )
     if model.positions is not None:
         x = x + model.positions(mask.here(x), config.dtype)
     if config.positions == "sinusoid":
@@ -48,6 +55,11 @@ def scored(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of `x` [batch length d_model], with what the experts add; and what went into it."""
     config = model.config
+    if x.size("length") % config.loss_chunks:
+        raise DimError(
+            f"`loss_chunks` is {config.loss_chunks}, and `length` has size {x.size('length')}",
+            fix="give a number that divides the length",
+        )
     sums = nn.summed_cross_entropy(
         lambda x: predict(model, x),
         x,
@@ -63,6 +75,11 @@ def scored(
     if told:
         loss = loss + config.balance_loss * told["balance_loss"] + config.router_z_loss * told["router_z_loss"]
     return loss, metrics | told
+
+
+def checked_key(key: Any) -> Any:
+    """The key, if it is one, or none."""
+    return None if key is None else _checked(key)
 
 
 def key_of(key: Any, part: int) -> Any:

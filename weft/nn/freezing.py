@@ -19,6 +19,10 @@ def freeze(model: Any, *patterns: str) -> Any:
 
     Patterns are as in a shell: `freeze(model, "embedding.*", "decoder.layers.feed_forward.*")`.
     """
+    if not patterns:
+        raise TensorError(
+            "freeze got no pattern", fix="name paths, e.g. `freeze(model, 'embedding.*')`, or '*' for all"
+        )
     return _marked(model, patterns, True)
 
 

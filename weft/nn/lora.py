@@ -44,6 +44,8 @@ def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, 
 
 def merge(model: Any) -> Any:
     """The model with the adapters folded into their weights, and all of it trained again."""
+    if not any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted))):
+        raise TensorError("the model has no adapters to merge", fix="add some: `lora.add(model, rank=8, key=key)`")
 
     def fold(leaf: Any) -> Any:
         if not _is_adapted(leaf):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
+from ..errors import DimError
 from ..tensor import Tensor
 from .given import number, whole_number
 
@@ -12,7 +13,7 @@ from .given import number, whole_number
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, z_loss: float = 0.0, over: str = "vocab"
 ) -> tuple[Tensor, Tensor]:
-    """Minus the log-probability of each target, and the loss: with label smoothing and a pull of the sum towards 1."""
+    """Minus the log-probability of each target; and the loss, with label smoothing and `z_loss` times log(sum)**2."""
     vocab = logits.dim(over)
     number(smoothing, "smoothing", least=0, below=1, example=0.1)
     number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
@@ -62,6 +63,11 @@ def summed_cross_entropy(
         return _summed(part(x, targets, weights)) | tokens
     size = x.size(over)
     chunks = whole_number(chunks, "chunks", divides=size, of=over)
+    if (size // chunks) % x.ways(over):
+        raise DimError(
+            f"a chunk of the loss has {size // chunks} of `{over}`, which is split over {x.ways(over)} processors",
+            fix=f"make at most {size // x.ways(over)} chunks",
+        )
     # Chunks are the fast part, so that a split dim stays as it lies.
     piece, turn = Dim(f"{UNSHOWN}{over}", size // chunks, follows=over), Dim(f"{UNSHOWN}chunk", chunks)
     cut = [wf.split(t, **{over: [piece, turn]}) for t in (x, targets, weights) if t is not None]

@@ -124,7 +124,7 @@ def checked_key(key: Any) -> Any:
     """The key, if it is one."""
     is_key = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.shape != ():
-        raise TensorError(f"a model was to be made with the key {key!r:.60}", fix="make one by `jax.random.key(seed)`")
+        raise TensorError(f"the key is {key!r:.60}", fix="make one by `jax.random.key(seed)`")
     return key
 
 
