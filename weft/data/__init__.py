@@ -1,0 +1,55 @@
+"""What models are trained on: sources, tokenizers, datasets of them, and batches in an order that a run goes on from.
+
+    source = data.open_source({"path": "corpus", "held_out": 0.05})
+    tokenizer = data.open_tokenizer("sentencepiece", source, "cache")
+    dataset = data.lm_dataset(source, tokenizer, length=256, cache="cache")
+    batches = data.Batches(dataset, batch=64, seed=0)
+
+Imports the errors of the house alone. Nothing is printed; long work tells a `progress` function.
+"""
+
+from .batches import Batches, Prefetched, prefetched
+from .files import Progress
+from .images import Images, image_dataset
+from .lm import Documents, Windows, lm_dataset
+from .pairs import BucketedPairs, PackedPairs, pair_dataset
+from .parts import Dataset, check_vocab_of
+from .problems import DataError
+from .sources import FORMATS, Source, open_source
+from .tokenizers import (
+    ByteTokenizer,
+    JsonTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    open_tokenizer,
+    train_sentencepiece,
+)
+
+__all__ = [
+    "open_source",
+    "Source",
+    "FORMATS",
+    "open_tokenizer",
+    "load_tokenizer",
+    "train_sentencepiece",
+    "Tokenizer",
+    "ByteTokenizer",
+    "SentencePieceTokenizer",
+    "JsonTokenizer",
+    "lm_dataset",
+    "pair_dataset",
+    "image_dataset",
+    "Dataset",
+    "Windows",
+    "Documents",
+    "PackedPairs",
+    "BucketedPairs",
+    "Images",
+    "check_vocab_of",
+    "Batches",
+    "prefetched",
+    "Prefetched",
+    "Progress",
+    "DataError",
+]

@@ -1,0 +1,197 @@
+"""Batches by step, for one process of several; read ahead by threads, and put on the device ahead of the step.
+
+Imports the errors of the house alone. Batch `step` is a pure function of dataset, batch size, seed and step. A process
+has its own rows of it and reads no others: process p of n those from p·batch/n on. So the order is the same for every
+number of processes and on every mesh, and a run goes on from any step.
+
+Grain reads ahead: its threads make the next batches in order. The order itself is in `order`.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from .order import Bucketed, Shuffled
+from .parts import Dataset
+from .problems import DataError, library
+
+Batch = dict[str, np.ndarray]
+T = TypeVar("T")
+_ENDLESS = 1 << 60
+
+
+class Batches:
+    """An endless iterator of a process's shares of batches: dicts of NumPy arrays of batch / processes rows."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch: int,
+        seed: int = 0,
+        process: int = 0,
+        processes: int = 1,
+        threads: int = 2,
+        ahead: int = 4,
+    ):
+        _check(dataset, batch, process, processes)
+        self.dataset, self.batch, self.seed = dataset, batch, seed
+        self.process, self.processes = process, processes
+        self._threads, self._ahead = threads, ahead
+        self._order: Shuffled | Bucketed = (
+            Shuffled(len(dataset), batch, seed)
+            if dataset.bucket_of is None
+            else Bucketed(dataset.bucket_of, batch, seed)
+        )
+        self._step = 0
+        self._reader: Any = None
+
+    @property
+    def step(self) -> int:
+        """The step of the batch that comes next."""
+        return self._step
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """How many batches show every example once."""
+        return float(self._order.steps)
+
+    def seek(self, step: int) -> None:
+        """Makes batch `step` the next; takes no longer for a late one than for an early one."""
+        if step < 0:
+            raise DataError(f"there is no step {step}", fix="steps count from 0")
+        if step != self._step:
+            self.close()
+            self._step = step
+
+    def at(self, step: int) -> Batch:
+        """This process's share of batch `step`."""
+        rows, bucket = self._order.rows(step)
+        return self.dataset.take(self._share(rows), bucket)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._reader is None:
+            grain = library("grain", "reading ahead")
+            steps = grain.MapDataset.source(_Steps(self.at)).to_iter_dataset(
+                grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=self._ahead)
+            )
+            self._reader = iter(steps)
+            self._reader.set_state({"next_index": self._step})
+        found = next(self._reader)
+        self._step += 1
+        return found
+
+    def evaluation(self) -> Iterator[Batch]:
+        """Every example once, in order; the last batch, or the last of each bucket, is padded with rows of weight 0.
+
+        Where a dataset has no weights of its own, `weights` are those of the rows.
+        """
+        for rows, bucket in self._order.once():
+            share = self._share(rows)
+            yield {"weights": (share >= 0).astype(np.float32)} | self.dataset.take(share, bucket)
+
+    def close(self) -> None:
+        """Ends the threads; the next batch starts them again."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _share(self, rows: np.ndarray) -> np.ndarray:
+        size = self.batch // self.processes
+        return rows[self.process * size : (self.process + 1) * size]
+
+
+class _Steps:
+    """Batches by number, as Grain asks for them."""
+
+    def __init__(self, at: Callable[[int], Batch]):
+        self._at = at
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+    def __getitem__(self, step: int) -> Batch:
+        return self._at(step)
+
+
+def _check(dataset: Dataset, batch: int, process: int, processes: int) -> None:
+    if not len(dataset):
+        raise DataError("the dataset has no examples", fix="give a source with something in it")
+    if processes < 1 or not 0 <= process < processes:
+        raise DataError(f"process {process} is none of {processes}", fix="count processes from 0")
+    if batch < 1 or batch % processes:
+        fix = f"say a batch that is a multiple of {processes}, e.g. {max(-(-batch // processes), 1) * processes}"
+        raise DataError(f"a batch of {batch} rows does not divide over {processes} processes", fix=fix)
+
+
+class Prefetched(Generic[T]):
+    """What comes of an iterator, made ahead by a thread; see `prefetched`."""
+
+    def __init__(self, batches: Iterator[Any], put: Callable[[Any], T], size: int):
+        self._ready: queue.Queue[tuple[bool, Any]] = queue.Queue(size)
+        self._stop = threading.Event()
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(
+            target=_fill, args=(batches, put, self._ready, self._stop), name="weft-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> "Prefetched[T]":
+        return self
+
+    def __next__(self) -> T:
+        if self._ended is None:
+            if self._stop.is_set():
+                self._ended = StopIteration()
+            else:
+                is_good, found = self._ready.get()
+                if is_good:
+                    return found
+                self._ended = found
+                self._thread.join()
+        raise self._ended
+
+    def close(self) -> None:
+        """Ends the thread; what it made and nobody took is dropped."""
+        self._stop.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=0.01)
+
+    def __enter__(self) -> "Prefetched[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _fill(batches: Iterator[Any], put: Callable[[Any], Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
+    try:
+        for batch in batches:
+            found = put(batch)
+            if stop.is_set():
+                return
+            ready.put((True, found))
+            del batch, found  # not held while waiting for the next
+        ready.put((False, StopIteration()))
+    except BaseException as error:  # raised again where the batch is asked for
+        if not stop.is_set():
+            ready.put((False, error))
+
+
+def prefetched(batches: Iterator[Any], put: Callable[[Any], T], size: int = 2) -> Prefetched[T]:
+    """`put` of each batch in order, made ahead of need by a thread, at most `size` of them waiting.
+
+    `put` brings a batch to the device. What goes wrong there is raised where the batch is asked for. `close`, or
+    leaving a `with`, ends the thread.
+    """
+    if size < 1:
+        raise DataError(f"`size` is {size}", fix="let at least 1 batch wait")
+    return Prefetched(iter(batches), put, size)

@@ -1,0 +1,233 @@
+"""Files as they lie on disk, compressed or not: their blocks, their lines, and what is in them as one hash.
+
+Imports the errors of the house alone. A file that cannot be read, is cut short or holds what it should not is a
+DataError that names the file and the line. At no time is more in memory than one block or one line.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .problems import DataError, library
+
+BLOCK = 1 << 20
+LONGEST_LINE = 1 << 20
+COMPRESSED = (".gz", ".xz", ".zst")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many bytes of the files are done, and how many there are."""
+
+
+def plain_name(path: Path) -> str:
+    """A file's name without the ending that says how it is compressed."""
+    return path.stem if path.suffix in COMPRESSED else path.name
+
+
+def files_in(path: Path, pattern: str = "*") -> list[Path]:
+    """The file itself, or those in a folder and below it, in the order of their names; hidden ones are left out."""
+    if not path.exists():
+        raise DataError(f"there is no {path}", fix="give a file or a folder that is there")
+    if not path.is_dir():
+        return [path]
+    found = [
+        file
+        for file in path.rglob(pattern)
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    if not found:
+        raise DataError(f"{path} has no file of the form {pattern!r}", fix="name another folder, or another `glob`")
+    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
+
+
+class Watch:
+    """Tells a caller how far reading has come: bytes of the files as they lie on disk."""
+
+    def __init__(self, what: str, files: Iterable[Path], progress: Progress | None = None):
+        self._what, self._progress = what, progress
+        self._total = sum(file.stat().st_size for file in files) if progress else 0
+        self._before = 0
+
+    def at(self, position: int) -> None:
+        """Says that so many bytes of the file now read are done."""
+        if self._progress is not None:
+            self._progress(self._what, self._before + position, self._total)
+
+    def finished(self, file: Path) -> None:
+        """Says that a file is done."""
+        if self._progress is not None:
+            self._before += file.stat().st_size
+            self.at(0)
+
+
+def blocks(path: Path, watch: Watch | None = None) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file and the number of the line each block begins in.
+
+    A block ends after a line where there is one that ends in it, and never within a UTF-8 character.
+    """
+    line, kept = 1, b""
+    with opened(path) as (stream, raw), _told(path, lambda: f"line {line}"):
+        while chunk := stream.read(BLOCK):
+            if watch is not None:
+                watch.at(raw.tell())
+            whole = kept + chunk
+            end = _cut(whole)
+            if end:
+                yield line, whole[:end]
+                line += whole.count(b"\n", 0, end)
+            kept = whole[end:]
+    if kept:
+        yield line, kept
+    if watch is not None:
+        watch.finished(path)
+
+
+def _cut(block: bytes) -> int:
+    """Where a block may end: after its last line, or else before a character that may go on."""
+    if end := block.rfind(b"\n") + 1:
+        return end
+    end = len(block)
+    while end > 0 and len(block) - end < 4 and block[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    return max(end - 1, 0) if block[end - 1] >= 0xC0 else len(block)
+
+
+def lines(path: Path, longest: int = LONGEST_LINE, watch: Watch | None = None) -> Iterator[tuple[int, str]]:
+    """The lines of a text file without their ends, each with its number, from 1."""
+    number = 0
+    with opened(path) as (stream, raw), _told(path, lambda: f"line {number + 1}"):
+        while line := stream.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                raise DataError(
+                    f"{path}:{number} has a line of more than {longest:,} bytes",
+                    state=f"it begins {line[:40]!r}",
+                    fix='break the line, or read the file as one text: `format = "text"`; or raise `longest_line`',
+                )
+            yield number, text(line.rstrip(b"\r\n"), path, number)
+            if watch is not None and number % 4096 == 0:
+                watch.at(raw.tell())
+    if watch is not None:
+        watch.finished(path)
+
+
+def text(content: bytes, path: Path, line: int) -> str:
+    """Bytes of a file that begin in a line, as text."""
+    if (place := content.find(b"\0")) >= 0:
+        raise _garbage(path, line + content.count(b"\n", 0, place), "a zero byte", content[place : place + 1])
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad = content[error.start : error.end]
+        raise _garbage(path, line + content.count(b"\n", 0, error.start), "bytes that are no UTF-8", bad) from None
+
+
+def _garbage(path: Path, line: int, what: str, found: bytes) -> DataError:
+    return DataError(
+        f"{path}:{line} holds {what}, and text was expected",
+        state=f"found {found!r}",
+        fix='read the file as bytes: `format = "bytes"`; or convert it to UTF-8, or take it out',
+    )
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The content of a file as a stream, and the file itself, whose place says how much of it is read."""
+    with _told(path, lambda: "its beginning"), open(path, "rb") as raw:
+        if path.suffix == ".zst":
+            unpacked: Any = (
+                library("zstandard", f"{path}").ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            )
+        elif path.suffix in COMPRESSED:
+            unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else lzma.LZMAFile(raw)  # noqa: SIM115
+        else:
+            unpacked = raw
+        yield (raw if unpacked is raw else io.BufferedReader(unpacked, BLOCK)), raw
+
+
+@contextlib.contextmanager
+def _told(path: Path, where: Callable[[], str]) -> Iterator[None]:
+    """Turns what reading a file may raise into an error that names the file and how far it was read."""
+    try:
+        yield
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise _unreadable(path, where(), error) from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "zstandard" and type(error).__name__ != "ZstdError":
+            raise
+        raise _unreadable(path, where(), error) from None
+
+
+def _unreadable(path: Path, where: str, error: Exception) -> DataError:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return DataError(
+        f"{path} cannot be read beyond {where}: {why}",
+        fix="fetch the file again, or see who may read it; what was made of it before is untouched",
+    )
+
+
+# What is in files, as one hash.
+
+
+def content_key(*parts: Any) -> str:
+    """A name for what something is made of: equal parts have equal names.
+
+    >>> content_key("bytes", 256) == content_key("bytes", 256) != content_key("bytes", 257)
+    True
+    """
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class Hashes:
+    """Hashes of files' contents, remembered in a folder for files that have not changed since.
+
+    A file is known by its place, size, time and inode. One that changed within the last seconds is never remembered:
+    it could change again within the clock's tick.
+    """
+
+    _SETTLED = 2.0
+
+    def __init__(self, folder: Path | None):
+        self._file = None if folder is None else folder / "hashes.json"
+        self._known: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._known = dict(json.loads(self._file.read_text())) if self._file else {}
+
+    def of(self, files: Iterable[Path]) -> list[str]:
+        """The hash of each file's bytes as they lie on disk."""
+        before = len(self._known)
+        found = [self._of(file) for file in files]
+        if self._file is not None and len(self._known) > before:
+            with contextlib.suppress(OSError):  # it only saves time
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._file, json.dumps(self._known).encode())
+        return found
+
+    def _of(self, file: Path) -> str:
+        with _told(file, lambda: "its beginning"):
+            status = file.stat()
+            known_by = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+            if known_by in self._known:
+                return self._known[known_by]
+            found = hashlib.blake2b(digest_size=16)
+            with open(file, "rb") as stream:
+                while chunk := stream.read(BLOCK):
+                    found.update(chunk)
+        if time.time() - status.st_mtime > self._SETTLED:
+            self._known[known_by] = found.hexdigest()
+        return found.hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that is whole when it is there."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,152 @@
+"""Examples for language models: windows of a stream of documents, or a document a row.
+
+Imports the errors of the house alone. A window's documents do not see each other: `segments` number them from 1 (0 is
+padding), `positions` count from each one's start, or from the row's where it goes on from the row before.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from .files import Progress
+from .parts import border, chosen
+from .problems import DataError
+from .sources import Source
+from .tokenizers import Tokenizer
+from .tokens import Tokens, tokenised
+
+
+class Windows:
+    """Rows of `length` tokens, cut one after the other from a stream of documents; each token is in one row.
+
+    `inputs` are the tokens before the `targets`: 0 where a document starts, and at a row's start the last token of
+    the row before if the document goes on. With `is_stream`, documents are one stream and see each other.
+    """
+
+    bucket_of = None
+
+    def __init__(self, tokens: Tokens, length: int, *, is_stream: bool = False):
+        self._tokens, self._length = tokens, length
+        self._is_stream = is_stream or tokens.documents == 1
+        self.vocab: int | None = tokens.vocab
+
+    def __len__(self) -> int:
+        return -(-len(self._tokens.ids) // self._length)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are in all rows."""
+        return len(self._tokens.ids)
+
+    def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
+        ids, length = self._tokens.ids, self._length
+        targets = np.zeros((len(numbers), length), np.int32)
+        inputs, starts = np.zeros_like(targets), np.zeros((len(numbers), length), bool)
+        weights = np.zeros((len(numbers), length), np.float32)
+        for row, number in enumerate(numbers):
+            if number < 0:
+                continue
+            begin = int(number) * length
+            found = ids[begin : begin + length]
+            size = len(found)
+            targets[row, :size], weights[row, :size] = found, 1
+            inputs[row, 1:size] = found[:-1]
+            if begin:
+                inputs[row, 0] = ids[begin - 1]
+            if not self._is_stream:
+                starts[row, self._starts(begin, begin + size)] = True
+        if self._is_stream:
+            return {"inputs": inputs, "targets": targets, "weights": weights}
+        inputs[starts] = 0
+        segments, positions = numbered(starts, weights > 0)
+        return {
+            "inputs": inputs,
+            "targets": targets,
+            "weights": weights,
+            "segments": segments,
+            "positions": positions,
+        }
+
+    def _starts(self, begin: int, end: int) -> np.ndarray:
+        """Where documents start between two places of the stream."""
+        offsets = self._tokens.offsets
+        low, high = np.searchsorted(offsets, [begin, end])
+        return offsets[low:high] - begin
+
+
+def numbered(starts: np.ndarray, is_there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Segments from 1 on and positions from 0 on, in rows where documents start at `starts`; 0 where nothing is.
+
+    >>> starts = np.array([[0, 0, 1, 0, 0]], bool)
+    >>> [x.tolist() for x in numbered(starts, np.array([[1, 1, 1, 1, 0]], bool))]
+    [[[1, 1, 2, 2, 0]], [[0, 1, 0, 1, 0]]]
+    """
+    first = starts.copy()
+    first[:, 0] = True
+    here = np.arange(starts.shape[1], dtype=np.int32)
+    began = np.maximum.accumulate(np.where(first, here, 0), axis=1)
+    segments = np.cumsum(first, axis=1, dtype=np.int32)
+    return np.where(is_there, segments, 0).astype(np.int32), np.where(is_there, here - began, 0).astype(np.int32)
+
+
+class Documents:
+    """A document a row, cut or padded to `length`: `tokens`, and `weights` that are 0 on padding."""
+
+    bucket_of = None
+
+    def __init__(self, tokens: Tokens, length: int, pad: int | None):
+        self._tokens, self._length, self._pad = tokens, length, pad or 0
+        self.vocab: int | None = tokens.vocab
+
+    def __len__(self) -> int:
+        return self._tokens.documents
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are in all rows."""
+        return int(np.minimum(np.diff(self._tokens.offsets), self._length).sum())
+
+    def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
+        tokens = np.full((len(numbers), self._length), self._pad, np.int32)
+        weights = np.zeros((len(numbers), self._length), np.float32)
+        for row, number in enumerate(numbers):
+            found = self._tokens.document(int(number))[: self._length] if number >= 0 else ()
+            tokens[row, : len(found)], weights[row, : len(found)] = found, 1
+        return {"tokens": tokens, "weights": weights}
+
+
+def lm_dataset(
+    source: Source,
+    tokenizer: Tokenizer | None = None,
+    *,
+    length: int,
+    pack: bool = True,
+    across: bool = False,
+    part: str = "train",
+    cache: Path | str,
+    progress: Progress | None = None,
+) -> Windows | Documents:
+    """Examples for a language model; tokens are made once and kept in `cache`.
+
+    Packed, rows are windows of the documents one after the other, which do not see each other unless `across`
+    (there are no segments then, nor where there is one document); else a document a row, cut at `length`.
+    A share held out begins at a document's start where one follows; a number of tokens is held out exactly.
+    """
+    if length < 1:
+        raise DataError(f"rows have length {length}", fix="say a length of 1 or more")
+    found, side = chosen(source, part)
+    tokens = tokenised(found, tokenizer, Path(cache), progress)
+    if side != "all":
+        cut = _cut(found, tokens)
+        tokens = tokens.between(0, cut) if side == "head" else tokens.between(cut, len(tokens.ids))
+    if pack:
+        return Windows(tokens, length, is_stream=across)
+    return Documents(tokens, length, tokenizer.pad if tokenizer is not None else None)
+
+
+def _cut(source: Source, tokens: Tokens) -> int:
+    cut = border(source, len(tokens.ids), "tokens")
+    if isinstance(source.held_out, int):
+        return cut
+    later = int(tokens.offsets[np.searchsorted(tokens.offsets, cut)])
+    return later if later < len(tokens.ids) else cut

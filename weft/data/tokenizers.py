@@ -1,0 +1,308 @@
+"""From text to ids and back: bytes, SentencePiece (also trained here), and Hugging Face's `tokenizer.json`.
+
+Imports the errors of the house alone; the libraries are loaded when a tokenizer of theirs is made. Two tokenizers with
+the same `key` give the same ids.
+"""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import closest
+from .cache import made_once
+from .files import Progress, content_key, write_whole
+from .problems import DataError, library
+from .sources import Source, as_text
+
+PAD, END, UNKNOWN = 0, 1, 2
+BYTES, PIECES, JSON = "bytes.json", "tokenizer.model", "tokenizer.json"
+_FIRST_BYTE = 3
+_SAMPLE = 100_000_000  # characters that SentencePiece learns from; it holds them all, several times
+_LONGEST_SENTENCE = 16_384
+_ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
+_PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
+
+
+class Tokenizer(Protocol):
+    """What turns text into ids below `vocab`; `end` closes a document, `pad` fills rows, each None if there is none."""
+
+    vocab: int
+    end: int | None
+    pad: int | None
+
+    @property
+    def key(self) -> str:
+        """A name for what it does."""
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """The ids of a text, without `end`."""
+
+    def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of many texts one after the other, and how many each has; on all cores where that helps."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids."""
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a folder, from which `load_tokenizer` reads it."""
+
+
+class ByteTokenizer:
+    """Each byte an id: plain, 0 to 255; or with `specials` pad 0, end 1, unknown 2, and the bytes from 3 on.
+
+    >>> ByteTokenizer().encode("hé"), ByteTokenizer(specials=True).encode("h")
+    ([104, 195, 169], [107])
+    """
+
+    def __init__(self, *, specials: bool = False):
+        self.specials = specials
+        self._first = _FIRST_BYTE if specials else 0
+        self.vocab = 256 + self._first
+        self.end = END if specials else None
+        self.pad = PAD if specials else None
+
+    @property
+    def key(self) -> str:
+        return content_key("bytes", self.specials)
+
+    def encode(self, text: str | bytes) -> list[int]:
+        return self.encode_all([text])[0].tolist()
+
+    def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+        found = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
+        ids = np.frombuffer(b"".join(found), np.uint8)
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return (ids.astype(np.uint16) + self._first if self.specials else ids), lengths
+
+    def decode(self, ids: Iterable[int]) -> str:
+        first = self._first
+        return bytes(i - first for i in map(int, ids) if i >= first).decode("utf-8", errors="replace")
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / BYTES, json.dumps({"specials": self.specials}).encode())
+
+
+class SentencePieceTokenizer:
+    """A model of SentencePiece. One trained here has pad 0, end 1, unknown 2, and gives back every text as it was."""
+
+    def __init__(self, model: bytes, name: str = PIECES):
+        self._model = model
+        pieces = library("sentencepiece", "a tokenizer of SentencePiece")
+        try:
+            self._processor = pieces.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, OSError, ValueError):
+            raise DataError(f"{name} is no model of SentencePiece", fix="fetch it again, or train one") from None
+        self.vocab = self._processor.vocab_size()
+        self.end = _id_or_none(self._processor.eos_id())
+        self.pad = _id_or_none(self._processor.pad_id())
+
+    @property
+    def key(self) -> str:
+        return content_key("sentencepiece", _hash(self._model))
+
+    def encode(self, text: str | bytes) -> list[int]:
+        return self._processor.encode(_text(text))
+
+    def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined(self._processor.encode([_text(text) for text in texts], num_threads=os.cpu_count() or 1))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._processor.decode([int(i) for i in ids])
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / PIECES, self._model)
+
+
+class JsonTokenizer:
+    """A `tokenizer.json` of Hugging Face. `end` and `pad` are the tokens commonly named so, unless said."""
+
+    def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
+        self._content = content
+        try:
+            self._tokenizer = library("tokenizers", "a `tokenizer.json`").Tokenizer.from_str(content)
+        except DataError:
+            raise
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(f"{name} is no `tokenizer.json`: {error}", fix="fetch it again") from None
+        self.vocab = self._tokenizer.get_vocab_size()
+        self.end, self.pad = self._special(end, _ENDS, name), self._special(pad, _PADS, name)
+
+    @property
+    def key(self) -> str:
+        return content_key("tokenizer.json", _hash(self._content.encode()), self.end)
+
+    def encode(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(_text(text), add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+        found = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        return _joined([encoding.ids for encoding in found])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / JSON, self._content.encode())
+
+    def _special(self, said: str | None, common: Sequence[str], name: str) -> int | None:
+        if said is None:
+            return next((i for token in common if (i := self._tokenizer.token_to_id(token)) is not None), None)
+        found = self._tokenizer.token_to_id(said)
+        if found is None:
+            raise DataError(f"{name} has no token {said!r}", fix=closest(said, self._tokenizer.get_vocab()))
+        return found
+
+
+def _text(given: str | bytes) -> str:
+    return given if isinstance(given, str) else as_text(given)
+
+
+def _id_or_none(found: int) -> int | None:
+    return found if found >= 0 else None
+
+
+def _hash(content: bytes) -> str:
+    return content_key(content.hex())
+
+
+def _joined(found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.fromiter(map(len, found), np.int64, len(found))
+    parts = [np.asarray(ids, np.uint32) for ids in found]
+    return (np.concatenate(parts) if parts else np.zeros(0, np.uint32)), lengths
+
+
+# Opening and training.
+
+
+def open_tokenizer(
+    spec: Any, source: Source | None = None, cache: Path | str | None = None, progress: Progress | None = None
+) -> Tokenizer:
+    """The tokenizer a run asks for: `"bytes"`, a file or folder, or one of SentencePiece trained on the source.
+
+    A table says more: `kind` (`bytes`, `sentencepiece`, `json`), `path`, `vocab` and `model` (`unigram`, `bpe`) of one
+    to be trained, `specials` of bytes, `end` and `pad` of a `tokenizer.json`. A trained one is kept in `cache` by what
+    it was trained on; all of the source is seen, but for data held apart.
+    """
+    told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
+    told = {"path": spec} if told is None else told
+    known = "kind path vocab model specials end pad".split()
+    if unknown := next((key for key in told if key not in known), None):
+        raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, known))
+    kind = told.get("kind")
+    if kind not in (None, "bytes", "sentencepiece", "json"):
+        raise DataError(
+            f"there is no kind of tokenizer {kind!r}", fix=closest(str(kind), ["bytes", "sentencepiece", "json"])
+        )
+    if told.get("path") is not None:
+        return load_tokenizer(told["path"], end=told.get("end"), pad=told.get("pad"))
+    if kind == "bytes":
+        return ByteTokenizer(specials=told.get("specials", source is not None and source.is_pairs))
+    if kind != "sentencepiece":
+        raise DataError("the tokenizer has no `path`", fix='say where it lies, or `tokenizer = "bytes"`')
+    if source is None or cache is None:
+        raise DataError("SentencePiece has nothing to learn from", fix="give a source and a folder to keep it in")
+    return train_sentencepiece(
+        source, vocab=told.get("vocab", 32_000), model=told.get("model", "unigram"), cache=cache, progress=progress
+    )
+
+
+def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None = None) -> Tokenizer:
+    """The tokenizer in a file, or in a folder where one was saved."""
+    given = Path(path).expanduser()
+    names = (BYTES, PIECES, JSON)
+    found = given if given.is_file() else next((given / name for name in names if (given / name).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"there is no tokenizer at {given}",
+            state=f"looked for {', '.join(f'`{name}`' for name in names)}",
+            fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
+        )
+    try:
+        if found.suffix == ".model":
+            return SentencePieceTokenizer(found.read_bytes(), str(found))
+        if found.name == BYTES:
+            return ByteTokenizer(specials=bool(json.loads(found.read_text())["specials"]))
+        return JsonTokenizer(found.read_text(encoding="utf-8"), end=end, pad=pad, name=str(found))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{found} cannot be read: {error}", fix="fetch or save it again") from None
+
+
+def train_sentencepiece(
+    source: Source, *, vocab: int, model: str = "unigram", cache: Path | str, progress: Progress | None = None
+) -> SentencePieceTokenizer:
+    """A tokenizer with `vocab` pieces learnt from a source: pad 0, end 1, unknown 2, and bytes for what it never saw.
+
+    Nothing of a text is changed or lost: spaces and line ends are kept. A pure function of source, vocab and model.
+    """
+    if model not in ("unigram", "bpe"):
+        raise DataError(f"there is no model {model!r}", fix=closest(str(model), ["unigram", "bpe"]))
+    folder = Path(cache)
+    key = content_key("sentencepiece", source.key(folder), vocab, model)
+
+    def make(entry: Path) -> None:
+        (entry / PIECES).write_bytes(_learnt(_sample(source, progress), vocab, model))
+
+    entry = made_once(folder, f"tokenizer-{key}", make)
+    return SentencePieceTokenizer((entry / PIECES).read_bytes(), str(entry / PIECES))
+
+
+def _sample(source: Source, progress: Progress | None) -> list[str]:
+    """Lines to learn from, spread evenly over the source: all of them, or every second, fourth and so on."""
+    kept: list[str] = []
+    stride, seen, size = 1, 0, 0
+    for piece in source.texts(source.watch("reading for the tokenizer", progress)):
+        for line in re.findall(rf"[^\n]{{1,{_LONGEST_SENTENCE // 4}}}", piece):
+            seen += 1
+            if seen % stride == 0:
+                kept.append(line)
+                size += len(line)
+        while size > _SAMPLE:
+            kept, stride = kept[1::2], stride * 2
+            size = sum(map(len, kept))
+    if not kept:
+        raise DataError(f"there is no text in {source.files[0]}", fix="give a source that has some")
+    return kept
+
+
+def _learnt(lines: list[str], vocab: int, model: str) -> bytes:
+    pieces, written = library("sentencepiece", "training a tokenizer"), io.BytesIO()
+    try:
+        pieces.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=written,
+            vocab_size=vocab,
+            model_type=model,
+            pad_id=PAD,
+            eos_id=END,
+            unk_id=UNKNOWN,
+            bos_id=-1,
+            byte_fallback=True,
+            character_coverage=0.9995,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            user_defined_symbols=["\n"],
+            max_sentence_length=_LONGEST_SENTENCE,
+            num_threads=16,  # how sums are grouped depends on it, so it is not the machine's number
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _cannot_learn(vocab, str(error)) from None
+    return written.getvalue()
+
+
+def _cannot_learn(vocab: int, why: str) -> DataError:
+    most = re.search(r"value <= (\d+)", why)
+    least = re.search(r"smaller than required_chars. \d+ vs (\d+)", why)
+    fix = f"say `vocab = {int(most[1])}` or less" if most else "give more text, or another `vocab`"
+    fix = f"say `vocab = {int(least[1]) + 1}` or more" if least else fix
+    return DataError(f"SentencePiece cannot learn {vocab} pieces from this text", state=why[-160:], fix=fix)

@@ -1,0 +1,245 @@
+"""Documents as tokens in files that are mapped into memory: all their ids in a row, and where each begins.
+
+Imports the errors of the house alone. Made once for a source and a tokenizer; whoever opens it reads only the pages
+that its own rows lie on.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .cache import made_once
+from .files import Progress, content_key, opened, plain_name
+from .problems import DataError
+from .sources import Piece, Source
+from .tokenizers import Tokenizer
+
+_AT_ONCE = 4 << 20  # characters given to a tokenizer at a time
+_SCANNED = 1 << 24  # ids looked at at a time
+_VERSION = 1
+_IDS, _OFFSETS, _TOLD = "tokens.bin", "offsets.npy", "told.json"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids in a row; document i is `ids[offsets[i]:offsets[i + 1]]`. All ids are below `vocab`."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    vocab: int
+
+    @property
+    def documents(self) -> int:
+        return len(self.offsets) - 1
+
+    def document(self, i: int) -> np.ndarray:
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+    def between(self, begin: int, end: int) -> "Tokens":
+        """The ids from one place to another; a document that is cut is one in each part."""
+        inner = self.offsets[np.searchsorted(self.offsets, begin, "right") : np.searchsorted(self.offsets, end, "left")]
+        return Tokens(self.ids[begin:end], np.concatenate([[begin], inner, [end]]) - begin, self.vocab)
+
+
+def tokenised(source: Source, tokenizer: Tokenizer | None, cache: Path, progress: Progress | None = None) -> Tokens:
+    """The documents of a source as tokens, each closed by the tokenizer's `end` if it has one."""
+    if source.format == "tokens":
+        return _given(source, tokenizer, cache)
+    if tokenizer is None:
+        raise DataError(f"there is no tokenizer for {source.files[0]}", fix='say `tokenizer = "bytes"`, or train one')
+    _check_free_of_end(tokenizer)
+    key = content_key("tokens", _VERSION, source.key(cache), tokenizer.key)
+
+    def make(entry: Path) -> None:
+        pieces = source.pieces(source.watch("tokenising", progress))
+        if not _write(entry, tokenizer, pieces):
+            raise DataError(
+                f"there is no text in {source.files[0]}", state="0 tokens", fix="give a source that has some"
+            )
+        _write_told(entry, source, tokenizer)
+
+    return _opened_store(made_once(cache, f"tokens-{key}", make))
+
+
+def tokenised_pairs(
+    source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
+) -> tuple[Tokens, Path]:
+    """The sides of a source's pairs in turn, as documents closed by `end`; and the folder they are kept in.
+
+    Pairs with an empty side are left out.
+    """
+    if tokenizer.end is None:
+        raise DataError(
+            "the tokenizer has no `end`, and a model that writes must learn to end",
+            fix='say `{kind = "bytes", specials = true}`, or name the `end` token',
+        )
+    key = content_key("pairs", _VERSION, source.key(cache), tokenizer.key)
+
+    def make(entry: Path) -> None:
+        def pieces() -> Iterator[Piece]:
+            for one, other in source.pairs(source.watch("tokenising", progress)):
+                if one.strip() and other.strip():
+                    yield one, True
+                    yield other, True
+
+        if not _write(entry, tokenizer, pieces()):
+            raise DataError(
+                f"there is no pair in {source.files[0]}", state="0 pairs", fix="give a source that has some"
+            )
+        _write_told(entry, source, tokenizer)
+
+    entry = made_once(cache, f"pairs-{key}", make)
+    return _opened_store(entry), entry
+
+
+def _check_free_of_end(tokenizer: Tokenizer) -> None:
+    if tokenizer.end is not None and not 0 <= tokenizer.end < tokenizer.vocab:
+        raise DataError(
+            f"the tokenizer ends documents with id {tokenizer.end}, and has {tokenizer.vocab} ids",
+            fix="give a tokenizer whose `end` is one of its ids",
+        )
+
+
+# The files.
+
+
+def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[Piece]) -> int:
+    """Writes ids and offsets; gives the number of ids."""
+    dtype, total = id_type(tokenizer.vocab), 0
+    offsets = [np.zeros(1, np.int64)]
+    with open(folder / _IDS, "wb") as file:
+        for ids, ends in _encoded(tokenizer, pieces):
+            if tokenizer.end is not None:
+                ids = np.insert(ids.astype(dtype), ends, tokenizer.end)
+                ends = ends + np.arange(1, len(ends) + 1)
+            file.write(np.ascontiguousarray(ids, dtype).data)
+            offsets.append(total + ends)
+            total += len(ids)
+    np.save(folder / _OFFSETS, np.concatenate(offsets))
+    return total
+
+
+def _encoded(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids of many pieces at a time, and after how many of them documents end."""
+    texts: list[str | bytes] = []
+    closes: list[bool] = []
+    size = 0
+    for piece, is_last in pieces:
+        texts.append(piece)
+        closes.append(is_last)
+        size += len(piece) + 64  # what a piece itself costs
+        if size >= _AT_ONCE:
+            yield _encoded_once(tokenizer, texts, closes)
+            texts, closes, size = [], [], 0
+    if texts:
+        yield _encoded_once(tokenizer, texts, closes)
+
+
+def _encoded_once(tokenizer: Tokenizer, texts: list[str | bytes], closes: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+    ids, lengths = tokenizer.encode_all(texts)
+    return ids, np.cumsum(lengths)[np.array(closes)]
+
+
+def _write_told(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
+    told = {"vocab": tokenizer.vocab, "end": tokenizer.end, "files": list(source.names), "version": _VERSION}
+    (folder / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def _opened_store(folder: Path) -> Tokens:
+    try:
+        vocab = json.loads((folder / _TOLD).read_text())["vocab"]
+        ids = np.memmap(folder / _IDS, id_type(vocab), "r")
+        offsets = np.load(folder / _OFFSETS, mmap_mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"the cache {folder} is not whole: {error}", fix="remove that folder; it is made anew"
+        ) from None
+    if offsets[-1] != len(ids):
+        raise DataError(
+            f"the cache {folder} is not whole: {len(ids)} ids, and documents end at {offsets[-1]}",
+            fix="remove that folder; it is made anew",
+        )
+    return Tokens(ids, offsets, vocab)
+
+
+def id_type(vocab: int) -> np.dtype:
+    """The smallest type that holds the ids of a vocabulary."""
+    return np.dtype(np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32)
+
+
+# Arrays of tokens that are there already.
+
+
+def _given(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
+    """One array itself, mapped; several joined once. A document ends after each `end` id, where the source names it."""
+    arrays = [_array(file, source.dtype) for file in source.files]
+    sizes = [len(array) for array in arrays]
+    if not sum(sizes):
+        raise DataError(f"there is nothing in {source.files[0]}", state="0 tokens", fix="give an array of tokens")
+    ends, most = [], -1
+    for array, file, first in zip(arrays, source.files, np.cumsum(sizes) - sizes, strict=True):
+        for begin in range(0, len(array), _SCANNED):
+            block = array[begin : begin + _SCANNED]
+            if block.min() < 0:
+                raise DataError(f"{file} has a token {block.min()}", fix="give ids from 0 on")
+            most = max(most, int(block.max()))
+            if source.end is not None:
+                ends.append(np.flatnonzero(block == source.end) + begin + first + 1)
+    vocab = source.vocab or (tokenizer.vocab if tokenizer is not None else most + 1)
+    _check_ids(most, vocab, f"{source.files[0]}", "`vocab` of the data" if source.vocab else "the tokenizer")
+    inner = np.unique(np.concatenate([*ends, np.cumsum(sizes)]))
+    offsets = inner if inner[0] == 0 else np.concatenate([[0], inner])
+    ids = arrays[0] if len(arrays) == 1 else _joined(source, arrays, vocab, cache)
+    return Tokens(ids, offsets.astype(np.int64), vocab)
+
+
+def _joined(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -> np.ndarray:
+    dtype = id_type(vocab)
+
+    def make(entry: Path) -> None:
+        with open(entry / _IDS, "wb") as file:
+            for array in arrays:
+                for begin in range(0, len(array), _SCANNED):
+                    file.write(array[begin : begin + _SCANNED].astype(dtype).data)
+
+    entry = made_once(cache, f"tokens-{content_key('joined', source.key(cache), str(dtype))}", make)
+    return np.memmap(entry / _IDS, dtype, "r")
+
+
+def _array(file: Path, dtype: str | None) -> np.ndarray:
+    name, is_packed = plain_name(file), plain_name(file) != file.name
+    try:
+        if name.endswith(".npy"):
+            if is_packed:
+                with opened(file) as (stream, _):
+                    found = np.load(stream)
+            else:
+                found = np.load(file, mmap_mode="r")
+        elif is_packed:
+            with opened(file) as (stream, _):
+                found = np.frombuffer(stream.read(), dtype or "uint16")
+        else:
+            found = np.memmap(file, dtype or "uint16", "r")
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{file} is no array of tokens: {error}",
+            state=f"dtype {dtype or 'uint16'}",
+            fix="say its `dtype`, or write it anew",
+        ) from None
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise DataError(
+            f"{file} holds {found.dtype}[{', '.join(map(str, found.shape))}]", fix="give integers in one row"
+        )
+    return found
+
+
+def _check_ids(most: int, vocab: int, what: str, whose: str) -> None:
+    """Raises where an id is not in a vocabulary."""
+    if most >= vocab:
+        raise DataError(
+            f"{what} has id {most}, and {whose} has {vocab} ids",
+            fix=f"use the tokenizer the data were made with, or a model with `vocab = {most + 1}` or more",
+        )
