@@ -51,7 +51,8 @@ def _scrambled(x: np.ndarray) -> np.ndarray:
 
 
 def _keys(key: tuple[int | str, ...]) -> np.ndarray:
-    return np.frombuffer(hashlib.blake2b(repr(key).encode(), digest_size=16 * _ROUNDS).digest(), "<u8")
+    written = "|".join(map(str, key)).encode()
+    return np.frombuffer(hashlib.blake2b(written, digest_size=16 * _ROUNDS).digest(), "<u8")
 
 
 class Shuffled:

@@ -1,0 +1,175 @@
+"""Tokenizers: round trips, special ids, training that is cached by content, files of others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from weft import data
+from weft.data.tokenizers import SentencePieceTokenizer
+
+TEXT = "The quick  brown fox\n\n\tjumps over naïve 日本 dogs.\n"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    rng = np.random.default_rng(0)
+    words = "the of and to in quick brown fox jumps over lazy dogs while naive foxes sleep in boxes".split()
+    path.write_text("\n".join(" ".join(rng.choice(words, 12)) for _ in range(400)))
+    return path
+
+
+def json_tokenizer(path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(path / "tokenizer.json"))
+    return data.load_tokenizer(path / "tokenizer.json")
+
+
+def every_tokenizer(corpus, folder):
+    source = data.open_source(corpus)
+    return {
+        "bytes": data.ByteTokenizer(),
+        "bytes with specials": data.ByteTokenizer(specials=True),
+        "unigram": data.open_tokenizer({"kind": "sentencepiece", "vocab": 320}, source, folder),
+        "bpe": data.open_tokenizer({"kind": "sentencepiece", "vocab": 320, "model": "bpe"}, source, folder),
+        "json": json_tokenizer(folder),
+    }
+
+
+def test_every_tokenizer_gives_a_text_back_and_is_the_same_once_saved(corpus, tmp_path):
+    for name, tokenizer in every_tokenizer(corpus, tmp_path).items():
+        ids = tokenizer.encode(TEXT)
+        assert tokenizer.decode(ids) == TEXT, name
+        assert max(ids) < tokenizer.vocab
+        many, lengths = tokenizer.encode_all([TEXT, "", TEXT])
+        assert many.tolist() == ids + ids and lengths.tolist() == [len(ids), 0, len(ids)]
+        assert tokenizer.encode(TEXT.encode()) == ids
+        tokenizer.save(tmp_path / "saved" / name)
+        again = data.load_tokenizer(tmp_path / "saved" / name)
+        assert (again.key, again.vocab, again.end, again.pad) == (
+            tokenizer.key,
+            tokenizer.vocab,
+            tokenizer.end,
+            tokenizer.pad,
+        )
+        assert again.encode(TEXT) == ids
+
+
+def test_ids_of_bytes_are_the_bytes_and_specials_stand_before_them():
+    plain, special = data.ByteTokenizer(), data.ByteTokenizer(specials=True)
+    assert (plain.vocab, plain.end, plain.pad, plain.encode(b"\x00\xff")) == (256, None, None, [0, 255])
+    assert (special.vocab, special.end, special.pad, special.encode(b"\x00\xff")) == (259, 1, 0, [3, 258])
+    assert special.decode([*special.encode("é"), 1, 0, 0]) == "é"
+
+
+def test_a_trained_tokenizer_has_the_special_ids_of_t5_and_is_trained_once(corpus, tmp_path, monkeypatch):
+    source = data.open_source(corpus)
+    first = data.open_tokenizer({"kind": "sentencepiece", "vocab": 320}, source, tmp_path)
+    assert (first.pad, first.end, first.vocab) == (0, 1, 320)
+    assert first._processor.unk_id() == 2 and 2 not in first.encode("☃ never seen")
+    assert len(first.encode("the quick brown")) < 8
+    monkeypatch.setattr("weft.data.tokenizers._learnt", None)
+    assert data.open_tokenizer({"kind": "sentencepiece", "vocab": 320}, source, tmp_path).key == first.key
+    with pytest.raises(TypeError):  # another size is another tokenizer
+        data.open_tokenizer({"kind": "sentencepiece", "vocab": 321}, source, tmp_path)
+
+
+def test_training_gives_the_same_model_anywhere(corpus, tmp_path):
+    models = [
+        data.train_sentencepiece(data.open_source(corpus), vocab=320, cache=tmp_path / str(i)).key for i in range(2)
+    ]
+    assert models[0] == models[1]
+
+
+def test_both_sides_of_pairs_share_a_vocabulary(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("hello hello world\tbonjour bonjour monde\n" * 50)
+    tokenizer = data.open_tokenizer(
+        {"kind": "sentencepiece", "vocab": 292, "model": "bpe"}, data.open_source(tmp_path / "pairs.tsv"), tmp_path
+    )
+    assert len(tokenizer.encode("hello")) <= 2 and len(tokenizer.encode("bonjour")) <= 3
+
+
+def test_bytes_for_pairs_have_an_end_unless_told_otherwise(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    source = data.open_source(tmp_path / "pairs.tsv")
+    assert data.open_tokenizer("bytes", source).end == 1
+    assert data.open_tokenizer({"kind": "bytes", "specials": False}, source).end is None
+
+
+def test_a_large_source_is_sampled_evenly(tmp_path, monkeypatch):
+    from weft.data import tokenizers
+
+    (tmp_path / "corpus.txt").write_text("".join(f"{i:07}\n" for i in range(100_000)))
+    monkeypatch.setattr(tokenizers, "_SAMPLE", 50_000)
+    kept = [int(line) for line in tokenizers._sample(data.open_source(tmp_path / "corpus.txt"), None)]
+    assert 2_000 < len(kept) < 8_000
+    assert len(set(np.diff(kept))) == 1
+
+
+# What cannot be a tokenizer.
+
+
+def test_a_missing_tokenizer_says_where_it_was_looked_for(tmp_path):
+    with pytest.raises(data.DataError) as caught:
+        data.open_tokenizer(tmp_path / "nowhere")
+    assert "no tokenizer at" in caught.value.fact and "tokenizer.model" in caught.value.state
+    assert "sentencepiece" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json", "bytes.json"])
+def test_a_tokenizer_of_garbage_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x01garbage" * 9)
+    with pytest.raises(data.DataError, match=name):
+        data.open_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fact"),
+    [
+        ({"kind": "wordpiece"}, "no kind of tokenizer 'wordpiece'"),
+        ({"kind": "bytes", "vocabulary": 3}, "`vocabulary` says nothing"),
+        ({"kind": "json"}, "no `path`"),
+        ({"kind": "sentencepiece"}, "nothing to learn from"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_refused(spec, fact):
+    with pytest.raises(data.DataError) as caught:
+        data.open_tokenizer(spec)
+    assert fact in caught.value.fact
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_says_how_large_it_may_be(corpus, tmp_path):
+    source = data.open_source(corpus)
+    with pytest.raises(data.DataError) as caught:
+        data.train_sentencepiece(source, vocab=9000, cache=tmp_path)
+    assert "9000 pieces" in caught.value.fact and "or less" in caught.value.fix
+    most = int(caught.value.fix.split("`vocab = ")[1].split("`")[0])
+    assert data.train_sentencepiece(source, vocab=most, cache=tmp_path).vocab == most
+    with pytest.raises(data.DataError, match="10 pieces"):
+        data.train_sentencepiece(source, vocab=10, cache=tmp_path)
+    with pytest.raises(data.DataError, match="no model 'word'"):
+        data.train_sentencepiece(source, vocab=10, model="word", cache=tmp_path)
+
+
+def test_an_end_that_a_tokenizer_does_not_have_is_refused(tmp_path):
+    json_tokenizer(tmp_path)
+    assert data.load_tokenizer(tmp_path, end="a").end == data.load_tokenizer(tmp_path).encode("a")[0]
+    with pytest.raises(data.DataError, match="no token '<end>'"):
+        data.load_tokenizer(tmp_path, end="<end>")
+    assert "endoftext" in json.dumps(json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"])
+
+
+def test_a_library_that_is_not_there_is_named_with_the_line_that_installs_it(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(data.DataError) as caught:
+        SentencePieceTokenizer(b"")
+    assert caught.value.fix == "run `pip install sentencepiece`"
