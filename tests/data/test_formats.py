@@ -26,9 +26,7 @@ def documents(source, cache, **how):
     """The documents of a source as texts, read back from rows of one document each."""
     dataset = data.lm_dataset(source, BYTES, length=1000, pack=False, cache=cache, **how)
     rows = dataset.take(np.arange(len(dataset)))
-    return [
-        BYTES.decode(row[weights > 0]) for row, weights in zip(rows["tokens"], rows["weights"], strict=True)
-    ]
+    return [BYTES.decode(row[weights > 0]) for row, weights in zip(rows["tokens"], rows["weights"], strict=True)]
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -209,6 +207,13 @@ def test_a_file_of_its_own_can_be_for_evaluation(tmp_path):
     write(tmp_path / "valid.txt", "valid")
     source = data.open_source({"path": tmp_path / "train.txt", "evaluation": tmp_path / "valid.txt"})
     assert [documents(source, tmp_path, part=part) for part in ("train", "evaluation")] == [["train"], ["valid"]]
+
+
+def test_a_file_of_several_frames_is_read_to_its_end(tmp_path):
+    for ending, pack in PACKED.items():
+        (tmp_path / f"a.txt{ending}").write_bytes(pack(b"one " * 100_000) + pack(b"two") + pack(b"") + pack(b"three"))
+        pieces = [piece for piece, _ in data.open_source(tmp_path / f"a.txt{ending}").pieces()]
+        assert "".join(pieces) == "one " * 100_000 + "twothree"
 
 
 def test_a_document_longer_than_a_block_keeps_its_characters_and_its_place(tmp_path):

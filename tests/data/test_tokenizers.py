@@ -103,12 +103,11 @@ def test_bytes_for_pairs_have_an_end_unless_told_otherwise(tmp_path):
     assert data.open_tokenizer({"kind": "bytes", "specials": False}, source).end is None
 
 
-def test_a_large_source_is_sampled_evenly(tmp_path, monkeypatch):
+def test_a_large_source_is_sampled_evenly(tmp_path):
     from weft.data import tokenizers
 
     (tmp_path / "corpus.txt").write_text("".join(f"{i:07}\n" for i in range(100_000)))
-    monkeypatch.setattr(tokenizers, "_SAMPLE", 50_000)
-    kept = [int(line) for line in tokenizers._sample(data.open_source(tmp_path / "corpus.txt"), None)]
+    kept = [int(line) for line in tokenizers._sampled(data.open_source(tmp_path / "corpus.txt"), 50_000, None)]
     assert 2_000 < len(kept) < 8_000
     assert len(set(np.diff(kept))) == 1
 
@@ -154,6 +153,10 @@ def test_a_vocabulary_that_the_text_cannot_fill_says_how_large_it_may_be(corpus,
     assert data.train_sentencepiece(source, vocab=most, cache=tmp_path).vocab == most
     with pytest.raises(data.DataError, match="10 pieces"):
         data.train_sentencepiece(source, vocab=10, cache=tmp_path)
+    with pytest.raises(data.DataError, match="or more") as caught:
+        data.train_sentencepiece(source, vocab=270, cache=tmp_path)
+    least = int(caught.value.fix.split("`vocab = ")[1].split("`")[0])
+    assert data.train_sentencepiece(source, vocab=least, cache=tmp_path).vocab == least
     with pytest.raises(data.DataError, match="no model 'word'"):
         data.train_sentencepiece(source, vocab=10, model="word", cache=tmp_path)
 

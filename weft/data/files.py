@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from .problems import DataError, library
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 LONGEST_LINE = 1 << 20
 COMPRESSED = (".gz", ".xz", ".zst")
 
@@ -143,14 +143,40 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The content of a file as a stream, and the file itself, whose place says how much of it is read."""
     with _told(path, lambda: "its beginning"), open(path, "rb") as raw:
         if path.suffix == ".zst":
-            unpacked: Any = (
-                library("zstandard", f"{path}").ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            )
+            unpacked: Any = _Zstandard(raw, library("zstandard", f"{path}"))
         elif path.suffix in COMPRESSED:
             unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else lzma.LZMAFile(raw)  # noqa: SIM115
         else:
             unpacked = raw
         yield (raw if unpacked is raw else io.BufferedReader(unpacked, BLOCK)), raw
+
+
+class _Zstandard(io.RawIOBase):
+    """A file of frames as a stream. The library's own reader takes a file that is cut short for a whole one."""
+
+    def __init__(self, raw: IO[bytes], zstandard: Any):
+        self._raw, self._new_frame = raw, zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()
+        self._is_within, self._ready = True, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while not self._ready:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            packed = packed or self._raw.read(1 << 16)
+            if not packed:
+                if self._is_within:
+                    raise EOFError("the file is cut short")
+                return 0
+            if self._frame.eof:
+                self._frame = self._new_frame()
+            self._ready = self._frame.decompress(packed)
+            self._is_within = not self._frame.eof
+        size = min(len(into), len(self._ready))
+        into[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from .sources import Source, as_text
 PAD, END, UNKNOWN = 0, 1, 2
 BYTES, PIECES, JSON = "bytes.json", "tokenizer.model", "tokenizer.json"
 _FIRST_BYTE = 3
-_SAMPLE = 100_000_000  # characters that SentencePiece learns from; it holds them all, several times
+SAMPLE = 10_000_000
+"""Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
 _LONGEST_SENTENCE = 16_384
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
@@ -190,11 +191,11 @@ def open_tokenizer(
 
     A table says more: `kind` (`bytes`, `sentencepiece`, `json`), `path`, `vocab` and `model` (`unigram`, `bpe`) of one
     to be trained, `specials` of bytes, `end` and `pad` of a `tokenizer.json`. A trained one is kept in `cache` by what
-    it was trained on; all of the source is seen, but for data held apart.
+    it was trained on: `sample` characters, spread over all of the source but for data held apart.
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
     told = {"path": spec} if told is None else told
-    known = "kind path vocab model specials end pad".split()
+    known = "kind path vocab model sample specials end pad".split()
     if unknown := next((key for key in told if key not in known), None):
         raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, known))
     kind = told.get("kind")
@@ -211,7 +212,12 @@ def open_tokenizer(
     if source is None or cache is None:
         raise DataError("SentencePiece has nothing to learn from", fix="give a source and a folder to keep it in")
     return train_sentencepiece(
-        source, vocab=told.get("vocab", 32_000), model=told.get("model", "unigram"), cache=cache, progress=progress
+        source,
+        vocab=told.get("vocab", 32_000),
+        model=told.get("model", "unigram"),
+        sample=told.get("sample", SAMPLE),
+        cache=cache,
+        progress=progress,
     )
 
 
@@ -237,25 +243,31 @@ def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None 
 
 
 def train_sentencepiece(
-    source: Source, *, vocab: int, model: str = "unigram", cache: Path | str, progress: Progress | None = None
+    source: Source,
+    *,
+    vocab: int,
+    model: str = "unigram",
+    sample: int = SAMPLE,
+    cache: Path | str,
+    progress: Progress | None = None,
 ) -> SentencePieceTokenizer:
     """A tokenizer with `vocab` pieces learnt from a source: pad 0, end 1, unknown 2, and bytes for what it never saw.
 
-    Nothing of a text is changed or lost: spaces and line ends are kept. A pure function of source, vocab and model.
+    Nothing of a text is changed or lost: spaces and line ends are kept. A pure function of what it is given.
     """
     if model not in ("unigram", "bpe"):
         raise DataError(f"there is no model {model!r}", fix=closest(str(model), ["unigram", "bpe"]))
     folder = Path(cache)
-    key = content_key("sentencepiece", source.key(folder), vocab, model)
+    key = content_key("sentencepiece", source.key(folder), vocab, model, sample)
 
     def make(entry: Path) -> None:
-        (entry / PIECES).write_bytes(_learnt(_sample(source, progress), vocab, model))
+        (entry / PIECES).write_bytes(_learnt(_sampled(source, sample, progress), vocab, model))
 
     entry = made_once(folder, f"tokenizer-{key}", make)
     return SentencePieceTokenizer((entry / PIECES).read_bytes(), str(entry / PIECES))
 
 
-def _sample(source: Source, progress: Progress | None) -> list[str]:
+def _sampled(source: Source, most: int, progress: Progress | None) -> list[str]:
     """Lines to learn from, spread evenly over the source: all of them, or every second, fourth and so on."""
     kept: list[str] = []
     stride, seen, size = 1, 0, 0
@@ -265,7 +277,7 @@ def _sample(source: Source, progress: Progress | None) -> list[str]:
             if seen % stride == 0:
                 kept.append(line)
                 size += len(line)
-        while size > _SAMPLE:
+        while size > most:
             kept, stride = kept[1::2], stride * 2
             size = sum(map(len, kept))
     if not kept:
@@ -304,5 +316,5 @@ def _cannot_learn(vocab: int, why: str) -> DataError:
     most = re.search(r"value <= (\d+)", why)
     least = re.search(r"smaller than required_chars. \d+ vs (\d+)", why)
     fix = f"say `vocab = {int(most[1])}` or less" if most else "give more text, or another `vocab`"
-    fix = f"say `vocab = {int(least[1]) + 1}` or more" if least else fix
+    fix = f"say `vocab = {int(least[1])}` or more" if least else fix
     return DataError(f"SentencePiece cannot learn {vocab} pieces from this text", state=why[-160:], fix=fix)

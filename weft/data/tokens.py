@@ -17,7 +17,7 @@ from .problems import DataError
 from .sources import Piece, Source
 from .tokenizers import Tokenizer
 
-_AT_ONCE = 4 << 20  # characters given to a tokenizer at a time
+_AT_ONCE = 16 << 20  # characters given to a tokenizer at a time
 _SCANNED = 1 << 24  # ids looked at at a time
 _VERSION = 1
 _IDS, _OFFSETS, _TOLD = "tokens.bin", "offsets.npy", "told.json"

@@ -1,0 +1,147 @@
+"""The cache: made once, by content; made anew when that changes; whole or not there, also when two make it at once."""
+
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+
+from weft import data
+from weft.data import tokens
+from weft.data.cache import made_once
+from weft.data.files import Hashes
+
+BYTES = data.ByteTokenizer()
+
+
+def entries(cache):
+    return sorted(path.name for path in cache.iterdir() if path.is_dir())
+
+
+def made(path, cache, tokenizer=BYTES, length=64):
+    dataset = data.lm_dataset(data.open_source(path), tokenizer, length=length, cache=cache)
+    return bytes(dataset.take(np.array([0]))["targets"][0].tolist()).rstrip(b"\0")
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "corpus.txt").write_text("one two three")
+    return tmp_path / "corpus.txt"
+
+
+def test_tokens_are_made_once_whatever_the_length_of_rows(path, tmp_path, monkeypatch):
+    first = made(path, tmp_path / "cache")
+    monkeypatch.setattr(tokens, "_write", None)
+    assert made(path, tmp_path / "cache") == first == b"one two three"
+    assert made(path, tmp_path / "cache", length=5) == b"one t"
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere/corpus.txt")
+    assert made(moved, tmp_path / "cache") == first
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_another_content_of_the_same_size_and_time_makes_them_anew(path, tmp_path):
+    made(path, tmp_path / "cache")
+    status = path.stat()
+    path.write_text("one two threX")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert made(path, tmp_path / "cache") == b"one two threX"
+    assert len(entries(tmp_path / "cache")) == 2
+
+
+def test_another_name_another_tokenizer_and_another_reading_make_them_anew(path, tmp_path):
+    made(path, tmp_path / "cache")
+    made(path, tmp_path / "cache", data.ByteTokenizer(specials=True))
+    made({"path": path, "documents": "lines"}, tmp_path / "cache")
+    made(path.rename(tmp_path / "other.txt"), tmp_path / "cache")
+    assert len(entries(tmp_path / "cache")) == 4
+
+
+def test_hashes_are_remembered_for_files_at_rest_alone(path, tmp_path, monkeypatch):
+    Hashes(tmp_path / "cache").of([path])
+    assert not (tmp_path / "cache/hashes.json").exists()
+    old = time.time() - 60
+    os.utime(path, (old, old))
+    first = Hashes(tmp_path / "cache").of([path])
+    monkeypatch.setattr("weft.data.files.BLOCK", None)  # nothing is read
+    assert Hashes(tmp_path / "cache").of([path]) == first
+    (tmp_path / "cache/hashes.json").write_text("no JSON")
+    monkeypatch.setattr("weft.data.files.BLOCK", 4)
+    assert Hashes(tmp_path / "cache").of([path]) == first
+
+
+def test_what_goes_wrong_leaves_nothing_behind(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"good\n" * 300_000 + b"\xff")
+    with pytest.raises(data.DataError):
+        made(tmp_path / "corpus.txt", tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
+
+
+def _make_slowly(cache, started, kept):
+    def make(entry):
+        started.set()
+        time.sleep(0.2)
+        (entry / "who").write_text(str(os.getpid()))
+
+    entry = made_once(cache, "entry", make)
+    kept.put((os.getpid(), (entry / "who").read_text()))
+
+
+def test_two_processes_that_make_the_same_share_one(tmp_path):
+    context = multiprocessing.get_context("fork")
+    started, kept = context.Event(), context.Queue()
+    two = [context.Process(target=_make_slowly, args=(tmp_path / "cache", started, kept)) for _ in range(2)]
+    for process in two:
+        process.start()
+    found = [kept.get(timeout=20) for _ in two]
+    for process in two:
+        process.join()
+    assert {process.exitcode for process in two} == {0}
+    assert len({who for _, who in found}) == 1  # both read what one of them made
+    assert entries(tmp_path / "cache") == ["entry"]
+
+
+def test_the_first_to_finish_wins_where_files_cannot_be_locked(tmp_path):
+    def make(entry):
+        (entry / "who").write_text("late")
+        (tmp_path / "entry").mkdir()  # another process was faster
+        (tmp_path / "entry/who").write_text("early")
+
+    assert (made_once(tmp_path, "entry", make) / "who").read_text() == "early"
+    assert entries(tmp_path) == ["entry"]
+
+
+def test_a_cache_that_is_not_whole_says_which_folder_to_remove(path, tmp_path):
+    made(path, tmp_path / "cache")
+    entry = tmp_path / "cache" / entries(tmp_path / "cache")[0]
+    (entry / "tokens.bin").write_bytes(b"one")
+    with pytest.raises(data.DataError, match=f"cache {entry} is not whole") as caught:
+        made(path, tmp_path / "cache")
+    assert "remove that folder" in caught.value.fix
+    (entry / "told.json").unlink()
+    with pytest.raises(data.DataError, match="is not whole"):
+        made(path, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_named(path, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(data.DataError, match="cannot be written") as caught:
+        made(path, tmp_path / "file" / "cache")
+    assert "cache folder" in caught.value.fix
+
+
+def test_long_work_says_how_far_it_is(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text("text\n" * 500_000)
+    told = []
+    data.lm_dataset(
+        data.open_source({"path": tmp_path, "glob": "*.txt"}),
+        BYTES,
+        length=64,
+        cache=tmp_path / "cache",
+        progress=lambda *state: told.append(state),
+    )
+    assert {what for what, _, _ in told} == {"tokenising"}
+    done = [done for _, done, _ in told]
+    assert done == sorted(done) and done[-1] == told[-1][2] == 7_500_000 and len(told) > 6
