@@ -105,7 +105,7 @@ def test_arrays_of_tokens_are_mapped_and_documents_end_after_the_end_id(tmp_path
         assert row["inputs"][0].tolist() == [0, 5, 6, 0, 7, 0]
         assert row["segments"][0].tolist() == [1, 1, 1, 2, 2, 3]
         assert dataset.vocab == 10
-    assert isinstance(dataset._tokens.ids, np.memmap)
+    assert isinstance(dataset._tokens.ids.base, np.memmap)
 
 
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])

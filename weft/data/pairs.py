@@ -24,24 +24,44 @@ _OPEN_ROWS = 32
 class Pairs:
     """The tokens of both sides by number; those longer than there is room for are cut, and keep their end."""
 
-    def __init__(self, tokens: Tokens, first: int, last: int, lengths: tuple[int, int]):
-        self._tokens, self._first, self.rooms = tokens, first, lengths
-        found = np.diff(tokens.offsets[2 * first : 2 * last + 1])
-        self.cut = int(((found[::2] > lengths[0]) | (found[1::2] > lengths[1])).sum())
-        self.input_lengths = np.minimum(found[::2], lengths[0])
-        self.target_lengths = np.minimum(found[1::2], lengths[1])
+    def __init__(self, tokens: Tokens, first: int, last: int, rooms: tuple[int, int]):
+        self._ids, self.rooms = tokens.ids, rooms
+        offsets = np.asarray(tokens.offsets[2 * first : 2 * last + 1])
+        self._begins, self._ends = (offsets[0:-1:2], offsets[1::2]), (offsets[1::2], offsets[2::2])
+        found = [end - begin for begin, end in zip(self._begins, self._ends, strict=True)]
+        self.cut = int(((found[0] > rooms[0]) | (found[1] > rooms[1])).sum())
+        self.lengths = tuple(np.minimum(sizes, room) for sizes, room in zip(found, rooms, strict=True))
 
     def __len__(self) -> int:
-        return len(self.input_lengths)
+        return len(self.lengths[0])
 
-    def sides(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs and the targets of a pair."""
-        place = 2 * (self._first + number)
-        return self._side(place, self.rooms[0]), self._side(place + 1, self.rooms[1])
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are on both sides."""
+        return int(self.lengths[0].sum() + self.lengths[1].sum())
 
-    def _side(self, place: int, room: int) -> np.ndarray:
-        found = self._tokens.document(place)
-        return found if len(found) <= room else np.append(found[: room - 1], found[-1])
+    def lay(
+        self, side: int, members: np.ndarray, places: np.ndarray, into: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lays one side of some pairs into an array, each from a place of the flat array on.
+
+        Gives where their tokens went, and the position of each within its pair.
+        """
+        lengths = self.lengths[side][members]
+        within = counted(lengths)
+        went = np.repeat(places, lengths) + within
+        into.ravel()[went] = self._ids[np.repeat(self._begins[side][members], lengths) + within]
+        into.ravel()[places + lengths - 1] = self._ids[self._ends[side][members] - 1]
+        return went, within
+
+
+def counted(counts: np.ndarray) -> np.ndarray:
+    """Numbers from 0 on, so many at a time.
+
+    >>> counted(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 class PackedPairs:
@@ -64,46 +84,43 @@ class PackedPairs:
     @property
     def tokens(self) -> int:
         """How many tokens there are in all rows, of both sides."""
-        return int(self.pairs.input_lengths.sum() + self.pairs.target_lengths.sum())
+        return self.pairs.tokens
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        inputs, targets = (_Side(len(numbers), room) for room in self.pairs.rooms)
-        inputs.ids.fill(self._pad)
-        targets.ids.fill(self._start)
-        for row, number in enumerate(numbers):
-            if number < 0:
-                continue
-            read = written = 0
-            members = self._members[self._offsets[number] : self._offsets[number + 1]].tolist()
-            for segment, member in enumerate(members, start=1):
-                one, other = self.pairs.sides(member)
-                read = inputs.put(row, read, one, segment)
-                written = targets.put(row, written, other, segment) + 1
+        rows = np.flatnonzero(numbers >= 0)
+        begins = self._offsets[numbers[rows]]
+        counts = self._offsets[numbers[rows] + 1] - begins
+        in_row = counted(counts)
+        members = self._members[np.repeat(begins, counts) + in_row]
+        row_of = np.repeat(rows, counts)
+        inputs, input_segments, input_positions = self._side(0, len(numbers), members, row_of, in_row)
+        targets, target_segments, target_positions = self._side(1, len(numbers), members, row_of, in_row)
         return {
-            "inputs": inputs.ids,
-            "targets": targets.ids,
-            "weights": (targets.segments > 0).astype(np.float32),
-            "input_segments": inputs.segments,
-            "target_segments": targets.segments,
-            "input_positions": inputs.positions,
-            "target_positions": targets.positions,
+            "inputs": inputs,
+            "targets": targets,
+            "weights": (target_segments > 0).astype(np.float32),
+            "input_segments": input_segments,
+            "target_segments": target_segments,
+            "input_positions": input_positions,
+            "target_positions": target_positions,
         }
 
-
-class _Side:
-    """Ids of one side with their segments and positions, [rows room], filled from the left."""
-
-    def __init__(self, rows: int, room: int):
-        self.ids, self.segments, self.positions = (np.zeros((rows, room), np.int32) for _ in range(3))
-        self._here = np.arange(room, dtype=np.int32)
-
-    def put(self, row: int, place: int, ids: np.ndarray, segment: int) -> int:
-        """Puts ids into a row; gives the place after them."""
-        end = place + len(ids)
-        self.ids[row, place:end] = ids
-        self.segments[row, place:end] = segment
-        self.positions[row, place:end] = self._here[: len(ids)]
-        return end
+    def _side(
+        self, side: int, rows: int, members: np.ndarray, row_of: np.ndarray, in_row: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, segments and positions of one side; `in_row` is which pair of its row each is."""
+        room, lengths = self.pairs.rooms[side], self.pairs.lengths[side][members]
+        ids = np.full((rows, room), (self._pad, self._start)[side], np.int32)
+        segments, positions = np.zeros_like(ids), np.zeros_like(ids)
+        taken = lengths + side  # `start` between two targets
+        before = np.cumsum(taken) - taken
+        firsts = np.flatnonzero(in_row == 0)
+        per_row = np.diff(np.append(firsts, len(in_row)))
+        places = row_of * room + before - np.repeat(before[firsts], per_row)
+        went, within = self.pairs.lay(side, members, places, ids)
+        segments.ravel()[went] = np.repeat(in_row + 1, lengths)
+        positions.ravel()[went] = within
+        return ids, segments, positions
 
 
 class BucketedPairs:
@@ -111,8 +128,7 @@ class BucketedPairs:
 
     def __init__(self, pairs: Pairs, lengths: Sequence[int], vocab: int, pad: int):
         self.pairs, self.vocab, self.lengths, self._pad = pairs, vocab, tuple(sorted(lengths)), pad
-        longest = np.maximum(pairs.input_lengths, pairs.target_lengths)
-        self.bucket_of: np.ndarray | None = np.searchsorted(self.lengths, longest)
+        self.bucket_of: np.ndarray | None = np.searchsorted(self.lengths, np.maximum(*pairs.lengths))
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -120,17 +136,14 @@ class BucketedPairs:
     @property
     def tokens(self) -> int:
         """How many tokens there are in all rows, of both sides."""
-        return int(self.pairs.input_lengths.sum() + self.pairs.target_lengths.sum())
+        return self.pairs.tokens
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        room = self.lengths[bucket]
+        room, rows = self.lengths[bucket], np.flatnonzero(numbers >= 0)
         inputs, targets = (np.full((len(numbers), room), self._pad, np.int32) for _ in range(2))
         segments, weights = np.zeros_like(inputs), np.zeros(inputs.shape, np.float32)
-        for row, number in enumerate(numbers):
-            if number >= 0:
-                one, other = self.pairs.sides(int(number))
-                inputs[row, : len(one)], segments[row, : len(one)] = one, 1
-                targets[row, : len(other)], weights[row, : len(other)] = other, 1
+        segments.ravel()[self.pairs.lay(0, numbers[rows], rows * room, inputs)[0]] = 1
+        weights.ravel()[self.pairs.lay(1, numbers[rows], rows * room, targets)[0]] = 1
         return {"inputs": inputs, "targets": targets, "weights": weights, "input_segments": segments}
 
 
@@ -199,7 +212,7 @@ def pair_dataset(
 
 def _plan(pairs: Pairs, folder: Path, part: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     def make(entry: Path) -> None:
-        members, offsets = packed(pairs.input_lengths, pairs.target_lengths, pairs.rooms)
+        members, offsets = packed(pairs.lengths[0], pairs.lengths[1], pairs.rooms)
         np.save(entry / "members.npy", members)
         np.save(entry / "offsets.npy", offsets)
 
