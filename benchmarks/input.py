@@ -35,8 +35,11 @@ def report(what: str, tokens: float, seconds: float) -> None:
     print(f"{what:58} {tokens / seconds / 1e6:10.2f} M tokens/s   ({tokens / 1e6:.1f} M in {seconds:.2f} s)")
 
 
-def serve(what: str, batches: data.Batches, seconds: float) -> None:
-    """Times batches as they are made, as threads make them ahead, and as they come to the device."""
+def serve(what: str, batches: data.Batches, seconds: float, full: float = 1.0) -> None:
+    """Times batches as they are made, as threads make them ahead, and as they come to the device.
+
+    `full` is how much of a row is tokens, not padding.
+    """
 
     def count(batch: dict[str, Any]) -> int:
         return int(batch["targets"].size) + (int(batch["inputs"].size) if "target_segments" in batch else 0)
@@ -46,7 +49,7 @@ def serve(what: str, batches: data.Batches, seconds: float) -> None:
         begin, tokens = time.perf_counter(), 0
         while time.perf_counter() - begin < seconds:
             tokens += count(next(found))
-        report(f"{what}, {how}", tokens, time.perf_counter() - begin)
+        report(f"{what}, {how}", tokens * full, time.perf_counter() - begin)
 
     run("one thread", (batches.at(step) for step in itertools.count()))
     run("read ahead", iter(batches))
@@ -95,8 +98,9 @@ def main(arguments: list[str]) -> None:
         shared = data.open_tokenizer({"kind": "sentencepiece", "vocab": VOCAB, "model": "bpe"}, pairs, cache)
         packed, seconds = timed(lambda: data.pair_dataset(pairs, shared, length=LENGTH // 4, cache=cache))
         report("tokenising and packing pairs", packed.tokens, seconds)
-        print(f"rows of pairs are full to {packed.tokens / len(packed) / (LENGTH // 2):.1%}")
-        serve(f"packed pairs of {LENGTH // 4}, {BATCH} a batch", data.Batches(packed, batch=BATCH), told.seconds)
+        full = packed.tokens / len(packed) / (LENGTH // 2)
+        print(f"rows of pairs are full to {full:.1%}")
+        serve(f"packed pairs of {LENGTH // 4}, {BATCH} a batch", data.Batches(packed, batch=BATCH), told.seconds, full)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ import numpy as np
 from weft import data
 from weft.data import tokens
 
-print(sorted({"grain", "sentencepiece", "tokenizers", "zstandard"} & set(sys.modules)))
+print(sorted({"grain", "sentencepiece", "tokenizers"} & set(sys.modules)))
 write = tokens._write
 def slowly(*args):
     print("made")

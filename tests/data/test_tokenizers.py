@@ -88,6 +88,37 @@ def test_training_gives_the_same_model_anywhere(corpus, tmp_path):
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize("model", ["unigram", "bpe"])
+def test_tokens_do_not_depend_on_how_a_text_is_cut_into_lines(corpus, tmp_path, model):
+    tokenizer = data.train_sentencepiece(data.open_source(corpus), vocab=320, model=model, cache=tmp_path)
+    text = corpus.read_text()
+    lines = text.splitlines(keepends=True)
+    assert tokenizer.encode(text) == [i for line in lines for i in tokenizer.encode(line)]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_model_that_joins_lines_is_given_whole_texts(tmp_path):
+    import io
+
+    import sentencepiece
+
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two three", "two three four"] * 20),
+        model_writer=written,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    tokenizer = data.load_tokenizer(tmp_path)
+    assert tokenizer.encode("one\ntwo") == tokenizer._processor.encode("one\ntwo")
+    assert tokenizer.encode("one\ntwo") != tokenizer.encode("one\n") + tokenizer.encode("two")
+
+
 def test_both_sides_of_pairs_share_a_vocabulary(tmp_path):
     (tmp_path / "pairs.tsv").write_text("hello hello world\tbonjour bonjour monde\n" * 50)
     tokenizer = data.open_tokenizer(

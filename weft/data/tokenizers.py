@@ -5,6 +5,7 @@ the same `key` give the same ids.
 """
 
 import io
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from .sources import Source, as_text
 PAD, END, UNKNOWN = 0, 1, 2
 BYTES, PIECES, JSON = "bytes.json", "tokenizer.model", "tokenizer.json"
 _FIRST_BYTE = 3
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
 _LONGEST_SENTENCE = 16_384
@@ -91,7 +93,11 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A model of SentencePiece. One trained here has pad 0, end 1, unknown 2, and gives back every text as it was."""
+    """A model of SentencePiece. One trained here has pad 0, end 1, unknown 2, and gives back every text as it was.
+
+    Where nothing reaches over a line's end, each line is encoded alone: scores of a path add up in 32 bits, and over
+    a long text too little is left of them to choose by.
+    """
 
     def __init__(self, model: bytes, name: str = PIECES):
         self._model = model
@@ -103,16 +109,24 @@ class SentencePieceTokenizer:
         self.vocab = self._processor.vocab_size()
         self.end = _id_or_none(self._processor.eos_id())
         self.pad = _id_or_none(self._processor.pad_id())
+        whole, first, second = self._encoded(["a\na", "a\n", "a"])
+        self._is_by_line = whole == first + second
 
     @property
     def key(self) -> str:
         return content_key("sentencepiece", _hash(self._model))
 
     def encode(self, text: str | bytes) -> list[int]:
-        return self._processor.encode(_text(text))
+        return self.encode_all([text])[0].tolist()
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        return _joined(self._processor.encode([_text(text) for text in texts], num_threads=os.cpu_count() or 1))
+        lines = [_LINE.findall(_text(text)) if self._is_by_line else [_text(text)] for text in texts]
+        ids, lengths = _joined(self._encoded([line for found in lines for line in found]))
+        ends = np.cumsum([0, *lengths])
+        return ids, np.diff(ends[np.cumsum([0, *map(len, lines)])])
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return self._processor.encode(texts, num_threads=os.cpu_count() or 1)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
@@ -177,8 +191,7 @@ def _hash(content: bytes) -> str:
 
 def _joined(found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.fromiter(map(len, found), np.int64, len(found))
-    parts = [np.asarray(ids, np.uint32) for ids in found]
-    return (np.concatenate(parts) if parts else np.zeros(0, np.uint32)), lengths
+    return np.fromiter(itertools.chain.from_iterable(found), np.uint32, lengths.sum()), lengths
 
 
 # Opening and training.
