@@ -3,6 +3,7 @@
 Imports the configuration and the optimizers. A step whose gradients are not finite changes nothing and is counted.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -34,8 +35,6 @@ class Averaged(NamedTuple):
 
 def model_of(config: RunConfig) -> models.TransformerConfig:
     """The model's configuration with the sizes of the run's batches."""
-    import dataclasses
-
     return dataclasses.replace(config.model, batch=config.batch, length=config.length)
 
 
@@ -49,7 +48,7 @@ def prepared(model: Any, config: RunConfig) -> Any:
     return nn.freeze(model, *config.train.freeze) if config.train.freeze else model
 
 
-def make_step(config: RunConfig, mesh: Mesh | None, layout: Layout | None) -> Any:
+def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     """The step on the mesh: `state, told = step(state, batch, key)`; the old state is overwritten."""
     parts = config.train.microbatches
 
@@ -63,10 +62,7 @@ def make_step(config: RunConfig, mesh: Mesh | None, layout: Layout | None) -> An
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts), {}
 
-    step = train_step(loss, update(config), has_aux=True)
-    if mesh is None or layout is None:
-        return step.on_one(donate=(0,))
-    return step.on_mesh(mesh, layout, strict=False, donate=(0,))
+    return train_step(loss, update(config), has_aux=True).on_mesh(mesh, layout, strict=False, donate=(0,))
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
