@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from .show import EXAMPLES, show
+from .train import EXAMPLES as TRAIN_EXAMPLES
+from .train import train
 from .weights import EXPORT_EXAMPLES, IMPORT_EXAMPLES, export_weights, import_weights
 
 app = typer.Typer(
@@ -23,6 +25,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 app.command(epilog=EXAMPLES)(show)
+app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
 app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 

@@ -43,6 +43,8 @@ class Train:
     average: float | None = None
     """The share of the old in a running average of the weights, with which is evaluated; none by default."""
     loss_scale: float | None = None
+    pack: bool = True
+    """Whether several texts share a sequence; they do not see each other."""
     freeze: tuple[str, ...] = ()
     """Paths of weights that stay as they are, like `embedding.*`."""
 
@@ -74,32 +76,6 @@ class Schedule:
     """The share of `rate` that is left at the end of a cosine or a line."""
     cooldown: int = 0
     """Over how many last steps an rsqrt goes down to 0 in a line."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-    """What turns text into ids."""
-
-    kind: str = "bytes"
-    vocab: int | None = None
-    model: str = "unigram"
-    path: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Data:
-    """What is learned from."""
-
-    path: str = "python"
-    kind: str | None = None
-    evaluate: str | None = None
-    """Another path to evaluate with; by default a part held back."""
-    inputs: str | None = None
-    targets: str | None = None
-    evaluate_inputs: str | None = None
-    evaluate_targets: str | None = None
-    field: str = "text"
-    pack: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,8 +116,6 @@ TABLES: dict[str, type] = {
     "train": Train,
     "optimizer": Optimizer,
     "schedule": Schedule,
-    "tokenizer": Tokenizer,
-    "data": Data,
     "eval": Evaluation,
     "checkpoint": Checkpoint,
     "lora": Lora,
@@ -149,9 +123,6 @@ TABLES: dict[str, type] = {
 CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
-    "tokenizer.kind": ("bytes", "sentencepiece", "file"),
-    "tokenizer.model": ("unigram", "bpe"),
-    "data.kind": ("text", "lines", "pairs", "tsv", "jsonl", "tokens", "bytes", "images"),
 }
 _MAY_BE_ZERO = {
     "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
@@ -173,8 +144,10 @@ class RunConfig:
     train: Train = Train()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    tokenizer: Tokenizer = Tokenizer()
-    data: Data = Data()
+    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "bytes"})
+    """As `data.open_tokenizer` reads it."""
+    data: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"path": "python"})
+    """As `data.open_source` reads it."""
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     lora: Lora = Lora()
@@ -198,7 +171,8 @@ class RunConfig:
         """The whole configuration as plain values, None left out."""
         plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from")}
         tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
-        return _without_none({**plain, "model": models.fields(self.model), **tables})
+        open_tables = {"data": self.data, "tokenizer": self.tokenizer}
+        return _without_none({**plain, "model": models.fields(self.model), **open_tables, **tables})
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,8 +215,9 @@ class _Where:
 def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
     """The configuration of these values; `where(key)` says where a key stands."""
     values = dict(values)
-    if isinstance(values.get("data"), str):
-        values["data"] = {"path": values["data"]}
+    for key, stands_for in (("data", "path"), ("tokenizer", "kind")):  # `data = "python"` stands for a table
+        if isinstance(values.get(key), str):
+            values[key] = {stands_for: values[key]}
     own = {field.name: field for field in dataclasses.fields(RunConfig)}
     for key in values:
         if key not in own:
@@ -251,7 +226,11 @@ def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
         raise ConfigError(f"{where('model')} has no table `model`", fix='add one:  [model]  preset = "tiny-lm"')
     found: dict[str, Any] = {"model": _model(values.pop("model"), where)}
     for key, value in values.items():
-        if key in TABLES:
+        if key in ("data", "tokenizer"):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"`{key}` is {value!r}", fix=f'write  {key} = "..."  or a table', at=where(key))
+            found[key] = dict(value)
+        elif key in TABLES:
             found[key] = _table(key, value, where)
         else:
             found[key] = _value(key, own[key].type, value, where)

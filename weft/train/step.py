@@ -42,9 +42,7 @@ def prepared(model: Any, config: RunConfig) -> Any:
     """The model with what is frozen frozen, and with thin weights beside."""
     if config.lora.rank:
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        model = nn.lora.add(
-            model, rank=config.lora.rank, key=key, where=config.lora.where, alpha=config.lora.alpha
-        )
+        model = nn.lora.add(model, rank=config.lora.rank, key=key, where=config.lora.where, alpha=config.lora.alpha)
     return nn.freeze(model, *config.train.freeze) if config.train.freeze else model
 
 

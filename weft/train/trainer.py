@@ -10,7 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,20 @@ class Trainer:
 
     def opened_data(self) -> tuple[Any, Any, Any]:
         """The tokenizer, what is learned from, and what is judged with."""
-        own, cache = self.config.data, self.folder / CACHE
-        source = data.open_source(own)
+        cache = self.folder / CACHE
+        source = data.open_source(self.config.data)
         tokenizer = data.open_tokenizer(self.config.tokenizer, source, cache)
         make = data.pair_dataset if source.is_pairs else data.lm_dataset
         sets = [
-            make(source, tokenizer, length=self.config.length, part=part, cache=cache, progress=self.listener.progress)
+            make(
+                source,
+                tokenizer,
+                length=self.config.length,
+                pack=self.config.train.pack,
+                part=part,
+                cache=cache,
+                progress=self.listener.progress,
+            )
             for part in ("train", "evaluation")
         ]
         data.check_vocab_of(sets[0], self.model.vocab)
@@ -108,7 +117,7 @@ class Trainer:
             self.listener.said(f"goes on from step {at}")
         batches = self._batches(learned)
         batches.seek(at)
-        with data.prefetched(iter(batches), self._placed) as placed, _signals(self.is_stopped), self._metrics() as note:
+        with data.prefetched(iter(batches), self._placed) as placed, _Signals(self.is_stopped), self._metrics() as note:
             return self._steps(step, state, at, placed, judged, note)
 
     def _steps(self, step: Any, state: Any, at: int, placed: Any, judged: Any, note: Any) -> dict[str, Any]:
@@ -200,8 +209,6 @@ class Trainer:
 
     def _check_folder(self) -> None:
         """The folder as it was left by the same configuration, or new."""
-        import tomllib
-
         path, now = self.folder / CONFIG, self.config.to_dict()
         self.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -219,8 +226,12 @@ class Trainer:
             self.states.save(at, state, {"step": at, "config": self.config.to_dict(), "eval_loss": loss})
         except OSError as error:
             if self.config.checkpoint.stop_if_full:
-                raise TrainingError(f"step {at} could not be saved: {error}", fix="make room, and start again") from error
-            self.listener.said(f"STEP {at} COULD NOT BE SAVED: {error}. The last good checkpoint is kept; training goes on.")
+                raise TrainingError(
+                    f"step {at} could not be saved: {error}", fix="make room, and start again"
+                ) from error
+            self.listener.said(
+                f"STEP {at} COULD NOT BE SAVED: {error}. The last good checkpoint is kept; training goes on."
+            )
 
     def _metrics(self) -> "_Notes":
         return _Notes(self.folder / METRICS, self.listener)
@@ -246,7 +257,7 @@ class _Notes:
         self.listener.logged(row)
 
 
-class _signals:  # noqa: N801
+class _Signals:
     """While it holds, SIGTERM and SIGINT stop a run after the step it is in."""
 
     def __init__(self, stop: threading.Event):
@@ -260,8 +271,3 @@ class _signals:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
-
-
-def tokens_of(rows: Iterator[dict[str, Any]]) -> float:
-    """The last rate of a run's metrics."""
-    return next((row["tokens_per_s"] for row in reversed(list(rows)) if "tokens_per_s" in row), 0.0)
