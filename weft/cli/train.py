@@ -1,14 +1,19 @@
 """`weft train`: a run from its TOML file; the same command goes on with it."""
 
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import jax
 import typer
 
+from ..errors import WeftError
+from ..train import processes
 from ..train.config import read
-from ..train.trainer import Listener, Trainer
-from .terminal import reported, write
+from ..train.trainer import Options, Outcome, Trainer
+from .progress import Progress
+from .terminal import reported
 
 EXAMPLES = """Examples:
 
@@ -16,6 +21,7 @@ EXAMPLES = """Examples:
   weft train configs/tiny.toml
   weft train configs/tiny.toml --run runs/second --set train.steps=1000 --set seed=1
 """
+NOT_SAVED = 1  # the exit code of a run whose last steps are not on disk
 
 
 def train(
@@ -24,26 +30,57 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the file, like train.steps=1000.")
     ] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Go on with a run whose configuration was another.")
+    ] = False,
+    find_nan: Annotated[
+        bool, typer.Option("--find-nan", help="Stop at the first step that is not finite, and name the operation.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="Profile these steps, like 10:20, into the run's folder.")
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the first of several processes listens.")
+    ] = None,
+    processes_: Annotated[
+        int | None, typer.Option("--processes", min=1, metavar="N", help="How many processes there are.")
+    ] = None,
+    process: Annotated[int | None, typer.Option(min=0, metavar="P", help="Which of them this is, from 0 on.")] = None,
 ) -> None:
     """Train by a TOML file; the same command goes on with a run that was stopped."""
     with reported():
         found = read(config, changes or [])
+        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
+        processes.join(coordinator, processes_, process)
         folder = run or Path("runs") / found.name
-        trainer = Trainer(found, folder, Listener(said=write, logged=_said))
-        write(f"{folder}: {trainer.model.name}, {trainer.model.param_count:,} parameters on {trainer.mesh}")
-        started = time.perf_counter()
-        last = trainer.run()
-        if trainer.is_stopped.is_set():
-            again = f"weft train {config}" + (f" --run {run}" if run else "")
-            write(f"stopped at step {last.get('step')}, saved; goes on with: {again}")
-        else:
-            write(f"done: step {last.get('step')} in {time.perf_counter() - started:.0f} s")
+        began = time.perf_counter()
+        with Progress(is_quiet=jax.process_index() > 0) as progress:
+            trainer = Trainer(found, folder, progress, options)
+            model = trainer.model
+            progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
+            progress.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            outcome = trainer.run()
+            progress.said(_ended(outcome, folder, began, config, run, changes or []))
+    if not outcome.is_saved:
+        raise typer.Exit(NOT_SAVED)
 
 
-def _said(row: dict[str, Any]) -> None:
-    if "eval" in row:
-        found = row["eval"]
-        write(f"step {row['step']:>7}  evaluation loss {found['loss']:.3f}  perplexity {found['perplexity']:.2f}")
-    else:
-        used = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
-        write(f"step {row['step']:>7}  loss {row['loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s{used}")
+def _ended(outcome: Outcome, folder: Path, began: float, config: Path, run: Path | None, changes: list[str]) -> str:
+    if not outcome.is_finished:
+        words = ["weft", "train", str(config), *(["--run", str(run)] if run else [])]
+        words += [word for change in changes for word in ("--set", change)]
+        saved = "saved" if outcome.is_saved else "NOT saved"
+        stopped = f"stopped by {outcome.reason} at step {outcome.step} of {outcome.steps}, {saved}"
+        return f"{stopped}; goes on with:\n  {shlex.join(words)}"
+    if outcome.was_finished:
+        return f"{folder} is finished: step {outcome.step} of {outcome.steps}"
+    return f"done: step {outcome.step} of {outcome.steps} in {time.perf_counter() - began:.0f} s, in {folder}"
+
+
+def _steps(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    first, _, last = given.partition(":")
+    if not first.isdigit() or not last.isdigit() or int(first) >= int(last):
+        raise WeftError(f"`--profile {given}` names no steps", fix="write it like `--profile 10:20`")
+    return int(first), int(last)

@@ -15,8 +15,9 @@ from .lm import Documents, Windows, lm_dataset
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
 from .parts import Dataset, check_vocab_of
 from .problems import DataError
-from .sources import FORMATS, Source, open_source
+from .sources import FORMATS, SOURCE_KEYS, Source, open_source
 from .tokenizers import (
+    TOKENIZER_KEYS,
     ByteTokenizer,
     JsonTokenizer,
     SentencePieceTokenizer,
@@ -30,6 +31,8 @@ __all__ = [
     "open_source",
     "Source",
     "FORMATS",
+    "SOURCE_KEYS",
+    "TOKENIZER_KEYS",
     "open_tokenizer",
     "load_tokenizer",
     "train_sentencepiece",

@@ -1,8 +1,8 @@
 """Batches by step, for one process of several; read ahead by threads, and put on the device ahead of the step.
 
 Imports the errors of the house alone. Batch `step` is a pure function of dataset, batch size, seed and step. A process
-has its own rows of it and reads no others: process p of n those from p·batch/n on. So the order is the same for every
-number of processes and on every mesh, and a run goes on from any step.
+has its own rows of it and reads no others: process p of n those from p·batch/n on, or the `rows` it names. So the order
+is the same for every number of processes and on every mesh, and a run goes on from any step.
 
 Grain reads ahead: its threads make the next batches in order. The order itself is in `order`.
 """
@@ -35,6 +35,7 @@ class Batches:
         seed: int = 0,
         process: int = 0,
         processes: int = 1,
+        rows: np.ndarray | None = None,
         threads: int = 2,
         ahead: int = 4,
     ):
@@ -47,6 +48,8 @@ class Batches:
             if dataset.bucket_of is None
             else Bucketed(dataset.bucket_of, batch, seed)
         )
+        share = batch // processes
+        self._rows = np.arange(process * share, (process + 1) * share) if rows is None else rows
         self._step = 0
         self._reader: Any = None
 
@@ -104,8 +107,7 @@ class Batches:
             self._reader = None
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
-        size = self.batch // self.processes
-        return rows[self.process * size : (self.process + 1) * size]
+        return rows[self._rows]
 
 
 class _Steps:

@@ -19,7 +19,7 @@ from .problems import DataError
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
 PYTHON = "python"
 HELD_OUT = 0.05
-_KEYS = (
+SOURCE_KEYS = (
     "path format glob documents field fields source target dtype vocab end range held_out evaluation longest_line"
 ).split()
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
@@ -208,8 +208,8 @@ def open_source(spec: Any) -> Source:
     `held_out` (a share of the end, or a number) or `evaluation` (a source of its own), `longest_line`.
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
-    if unknown := next((key for key in told if key not in _KEYS), None):
-        raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, _KEYS))
+    if unknown := next((key for key in told if key not in SOURCE_KEYS), None):
+        raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, SOURCE_KEYS))
     if "path" not in told:
         raise DataError("the data have no `path`", fix='say `path = "folder"`, or `path = "python"`')
     form = told.get("format")

@@ -27,6 +27,7 @@ _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
+TOKENIZER_KEYS = "kind path vocab model sample specials end pad".split()
 _LONGEST_SENTENCE = 16_384
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
@@ -51,6 +52,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The same before it is read as UTF-8, which parts of a text need not be."""
 
     def save(self, folder: Path) -> None:
         """Writes it into a folder, from which `load_tokenizer` reads it."""
@@ -84,8 +88,11 @@ class ByteTokenizer:
         return (ids.astype(np.uint16) + self._first if self.specials else ids), lengths
 
     def decode(self, ids: Iterable[int]) -> str:
-        first = self._first
-        return bytes(i - first for i in map(int, ids) if i >= first).decode("utf-8", errors="replace")
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        found = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64) - self._first
+        return found[(found >= 0) & (found < 256)].astype(np.uint8).tobytes()
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,6 +138,9 @@ class SentencePieceTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode("utf-8")
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / PIECES, self._model)
@@ -163,6 +173,9 @@ class JsonTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode("utf-8")
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,9 +221,8 @@ def open_tokenizer(
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
     told = {"path": spec} if told is None else told
-    known = "kind path vocab model sample specials end pad".split()
-    if unknown := next((key for key in told if key not in known), None):
-        raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, known))
+    if unknown := next((key for key in told if key not in TOKENIZER_KEYS), None):
+        raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, TOKENIZER_KEYS))
     kind = told.get("kind")
     if kind not in (None, "bytes", "sentencepiece", "json"):
         raise DataError(

@@ -115,6 +115,10 @@ class TrainStep:
             step = jax.device_put(step, NamedSharding(self.mesh.jax_mesh(), PartitionSpec()))
         return TrainState(params, state, step)
 
+    def shapes(self, params: Any) -> TrainState:
+        """The state of a step on a mesh with shapes in place of arrays, each with how it lies."""
+        return self._typed_state(self.init(params), cast(Mesh, self.mesh).jax_mesh())
+
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
         if open_region() is not None:
             raise RegionError(

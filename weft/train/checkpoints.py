@@ -1,106 +1,245 @@
-"""Weights on disk by step, through Orbax: each parameter under its path, read onto any mesh and layout.
+"""Arrays on disk by step, through Orbax: written beside the training, whole once they count, read onto any mesh.
 
-Imports the language. Whole parameters are never gathered: each processor writes and reads its own slices.
+Imports the language. Each array is kept under its path (`params.decoder.layers.attention.q`) with a sum of its bits, so
+that what comes back is what was saved; each processor writes and reads its own slices. A checkpoint counts from the
+moment its `checkpoint.json` is there, which is written last and removed first.
 """
 
+import functools
+import json
+import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, SingleDeviceSharding
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import WeftError
-from ..layout import Layout, Region, spec
-from ..mesh import Mesh
-from ..nn.freezing import map_paths, paths
-from ..tensor import is_tensor, make
+from ..errors import WeftError, closest
 
-KEPT = "params"
+TOLD, ARRAYS = "checkpoint.json", "arrays"
 
 
 class CheckpointError(WeftError):
-    """A checkpoint that is not there, is broken, or is of another model."""
+    """A checkpoint that is not there, is broken, is of another model, or could not be written."""
 
 
 class Checkpoints:
-    """The checkpoints in a folder."""
+    """The checkpoints in a folder: the last few, and the best by evaluation."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, *, keep: int = 3, best: bool = True):
+        self.folder, self.keep, self.best = folder.absolute(), keep, best
+        self._writer: Any = None
+        self._begun: tuple[int, dict[str, Any], dict[str, Any]] | None = None
 
     @property
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of."""
-        return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdigit())
+        """The steps there are whole checkpoints of."""
+        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{TOLD}") if path.parent.name.isdigit())
 
-    def save(self, step: int, model: Any) -> None:
-        """Writes the model's weights; the checkpoint is whole when it is there."""
-        arrays = dict(zip(paths(model), jax.tree.leaves(model), strict=True))
-        with _checkpointer() as checkpointer:
-            checkpointer.save(self.folder / str(step), {KEPT: arrays})
+    def told(self, step: int) -> dict[str, Any]:
+        """What was said with a checkpoint: the configuration, the loss it was judged by, what is in it."""
+        place = self.folder / str(step)
+        try:
+            return json.loads((place / TOLD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{place / TOLD} cannot be read: {error}", fix="use another step") from None
 
-    def load(
-        self, shapes: Any, mesh: Mesh | None = None, layout: Layout | None = None, *, step: int | None = None
-    ) -> Any:
-        """A model like `shapes` with the weights of a step (or the last), placed as the layout stores it."""
-        place = self.folder / str(self._step(step))
-        region = None if mesh is None or layout is None else Region(mesh, layout)
-        own = SingleDeviceSharding(jax.devices()[0])
+    def best_step(self) -> int | None:
+        """The step with the lowest loss, of those that were judged."""
+        judged = {step: loss for step in self.steps if (loss := self.told(step).get("loss")) is not None}
+        return min(judged, key=lambda step: (judged[step], step)) if judged else None
 
-        def wanted(x: Any, dtype: Any) -> jax.ShapeDtypeStruct:
-            lies: Any = own
-            if region is not None:
-                lies = NamedSharding(region.mesh.jax_mesh(), spec(region.placement(x.dims, "params")))
-            return jax.ShapeDtypeStruct(x.dims.sizes, dtype, sharding=lies)
-
-        with _checkpointer() as checkpointer:
-            stored = self._read(place, lambda: checkpointer.metadata(place).item_metadata.tree[KEPT])
-            leaves = dict(zip(paths(shapes), _tensors(shapes), strict=True))
-            self._check(place, leaves, stored)
-            like = {path: wanted(leaf, stored[path].dtype) for path, leaf in leaves.items()}
-            found = self._read(place, lambda: checkpointer.restore(place, {KEPT: like})[KEPT])
-        return map_paths(lambda path, x: make(found[path], x.dims, None, x._kind) if is_tensor(x) else x, shapes)
-
-    def _step(self, step: int | None) -> int:
+    def chosen(self, step: int | None = None, *, best: bool = False) -> int:
+        """The step asked for: this one, the best one, or else the last."""
         steps = self.steps
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.folder}", fix="check the folder's name")
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps))
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}", fix=f"there are: {there}")
+        if best and (found := self.best_step()) is not None:
+            return found
         return steps[-1] if step is None else step
 
-    @staticmethod
-    def _read(place: Path, read: Any) -> Any:
+    # Writing.
+
+    def save(self, step: int, arrays: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """Begins to write a checkpoint, when the one before it is whole; the arrays may be overwritten afterwards."""
+        self.wait()
+        place = self.folder / str(step)
+        if (place / TOLD).exists():
+            return
+        sums = _sums_of_bits(dict(arrays))
+        with _said(f"step {step} could not be saved", place):
+            if jax.process_index() == 0:
+                shutil.rmtree(place, ignore_errors=True)
+            self._open().save(place / ARRAYS, args=_args("PyTreeSave", dict(arrays)))
+        dtypes = {path: str(x.dtype) for path, x in arrays.items()}
+        self._begun = (step, sums, {"step": step, **told, "dtypes": dtypes})
+
+    def wait(self) -> None:
+        """Until the checkpoint that was begun is whole; then those that are not kept are removed."""
+        if self._begun is None:
+            return
+        (step, sums, told), self._begun = self._begun, None
+        place = self.folder / str(step)
+        with _said(f"step {step} could not be saved", place):
+            self._open().wait_until_finished()
+            if jax.process_index() == 0:
+                told["sums"] = {path: int(value) for path, value in sums.items()}
+                told["files"] = _sizes(place / ARRAYS)
+                part = place / f"{TOLD}.part"
+                part.write_text(json.dumps(told), encoding="utf-8")
+                part.rename(place / TOLD)
+                self._remove_old()
+
+    def close(self) -> None:
+        """Waits for what was begun, and ends the threads."""
         try:
-            return read()
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            told = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise CheckpointError(f"the checkpoint {place} is broken: {told}", fix="use another step") from error
+            self.wait()
+        finally:
+            if self._writer is not None:
+                writer, self._writer = self._writer, None
+                with _said("the last checkpoint could not be finished"):
+                    writer.close()
 
-    @staticmethod
-    def _check(place: Path, leaves: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        for path in sorted(leaves.keys() | stored.keys()):
-            if path not in stored:
-                raise CheckpointError(f"the checkpoint {place} has no `{path}`", fix="it is of another model")
-            if path not in leaves:
+    def remove_torn(self) -> None:
+        """Removes what a process that was killed left half written."""
+        for path in self.folder.glob("*"):
+            if path.is_dir() and path.name.isdigit() and not (path / TOLD).exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _remove_old(self) -> None:
+        steps = self.steps
+        kept = set(steps[-self.keep :]) | ({self.best_step()} if self.best else set())
+        for step in steps:
+            if step not in kept:
+                (self.folder / str(step) / TOLD).unlink()
+                shutil.rmtree(self.folder / str(step), ignore_errors=True)
+
+    # Reading.
+
+    def problem(self, step: int) -> str | None:
+        """What is wrong with a checkpoint's files, if something is; their contents are looked at when it is loaded."""
+        place = self.folder / str(step)
+        try:
+            wanted = self.told(step)["files"]
+        except (CheckpointError, KeyError, TypeError):
+            return f"{place / TOLD} is broken"
+        found = _sizes(place / ARRAYS)
+        for name, size in wanted.items():
+            if found.get(name) != size:
+                there = "is missing" if name not in found else f"has {found[name]:,} bytes of {size:,}"
+                return f"{place / ARRAYS / name} {there}"
+        return None
+
+    def dtypes(self, step: int) -> dict[str, str]:
+        """The dtypes of all arrays of a checkpoint by their paths."""
+        return self.told(step)["dtypes"]
+
+    def load(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+        """Those arrays of a step that are asked for by their shapes, each placed as its shape says."""
+        place = self.folder / str(step)
+        if problem := self.problem(step):
+            raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix="use another step")
+        sums = self.told(step)["sums"]
+        try:
+            stored = self._open().metadata(place / ARRAYS).item_metadata.tree
+            _check_shapes(place, like, stored)
+            found = self._open().restore(place / ARRAYS, args=_args("PyTreeRestore", dict(like)))
+        except WeftError:
+            raise
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            fact = f"the checkpoint {place} is broken: {_first_line(error)}"
+            raise CheckpointError(fact, fix="use another step") from error
+        for path, value in _sums_of_bits(found).items():
+            if int(value) != sums[path]:
                 raise CheckpointError(
-                    f"the checkpoint {place} has `{path}`, the model not", fix="it is of another model"
+                    f"the checkpoint {place} is broken: `{path}` is not what was saved", fix="use another step"
                 )
-            if tuple(stored[path].shape) != leaves[path].dims.sizes:
-                raise CheckpointError(
-                    f"`{path}` has shape {tuple(stored[path].shape)} in the checkpoint {place}",
-                    state=f"the model's: [{leaves[path].dims}]",
-                    fix="it is of another model",
-                )
+        return found
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            import orbax.checkpoint as ocp  # takes a second to load
+
+            self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        return self._writer
 
 
-def _tensors(model: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(model, is_leaf=is_tensor) if is_tensor(leaf)]
+def _args(kind: str, arrays: dict[str, Any]) -> Any:
+    import orbax.checkpoint as ocp
+
+    if kind == "PyTreeSave":
+        return ocp.args.PyTreeSave(arrays)
+    how = ocp.checkpoint_utils.construct_restore_args(arrays)
+    return ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
 
 
-def _checkpointer() -> Any:
-    import orbax.checkpoint as ocp  # takes a second to load
+class _said:
+    """Turns what goes wrong inside it into a `CheckpointError`, and removes what is half written."""
 
-    return ocp.StandardCheckpointer()
+    def __init__(self, fact: str, place: Path | None = None):
+        self.fact, self.place = fact, place
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception) or isinstance(error, CheckpointError):
+            return
+        if self.place is not None and jax.process_index() == 0:
+            shutil.rmtree(self.place, ignore_errors=True)
+        raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix="make room, or name a place with room")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    for path, wanted in like.items():
+        if path not in stored:
+            raise CheckpointError(
+                f"the checkpoint {place} has no `{path}`", fix=f"{closest(path, stored)}; it is of another model"
+            )
+        have, want = tuple(stored[path].shape), tuple(wanted.shape)
+        if have != want or stored[path].dtype != wanted.dtype:
+            raise CheckpointError(
+                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}",
+                state=f"the model's: {wanted.dtype}{list(want)}",
+                fix="it is of another model",
+            )
+
+
+# Sums of bits: the same on every mesh, and other ones where a bit or a place is another.
+
+
+def _sums_of_bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    places = [x.sharding.mesh for x in arrays.values() if isinstance(getattr(x, "sharding", None), NamedSharding)]
+    return _summing(places[0] if places else None)(dict(arrays))
+
+
+@functools.lru_cache(maxsize=8)
+def _summing(mesh: Any) -> Any:
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda arrays: {path: _sum_of_bits(x) for path, x in arrays.items()}, out_shardings=everywhere)
+
+
+def _sum_of_bits(x: jax.Array) -> jax.Array:
+    """Every 32 bits times an odd number that is its place's, modulo 2**32."""
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    width = x.dtype.itemsize * 8
+    bits = jax.lax.bitcast_convert_type(x, f"uint{min(width, 32)}").astype(jnp.uint32)
+    place = jnp.zeros(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):
+        step = math.prod(bits.shape[axis + 1 :]) % 2**32
+        place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(step)
+    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)

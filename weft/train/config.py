@@ -6,128 +6,35 @@ Imports the models' configurations. An error names the key, the file and the lin
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import tomli_w
 
-from .. import models
+from .. import data, interop, models
 from ..errors import WeftError, closest
 from ..layout import Layout, as_layout
 from ..mesh import as_mesh
+from .tables import (
+    CHOICES,
+    FREE,
+    FREE_TABLES,
+    MAY_BE_ZERO,
+    TABLES,
+    Checkpoint,
+    Evaluation,
+    Lora,
+    Optimizer,
+    Schedule,
+    Train,
+)
+
+CONFIG = "config.toml"
 
 
 class ConfigError(WeftError):
     """A run's configuration that cannot be."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Train:
-    """How long and with how much at a time."""
-
-    steps: int = 1000
-    batch: int | None = None
-    """Sequences in a batch; by default the model's."""
-    tokens: int | None = None
-    """Tokens in a batch, in place of `batch`."""
-    length: int | None = None
-    """Tokens in a sequence; by default the model's."""
-    microbatches: int = 1
-    """In how many parts a batch is computed, one after the other; gradients are summed once."""
-    log_every: int = 10
-    peak_flops: float | None = None
-    """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
-    bad_steps: int = 10
-    """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
-    average: float | None = None
-    """The share of the old in a running average of the weights, with which is evaluated; none by default."""
-    loss_scale: float | None = None
-    pack: bool = True
-    """Whether several texts share a sequence; they do not see each other."""
-    freeze: tuple[str, ...] = ()
-    """Paths of weights that stay as they are, like `embedding.*`."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """The optimizer, by its name in Optax."""
-
-    name: str = "adamw"
-    b1: float = 0.9
-    b2: float = 0.95
-    momentum: float = 0.9
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    no_decay: tuple[str, ...] = ("*norm*", "*bias*")
-    """Paths of weights that do not decay."""
-    clip: float | None = 1.0
-    """The largest norm of all gradients together; longer ones are made shorter."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The learning rate by step: a warmup, then `kind`."""
-
-    kind: str = "cosine"
-    rate: float = 1e-3
-    warmup: int = 0
-    end: float = 0.1
-    """The share of `rate` that is left at the end of a cosine or a line."""
-    cooldown: int = 0
-    """Over how many last steps an rsqrt goes down to 0 in a line."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """When and with what the model is judged."""
-
-    every: int = 200
-    batches: int | None = None
-    """At most so many; all by default."""
-    metrics: tuple[str, ...] = ()
-    """Beside the perplexity: `bleu`, `chrf`."""
-    beams: int = 5
-    alpha: float = 0.6
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """When the state is saved, and what is kept."""
-
-    every: int = 200
-    keep: int = 3
-    best: bool = True
-    """Whether the best by evaluation is kept too."""
-    stop_if_full: bool = False
-    """Whether training stops where a checkpoint cannot be written; otherwise it says so and goes on."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Thin weights beside frozen ones; rank 0 for none."""
-
-    rank: int = 0
-    where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
-    alpha: float | None = None
-
-
-TABLES: dict[str, type] = {
-    "train": Train,
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "eval": Evaluation,
-    "checkpoint": Checkpoint,
-    "lora": Lora,
-}
-CHOICES = {
-    "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
-    "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
-}
-_MAY_BE_ZERO = {
-    "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
-    "optimizer.b1", "optimizer.b2", "eval.alpha", "lora.rank", "seed", "eval.every", "checkpoint.every",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,16 +48,16 @@ class RunConfig:
     layout: str = ""
     init_from: str | None = None
     """Weights to start with: a folder of Hugging Face's, or of another run."""
-    train: Train = Train()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
+    train: Train = dataclasses.field(default_factory=Train)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
     tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "bytes"})
     """As `data.open_tokenizer` reads it."""
     data: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"path": "python"})
     """As `data.open_source` reads it."""
-    eval: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
-    lora: Lora = Lora()
+    eval: Evaluation = dataclasses.field(default_factory=Evaluation)
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    lora: Lora = dataclasses.field(default_factory=Lora)
 
     @property
     def length(self) -> int:
@@ -196,24 +103,29 @@ def read(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}", fix="mend that line; strings need quotes") from error
-    where = {key: f"{path}:{line}" for key, line in _lines(text).items()}
+    where = lines_of(path, text)
     for change in changes:
-        _change(values, change, where)
-    return parsed(values, _Where(str(path), where))
+        _change(values, change, where.lines)
+    return parsed(values, where)
 
 
-class _Where:
+class Where:
     """Where each key stands."""
 
-    def __init__(self, file: str, lines: Mapping[str, str]):
+    def __init__(self, file: str, lines: dict[str, str]):
         self.file, self.lines = file, lines
 
     def __call__(self, key: str) -> str:
         return self.lines.get(key, self.file)
 
 
-def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
-    """The configuration of these values; `where(key)` says where a key stands."""
+def lines_of(path: Path, text: str) -> Where:
+    """Where the keys of a file stand."""
+    return Where(str(path), {key: f"{path}:{line}" for key, line in _lines(text).items()})
+
+
+def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
+    """The configuration of these values."""
     values = dict(values)
     for key, stands_for in (("data", "path"), ("tokenizer", "kind")):  # `data = "python"` stands for a table
         if isinstance(values.get(key), str):
@@ -222,13 +134,12 @@ def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
     for key in values:
         if key not in own:
             raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, own), at=where(key))
-    if "model" not in values:
-        raise ConfigError(f"{where('model')} has no table `model`", fix='add one:  [model]  preset = "tiny-lm"')
-    found: dict[str, Any] = {"model": _model(values.pop("model"), where)}
+    found: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
     for key, value in values.items():
         if key in ("data", "tokenizer"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"`{key}` is {value!r}", fix=f'write  {key} = "..."  or a table', at=where(key))
+            _check_keys(key, value, data.SOURCE_KEYS if key == "data" else data.TOKENIZER_KEYS, where)
             found[key] = dict(value)
         elif key in TABLES:
             found[key] = _table(key, value, where)
@@ -239,25 +150,31 @@ def parsed(values: Mapping[str, Any], where: Any) -> RunConfig:
     return config
 
 
-def _table(name: str, values: Any, where: Any) -> Any:
+def _table(name: str, values: Any, where: Where) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"`{name}` is {values!r}, and a table", fix=f"write it so:  [{name}]", at=where(name))
     known = {field.name: field for field in dataclasses.fields(TABLES[name])}
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"`{name}.{key}` is no key of a run", fix=closest(key, known), at=where(f"{name}.{key}"))
+    _check_keys(name, values, known, where)
     return TABLES[name](
         **{key: _value(f"{name}.{key}", known[key].type, value, where) for key, value in values.items()}
     )
 
 
-def _value(key: str, kind: Any, value: Any, where: Any) -> Any:
+def _check_keys(table: str, values: Mapping[str, Any], known: Iterable[str], where: Where) -> None:
+    for key in values:
+        if key not in known:
+            at = where(f"{table}.{key}")
+            raise ConfigError(f"`{table}.{key}` is no key of a run", fix=closest(key, known), at=at)
+
+
+def _value(key: str, kind: Any, value: Any, where: Where) -> Any:
     """A value, if it is of its kind."""
     kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
-    if any(str(k).startswith("tuple") or k is Ellipsis for k in kinds) or str(kind).startswith("tuple"):
-        listed = value.split() if isinstance(value, str) else value
-        if not isinstance(listed, list | tuple) or not all(isinstance(item, str) for item in listed):
-            raise ConfigError(f"`{key}` is {value!r}", fix=f'give a list of texts: {key} = ["a", "b"]', at=where(key))
+    if get_origin(kind) is tuple:
+        item, example = (int, "[64, 128]") if int in kinds else (str, '["a", "b"]')
+        listed = value.split() if isinstance(value, str) and item is str else value
+        if not isinstance(listed, list | tuple) or not all(type(each) is item for each in listed):
+            raise ConfigError(f"`{key}` is {value!r}", fix=f"give a list: {key} = {example}", at=where(key))
         return tuple(listed)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if float in kinds and is_number:
@@ -269,7 +186,7 @@ def _value(key: str, kind: Any, value: Any, where: Any) -> Any:
             {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[k] for k in kinds
         )
         raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
-    may_be_zero = key in _MAY_BE_ZERO
+    may_be_zero = key in MAY_BE_ZERO
     if is_number and (value < 0 or (value == 0 and not may_be_zero)):
         fix = f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
         raise ConfigError(f"`{key}` is {value!r}", fix=fix, at=where(key))
@@ -278,21 +195,49 @@ def _value(key: str, kind: Any, value: Any, where: Any) -> Any:
     return value
 
 
-def _model(values: Any, where: Any) -> models.TransformerConfig:
+def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfig:
     if isinstance(values, str):
         values = {"preset": values}
-    if not isinstance(values, Mapping) or not ("preset" in values or "kind" in values):
-        raise ConfigError("`model` names no preset", fix='say  preset = "tiny-lm"', at=where("model"))
+    if not isinstance(values, Mapping) or not ("preset" in values or "kind" in values or init_from is not None):
+        raise ConfigError(
+            "the run has no model",
+            fix='say which:  model = "tiny-lm"  or  [model] preset = "tiny-lm"',
+            at=where("model"),
+        )
+    changes = {key: value for key, value in values.items() if key != "preset"}
     try:
         if "preset" in values:
-            return models.preset(values["preset"], **{key: v for key, v in values.items() if key != "preset"})
-        return models.from_fields(values, where=where("model"))
+            return models.preset(values["preset"], **changes)
+        if "kind" in values:
+            return models.from_fields(values, where=where("model"))
+        return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
     except WeftError as error:
         named = next((key for key in values if f"`{key}`" in error.fact), "preset")
         raise ConfigError(f"in `model`: {error.fact}", fix=error.fix, at=where(f"model.{named}")) from None
 
 
-def _check_together(config: RunConfig, where: Any) -> None:
+def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(models.LMConfig)]
+    if unknown := next((key for key in changes if key not in known), None):
+        raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
+    return dict(changes)
+
+
+def model_in(folder: Path) -> models.TransformerConfig:
+    """The configuration of the model in a folder: that of a run, or one of Hugging Face's."""
+    path = folder / CONFIG
+    if not path.exists():
+        return interop.read_config(folder)
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", fix="mend it") from error
+    if "model" not in found:
+        raise ConfigError(f"{path} has no table `model`", fix=closest("model", found))
+    return models.from_fields(found["model"], where=str(path))
+
+
+def _check_together(config: RunConfig, where: Where) -> None:
     if config.train.batch is not None and config.train.tokens is not None:
         raise ConfigError("`train.batch` and `train.tokens` are both given", fix="give one", at=where("train.tokens"))
     if config.train.tokens is not None and config.train.tokens < config.length:
@@ -354,6 +299,13 @@ def _lines(text: str) -> dict[str, int]:
         elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
             found.setdefault(table + key[1], number)
     return found
+
+
+def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The keys in which two configurations differ: those that change what is learned, and those that do not."""
+    found = differences(old, new)
+    free = [line for line in found if (key := line.split(":")[0]) in FREE or key.split(".")[0] in FREE_TABLES]
+    return [line for line in found if line not in free], free
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from ..nn.weights import written
-from .config import Optimizer, RunConfig, Schedule
+from .config import RunConfig
+from .tables import Optimizer, Schedule
 
 
 def schedule(config: Schedule, steps: int) -> Callable[[Any], Any]:
@@ -46,7 +47,7 @@ def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
     """The whole update: gradients made shorter, the optimizer, decay where it belongs."""
     own, rate = config.optimizer, schedule(config.schedule, config.train.steps)
-    parts = [] if own.clip is None else [optax.clip_by_global_norm(own.clip)]
+    parts = [optax.clip_by_global_norm(own.clip)] if own.clip else []
     if own.name in ("adamw", "adam"):
         parts.append(optax.scale_by_adam(own.b1, own.b2, own.epsilon))
     elif own.name == "lion":

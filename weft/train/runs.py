@@ -1,28 +1,38 @@
-"""The folder of a run: `config.toml` says what model it is, `checkpoints/` holds its weights by step.
+"""The folder of a run: its configuration, metrics, tokenizer and checkpoints.
 
-Imports the models. A folder is whole when it is there: it is written beside and renamed.
+Imports the models and the configuration. What is in a folder is whole when it is there: it is written beside and
+renamed.
 """
 
+import fcntl
+import os
+import re
 import shutil
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import tomli_w
+from jax.sharding import SingleDeviceSharding
 
-from .. import models
-from ..errors import WeftError, closest
-from ..layout import as_layout
+from .. import data, models
+from ..errors import WeftError
+from ..layout import Region, as_layout
 from ..mesh import as_mesh
-from ..nn import weights
-from .checkpoints import Checkpoints
+from ..nn.freezing import by_path
+from ..spmd.place import sharding_of
+from .checkpoints import CheckpointError, Checkpoints
+from .config import CONFIG, RunConfig, lines_of, parsed
+from .step import arrays_of, refilled, shapes_of_model
 
-CONFIG, CHECKPOINTS = "config.toml", "checkpoints"
+CHECKPOINTS, METRICS, CACHE, LOCK = "checkpoints", "metrics.jsonl", "cache", ".lock"
 
 
 class RunError(WeftError):
-    """A run that is not there, or not whole."""
+    """A run that is not there, not whole, or in use."""
 
 
 @dataclass(frozen=True)
@@ -38,36 +48,122 @@ class Run:
             raise RunError(f"{folder} is there already", fix="name a folder that is not there, or remove this one")
         beside = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(beside, ignore_errors=True)
+        values = {"model": models.fields(model.config)}
         try:
             beside.mkdir(parents=True)
-            (beside / CONFIG).write_text(tomli_w.dumps({"model": models.fields(model.config)}), encoding="utf-8")
-            Checkpoints(beside / CHECKPOINTS).save(0, model)
+            (beside / CONFIG).write_text(tomli_w.dumps(values), encoding="utf-8")
+            checkpoints = Checkpoints(beside / CHECKPOINTS)
+            checkpoints.save(0, {f"params.{path}": x for path, x in arrays_of(model).items()}, {"config": values})
+            checkpoints.close()
             if folder.exists():
                 folder.rmdir()
             beside.rename(folder)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written: {error.strerror}", fix="name a place with room") from error
+        except (OSError, CheckpointError) as error:
+            told = error.fact if isinstance(error, WeftError) else error.strerror
+            raise RunError(f"{folder} cannot be written: {told}", fix="name a place with room") from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return cls(folder)
 
     @property
-    def config(self) -> models.TransformerConfig:
-        """The configuration of its model."""
+    def settings(self) -> RunConfig:
+        """The configuration of the run."""
         path = self.folder / CONFIG
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            text = path.read_text(encoding="utf-8")
+        except OSError:
             raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run") from None
+        try:
+            return parsed(tomllib.loads(text), lines_of(path, text))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{path} is not TOML: {error}", fix="mend it") from error
-        if "model" not in found:
-            raise RunError(f"{path} has no table `model`", fix=closest("model", found))
-        return models.from_fields(found["model"], where=str(path))
 
-    def load(self, mesh: Any = None, layout: Any = None, step: int | None = None) -> Any:
-        """The model of a step, the last if none is named; on a mesh each processor reads its own slices."""
-        config = self.config
+    @property
+    def config(self) -> models.TransformerConfig:
+        """The configuration of its model."""
+        return self.settings.model
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        own = self.settings.checkpoint
+        return Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
+
+    @property
+    def tokenizer(self) -> data.Tokenizer:
+        """What its texts became tokens by."""
+        try:
+            return data.load_tokenizer(self.folder)
+        except data.DataError as error:
+            raise RunError(f"the run {self.folder} has no tokenizer: {error.fact}", fix=error.fix) from None
+
+    def load(
+        self,
+        mesh: Any = None,
+        layout: Any = None,
+        step: int | None = None,
+        *,
+        best: bool = False,
+        average: int = 1,
+    ) -> Any:
+        """The model of a step, of the best one, or of the last; on a mesh each processor reads its own slices.
+
+        Where a running average of the weights was kept, it is that. `average` takes the mean of so many checkpoints,
+        this one and those before it.
+        """
         where = () if mesh is None else (as_mesh(mesh), as_layout(layout))
-        shapes = weights.shapes(config.blueprint(*where))
-        return Checkpoints(self.folder / CHECKPOINTS).load(shapes, *where, step=step)
+        shapes = shapes_of_model(self.settings, *where)
+        checkpoints = self.checkpoints
+        last = checkpoints.chosen(step, best=best)
+        steps = [number for number in checkpoints.steps if number <= last][-average:]
+        if len(steps) < average:
+            raise RunError(
+                f"{average} checkpoints were to be averaged, and there are {len(steps)}", fix="average fewer"
+            )
+        found = [load_weights(checkpoints, number, shapes, where) for number in steps]
+        return refilled(shapes, found[0] if average == 1 else jax.tree.map(lambda *each: sum(each) / average, *found))
+
+
+def weights_like(shapes: Any, where: Sequence[Any], dtypes: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a model's weights by path, each with how it lies and the dtype it is stored in."""
+    region = Region(*where) if where else None
+    own = SingleDeviceSharding(jax.devices()[0])
+    return {
+        path: jax.ShapeDtypeStruct(
+            x.dims.sizes,
+            dtypes.get(path, x.dtype),
+            sharding=own if region is None else sharding_of(x.dims, x._kind.store, region),
+        )
+        for path, x in by_path(shapes).items()
+    }
+
+
+def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:
+    """A model's weights of a step by path; the averaged ones, where they were kept."""
+    stored = checkpoints.dtypes(step)
+    averaged = {found[1]: path for path in stored if (found := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
+    names = {path: averaged.get(path, f"params.{path}") for path in by_path(shapes)}
+    like = weights_like(shapes, where, {path: stored.get(name) for path, name in names.items() if name in stored})
+    found = checkpoints.load(step, {names[path]: x for path, x in like.items()})
+    return {path: found[name] for path, name in names.items()}
+
+
+class Lock:
+    """While it holds, no other process trains in the folder; a process that dies gives it back."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / LOCK
+
+    def __enter__(self) -> None:
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.file)
+            raise RunError(
+                f"another process is training in {self.path.parent}", fix="wait for it, stop it, or name another --run"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.file)

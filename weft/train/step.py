@@ -4,6 +4,7 @@ Imports the configuration and the optimizers. A step whose gradients are not fin
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,14 @@ from .. import ops as wf
 from ..dims import Dim
 from ..layout import Layout
 from ..mesh import Mesh
+from ..nn.weights import written
 from ..spmd import train_step
-from ..tensor import Tensor
+from ..spmd.step import TrainState, TrainStep
+from ..tensor import Tensor, is_tensor, make
 from .config import RunConfig
 from .optimizers import optimizer
+
+_WEIGHTS, _LORA, _NOISE = range(3)  # what the keys made of a run's seed are for
 
 
 class Measured(NamedTuple):
@@ -30,7 +35,7 @@ class Measured(NamedTuple):
 class Averaged(NamedTuple):
     """A running average of the weights."""
 
-    weights: Any
+    averaged: Any
 
 
 def model_of(config: RunConfig) -> models.TransformerConfig:
@@ -38,35 +43,57 @@ def model_of(config: RunConfig) -> models.TransformerConfig:
     return dataclasses.replace(config.model, batch=config.batch, length=config.length)
 
 
+def first_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    """The model a run begins with, where no weights are given: what is frozen is frozen, thin weights are beside."""
+    return prepared(models.init(model_of(config), _key(config, _WEIGHTS), mesh, layout), config)
+
+
+def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    """The same with shapes in place of values; nothing is allocated."""
+    return jax.eval_shape(lambda: first_model(config, mesh, layout))
+
+
 def prepared(model: Any, config: RunConfig) -> Any:
-    """The model with what is frozen frozen, and with thin weights beside."""
+    """The model with thin weights beside, and with what is frozen frozen."""
     if config.lora.rank:
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        model = nn.lora.add(model, rank=config.lora.rank, key=key, where=config.lora.where, alpha=config.lora.alpha)
+        how = {"rank": config.lora.rank, "where": config.lora.where, "alpha": config.lora.alpha}
+        model = nn.lora.add(model, key=_key(config, _LORA), **how)
     return nn.freeze(model, *config.train.freeze) if config.train.freeze else model
 
 
-def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
-    """The step on the mesh: `state, told = step(state, batch, key)`; the old state is overwritten."""
-    parts = config.train.microbatches
+def _key(config: RunConfig, purpose: int) -> Any:
+    return jax.random.fold_in(jax.random.key(config.seed), purpose)
 
-    def loss(model: Any, batch: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+
+def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> TrainStep:
+    """The step on the mesh: `state, told = step(state, batch, at)`; the old state is overwritten.
+
+    `at` counts the steps from 0: with the seed it is what random numbers follow from.
+    """
+    parts, scale = config.train.microbatches, config.train.loss_scale or 1.0
+
+    def loss(model: Any, batch: Any, at: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        key = jax.random.fold_in(_key(config, _NOISE), at)
         if parts == 1:
-            return model.loss_and_metrics(batch, key)
+            value, told = model.loss_and_metrics(batch, key)
+            return value * scale, told
 
         def part(model: Any, rows: Any) -> tuple[Tensor, Tensor]:
             value, told = model.loss_and_metrics(rows, key)
             return value * told["tokens"], told["tokens"]
 
-        return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts), {}
+        return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
-    return train_step(loss, update(config), has_aux=True).on_mesh(mesh, layout, strict=False, donate=(0,))
+    step = train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype)
+    return step.on_mesh(mesh, layout, strict=False, donate=(0,))
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer, which leaves out steps that are not finite, measures gradients and averages weights."""
     guarded = optax.apply_if_finite(optimizer(config), max_consecutive_errors=2**30)
     parts = [_measure(), guarded]
+    if config.train.loss_scale is not None:
+        parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
         parts.append(_average(config.train.average))
     return optax.chain(*parts)
@@ -82,16 +109,45 @@ def _measure() -> optax.GradientTransformation:
 def _average(share: float) -> optax.GradientTransformation:
     def change(updates: Any, state: Averaged, params: Any = None) -> tuple[Any, Averaged]:
         new = optax.apply_updates(params, updates)
-        return updates, Averaged(jax.tree.map(lambda a, b: share * a + (1 - share) * b, state.weights, new))
+        return updates, Averaged(jax.tree.map(lambda a, b: share * a + (1 - share) * b, state.averaged, new))
 
     return optax.GradientTransformation(lambda params: Averaged(jax.tree.map(jnp.copy, params)), change)
 
 
-def told_of(state: Any) -> dict[str, Any]:
+def told_of(state: TrainState) -> dict[str, Any]:
     """What the optimizer's state tells: the norm of the gradients, and the steps left out, in a row and in all."""
-    measured, guarded, *_ = state.optimizer
+    parts = {type(part): part for part in state.optimizer}
+    guarded = parts[optax.ApplyIfFiniteState]
     return {
-        "grad_norm": measured.norm,
+        "grad_norm": parts[Measured].norm,
         "bad_in_a_row": guarded.notfinite_count,
         "bad_steps": guarded.total_notfinite,
     }
+
+
+def judged_model(state: TrainState) -> Any:
+    """The model to evaluate: that of the averaged weights, where they are averaged."""
+    average = next((part.averaged for part in state.optimizer if isinstance(part, Averaged)), None)
+    if average is None:
+        return state.params
+    averaged = arrays_of(average)
+    return refilled(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
+
+
+# States as arrays by path.
+
+
+def arrays_of(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by their paths, those of tensors too: `params.decoder.layers.attention.q`."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
+    return {written(path): leaf._array if is_tensor(leaf) else leaf for path, leaf in found}
+
+
+def refilled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """The tree with other arrays at its paths."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
+    new = [
+        make(arrays[written(path)], leaf.dims, None, leaf._kind) if is_tensor(leaf) else arrays[written(path)]
+        for path, leaf in leaves
+    ]
+    return jax.tree.unflatten(structure, new)

@@ -1,35 +1,38 @@
 """A run from its configuration to its last step: data, steps, evaluations, checkpoints, and what is told on the way.
 
-Imports all rooms of training. Everything a run depends on is its configuration and the step: it can be stopped at any
-moment and goes on from its last checkpoint as if it had not been.
+Imports all rooms of training. What a run learns follows from its configuration and the step alone: it can be stopped at
+any moment and goes on from its last checkpoint as if it had not been.
 """
 
-import json
-import math
-import os
-import signal
-import threading
+import contextlib
 import time
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from .. import data, models
+from .. import data
+from ..dims import Shape
 from ..errors import WeftError
-from ..layout import Layout, as_layout
+from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
-from ..spmd import get, put, spmd
-from ..tensor import tensor
-from .config import ConfigError, RunConfig, differences
-from .states import StateError, States
-from .step import make_step, model_of, prepared, told_of
+from ..spmd.step import TrainState
+from .checkpoints import CheckpointError, Checkpoints
+from .config import CONFIG, ConfigError, RunConfig, changes_of
+from .evaluation import Judge, number
+from .feeding import Feed
+from .metrics import Metrics
+from .processes import Stop
+from .runs import CACHE, CHECKPOINTS, Lock, RunError
+from .speed import flops_per_token, peak_flops
+from .start import first_weights
+from .step import arrays_of, judged_model, make_step, model_of, refilled, shapes_of_model, told_of
+from .together import agreed, wait_for_all
 
-CONFIG, CHECKPOINTS, METRICS, CACHE = "config.toml", "checkpoints", "metrics.jsonl", "cache"
 ONE = ("all=1", "batch:all")  # where a run without a mesh runs
 
 
@@ -37,237 +40,326 @@ class TrainingError(WeftError):
     """A run that cannot go on."""
 
 
-@dataclass
-class Listener:
-    """What hears of a run; each does nothing unless it is replaced."""
+class Listener(Protocol):
+    """What hears of a run."""
 
-    said: Callable[[str], None] = lambda text: None
-    logged: Callable[[dict[str, Any]], None] = lambda row: None
-    progress: Callable[[str, int, int], None] = lambda what, done, whole: None
+    def said(self, text: str) -> None: ...
+
+    def logged(self, row: dict[str, Any]) -> None: ...
+
+    def progress(self, what: str, done: int, whole: int) -> None: ...
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]: ...
+
+    def step(self, at: int, steps: int) -> None: ...
 
 
-@dataclass
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: at which step, of how many, and why if that was not the last."""
+
+    step: int
+    steps: int
+    reason: str = ""
+    is_saved: bool = True
+    was_finished: bool = False
+    """Whether there was nothing left to do."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.step >= self.steps
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person asks of one start of a run, beside its configuration."""
+
+    changed: bool = False
+    """Whether it may go on with a configuration that learns otherwise."""
+    find_nan: bool = False
+    profile: tuple[int, int] | None = None
+    """The steps that are profiled: from the first up to the second."""
+
+
+OPTIONS = Options()
+
+
 class Trainer:
     """A run in a folder."""
 
-    config: RunConfig
-    folder: Path
-    listener: Listener = field(default_factory=Listener)
-    is_stopped: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        mesh, layout = (self.config.mesh, self.config.layout) if self.config.mesh else ONE
+    def __init__(self, config: RunConfig, folder: Path, listener: Listener, options: Options = OPTIONS):
+        self.config, self.folder, self.listener, self.options = config, folder, listener, options
+        mesh, layout = (config.mesh, config.layout) if config.mesh else ONE
         self.mesh: Mesh = as_mesh(mesh)
         self.layout: Layout = as_layout(layout)
-        self.model = model_of(self.config)
-        self.states = States(self.folder / CHECKPOINTS, self.config.checkpoint.keep, self.config.checkpoint.best)
+        self.model = model_of(config)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.checkpoint.keep, best=config.checkpoint.best)
+        self.peak = config.train.peak_flops
 
-    # The parts of a run.
+    def run(self) -> Outcome:
+        """Trains to the last step, or until it is asked to stop."""
+        self._check_mesh()
+        with self._opened_folder(), Stop() as stop:
+            tokenizer, learned, held_out = self._opened_data()
+            self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
+            self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
+            self.step = make_step(self.config, self.mesh, self.layout)
+            state, at = self._first_or_last_state()
+            steps = self.config.train.steps
+            if at >= steps:
+                return Outcome(at, steps, was_finished=True)
+            if at:
+                self.listener.said(f"goes on from step {at}")
+            batches = self.feed.batches(learned)
+            batches.seek(at)
+            is_writer = jax.process_index() == 0
+            metrics = Metrics(self.folder, from_step=at, is_writer=is_writer, said=self.listener.said)
+            with data.prefetched(batches, self.feed.placed) as placed, metrics as note:
+                try:
+                    return self._steps(state, at, placed, note, stop)
+                finally:
+                    batches.close()
 
-    def opened_data(self) -> tuple[Any, Any, Any]:
-        """The tokenizer, what is learned from, and what is judged with."""
-        cache = self.folder / CACHE
-        source = data.open_source(self.config.data)
-        tokenizer = data.open_tokenizer(self.config.tokenizer, source, cache)
-        make = data.pair_dataset if source.is_pairs else data.lm_dataset
-        sets = [
-            make(
-                source,
-                tokenizer,
-                length=self.config.length,
-                pack=self.config.train.pack,
-                part=part,
-                cache=cache,
-                progress=self.listener.progress,
-            )
-            for part in ("train", "evaluation")
-        ]
-        data.check_vocab_of(sets[0], self.model.vocab)
-        return tokenizer, *sets
+    # The steps.
 
-    def first_state(self, step: Any) -> Any:
-        """The state before the first step."""
-        key = jax.random.key(self.config.seed)
-        model = models.init(self.model, key, self.mesh, self.layout)
-        return step.init(prepared(model, self.config))
+    def _steps(self, state: TrainState, at: int, placed: Iterator[Any], note: Metrics, stop: Stop) -> Outcome:
+        config, steps, first = self.config, self.config.train.steps, at
+        log = _Log(self, note, at)
+        is_stopped, is_saved = False, True
+        while at < steps and not is_stopped:
+            with self._profiled(at), self._first_stage(at == first):
+                state, told = self.step(state, next(placed), np.int32(at))
+                if at == first:
+                    jax.block_until_ready(told)
+            at += 1
+            self.listener.step(at, steps)
+            is_stopped = stop.is_wanted(at)
+            is_last = at == steps or is_stopped
+            log.write()
+            if at % config.train.log_every == 0 or is_last or at == first + 1:
+                log.hold(at, told, state)
+            if self.options.find_nan:
+                self._find_nan(state, at, log)
+            loss = None
+            if self.judge is not None and config.eval.every and (at % config.eval.every == 0 or at == steps):
+                log.write()
+                loss = self._judged(state, at, note)
+                log.skip()
+            if is_last or (config.checkpoint.every and at % config.checkpoint.every == 0):
+                log.write()
+                is_saved = self._saved(at, state, loss, is_last)
+        log.write()
+        is_saved = self._closed() and is_saved
+        return Outcome(at, steps, stop.reason if is_stopped else "", is_saved)
 
-    def resumed(self, state: Any) -> tuple[Any, int]:
+    def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
+        assert self.judge is not None
+        with self.listener.stage(f"evaluating step {at}"):
+            found = self.judge(judged_model(state))
+        row = {"step": at, "eval": found}
+        note(row)
+        self.listener.logged(row)
+        return found["loss"]
+
+    @contextlib.contextmanager
+    def _first_stage(self, is_first: bool) -> Iterator[None]:
+        with self.listener.stage("compiling the step") if is_first else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def _profiled(self, at: int) -> Iterator[None]:
+        """Starts and stops a profile at the steps asked for."""
+        first, last = self.options.profile or (-1, -1)
+        if at == first:
+            jax.profiler.start_trace(str(self.folder / "profile"))
+        yield
+        if at + 1 == last and first >= 0:
+            jax.effects_barrier()
+            jax.profiler.stop_trace()
+            self.listener.said(f"steps {first} to {last} are profiled in {self.folder / 'profile'}")
+
+    def _find_nan(self, state: TrainState, at: int, log: "_Log") -> None:
+        """Where a step was not finite, says which operation was the first."""
+        if not number(told_of(state)["bad_in_a_row"]):
+            return
+        from .nonfinite import first_bad_operation
+
+        log.write()
+        found = first_bad_operation(self.config, state.params, self.feed, at - 1)
+        raise TrainingError(f"step {at} is not finite: {found}", fix="mend that operation, or lower `schedule.rate`")
+
+    # Checkpoints.
+
+    def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool) -> bool:
+        told = {"config": self.config.to_dict(), "loss": loss, "seed": self.config.seed}
+        return self._said_if_not_saved(lambda: self.checkpoints.save(at, arrays_of(state), told), is_last)
+
+    def _closed(self) -> bool:
+        return self._said_if_not_saved(self.checkpoints.close, True)
+
+    def _said_if_not_saved(self, save: Any, is_last: bool) -> bool:
+        try:
+            save()
+            return True
+        except CheckpointError as error:
+            kept = self.checkpoints.steps
+            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint yet"
+            if self.config.checkpoint.stop_if_full:
+                raise TrainingError(f"{error.fact}; {last}", fix=error.fix) from error
+            goes_on = "" if is_last else "; training goes on"
+            self.listener.said(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
+            return False
+
+    def _first_or_last_state(self) -> tuple[TrainState, int]:
         """The state of the last whole checkpoint and its step; a broken one is named and passed over."""
-        for number in reversed(self.states.steps):
-            try:
-                like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-                return self.states.load(like, number), number
-            except StateError as error:
-                self.listener.said(f"{error.fact}; the one before it is taken")
-        return state, 0
-
-    # The run.
-
-    def run(self) -> dict[str, Any]:
-        """Trains to the last step, or until it is stopped; tells what the last step told."""
-        self._check_folder()
-        steps = self.config.train.steps
-        _, learned, judged = self.opened_data()
-        step = make_step(self.config, self.mesh, self.layout)
-        state, at = self.resumed(self.first_state(step))
-        if at >= steps:
-            self.listener.said(f"{self.folder} is finished: step {at} of {steps}")
-            return {"step": at}
-        if at:
-            self.listener.said(f"goes on from step {at}")
-        batches = self._batches(learned)
-        batches.seek(at)
-        with data.prefetched(iter(batches), self._placed) as placed, _Signals(self.is_stopped), self._metrics() as note:
-            return self._steps(step, state, at, placed, judged, note)
-
-    def _steps(self, step: Any, state: Any, at: int, placed: Any, judged: Any, note: Any) -> dict[str, Any]:
-        config, steps = self.config, self.config.train.steps
-        key = jax.random.fold_in(jax.random.key(config.seed), 2)
-        since, counted, row = time.perf_counter(), 0, {}
-        best: float | None = None
-        while at < steps and not self.is_stopped.is_set():
-            state, told = step(state, next(placed), jax.random.fold_in(key, at))
-            at, counted = at + 1, counted + 1
-            is_last = at == steps or self.is_stopped.is_set()
-            if at % config.train.log_every == 0 or is_last or counted == 1:
-                row = self._row(at, told, state, counted, time.perf_counter() - since)
-                since, counted = time.perf_counter(), 0
-                note(row)
-                self._check_finite(row)
-            if config.eval.every and (at % config.eval.every == 0 or at == steps):
-                found = self.evaluated(state.params, judged)
-                best = found["loss"]
-                note({"step": at, "eval": found})
-                since, counted = time.perf_counter(), 0
-            if config.checkpoint.every and (at % config.checkpoint.every == 0 or is_last):
-                self._saved(at, state, best)
-        self.states.close()
-        return row
-
-    def _row(self, at: int, told: Any, state: Any, counted: int, seconds: float) -> dict[str, Any]:
-        found = {name: float(value) for name, value in get(told).items() if np.ndim(value) == 0}
-        more = {name: float(value) for name, value in get(told_of(state)).items()}
-        tokens = self.config.batch * self.config.length * counted / seconds
-        return {"step": at, **found, **more, "tokens_per_s": tokens, "mfu": self._used(tokens)}
-
-    def _used(self, tokens_per_s: float) -> float | None:
-        """The share of the processors' peak that the model's own work is."""
-        if self.config.train.peak_flops is None:
-            return None
-        work = 6 * self.model.param_count
-        return tokens_per_s * work / (self.config.train.peak_flops * self.mesh.size)
-
-    def _check_finite(self, row: dict[str, Any]) -> None:
-        if row.get("bad_in_a_row", 0) >= self.config.train.bad_steps:
-            raise TrainingError(
-                f"{row['bad_in_a_row']:.0f} steps in a row were not finite, up to step {row['step']}",
-                fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
-            )
-
-    # Evaluation.
-
-    def evaluated(self, model: Any, judged: Any) -> dict[str, float]:
-        """The loss over every example once, in nats a token, and perplexities."""
-        sums = {"nll": 0.0, "tokens": 0.0, "hits": 0.0}
-        for number, batch in enumerate(self._batches(judged).evaluation()):
-            if self.config.eval.batches is not None and number >= self.config.eval.batches:
+        if jax.process_index() == 0:
+            self.checkpoints.remove_torn()
+        steps = self.checkpoints.steps if jax.process_index() == 0 else []
+        tried = False
+        while True:
+            at = agreed(self._last_unbroken(steps))
+            if at < 0:
                 break
-            told = get(self._judge()(model, self._placed(batch)))
-            tokens = float(told["tokens"])
-            sums["tokens"] += tokens
-            sums["nll"] += float(told["nll"]) * tokens
-            sums["hits"] += float(told["accuracy"]) * tokens
-        loss = sums["nll"] / max(sums["tokens"], 1.0)
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "accuracy": sums["hits"] / max(sums["tokens"], 1.0),
-            "tokens": sums["tokens"],
-        }
+            try:
+                shapes = self.step.shapes(shapes_of_model(self.config, self.mesh, self.layout))
+                with self.listener.stage(f"reading the checkpoint of step {at}"):
+                    return refilled(shapes, self.checkpoints.load(at, arrays_of(shapes))), at
+            except CheckpointError as error:
+                tried = True
+                self.listener.said(f"{error.fact}; the one before it is taken")
+                steps = [number for number in steps if number < at]
+        if tried or agreed(len(self.checkpoints.steps)):
+            raise TrainingError(
+                f"no checkpoint in {self.checkpoints.folder} can be read",
+                fix="name another folder with --run, or remove this one to begin anew",
+            )
+        with self.listener.stage("making the first weights"):
+            return self.step.init(first_weights(self.config, self.mesh, self.layout)), 0
 
-    def _judge(self) -> Callable[..., Any]:
-        if not hasattr(self, "_judging"):
-            self._judging = spmd(lambda m, batch: m.loss_and_metrics(batch)[1], mesh=self.mesh, layout=self.layout)
-        return self._judging
+    def _last_unbroken(self, steps: list[int]) -> int:
+        for at in reversed(steps):
+            problem = self.checkpoints.problem(at)
+            if problem is None:
+                return at
+            self.listener.said(f"the checkpoint of step {at} is broken: {problem}; the one before it is taken")
+        return -1
 
-    # Data.
+    # Before the first step.
 
-    def _batches(self, dataset: Any) -> Any:
-        return data.Batches(
-            dataset,
-            batch=self.config.batch,
-            seed=self.config.seed,
-            process=jax.process_index(),
-            processes=jax.process_count(),
-        )
+    def _check_mesh(self) -> None:
+        """Raises where the batch or the weights do not divide over the mesh, or there are too few processors."""
+        region = Region(self.mesh, self.layout)
+        try:
+            region.placement(Shape([self.model.dim("batch"), self.model.dim("length")]))
+        except WeftError as error:
+            raise ConfigError(
+                f"the batch does not fit the mesh: {error.fact}", state=error.state, fix=error.fix
+            ) from None
+        self.mesh.jax_mesh()
 
-    def _placed(self, batch: dict[str, np.ndarray]) -> Any:
-        named = {name: tensor(array, "batch length" if array.ndim == 2 else "batch") for name, array in batch.items()}
-        return put(named, mesh=self.mesh, layout=self.layout)
+    def _opened_data(self) -> tuple[Any, Any, Any]:
+        """The tokenizer, what is learned from, and what is held out to judge by; None for what there is not."""
+        with _first_alone(self.folder):
+            found = open_data(self.config, self.folder, self.listener.progress)
+            if jax.process_index() == 0 and found[0] is not None:
+                found[0].save(self.folder)
+            return found
 
-    # The folder.
+    @contextlib.contextmanager
+    def _opened_folder(self) -> Iterator[None]:
+        """The folder as it was left by the same configuration, or new; while it is open nobody else trains in it."""
+        is_first = jax.process_index() == 0
+        with contextlib.ExitStack() as open_while:
+            if is_first:
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    open_while.enter_context(Lock(self.folder))
+                    self._check_folder()
+                except OSError as error:
+                    fix = "name a place you may write to with --run"
+                    raise RunError(f"{self.folder} cannot be written: {error.strerror}", fix=fix) from error
+            wait_for_all("folder")
+            yield
 
     def _check_folder(self) -> None:
-        """The folder as it was left by the same configuration, or new."""
         path, now = self.folder / CONFIG, self.config.to_dict()
-        self.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            before = tomllib.loads(path.read_text(encoding="utf-8"))
-            changed = [line for line in differences(before, now) if not line.startswith(("train.steps:", "name:"))]
-            if changed:
+            changed, free = changes_of(tomllib.loads(path.read_text(encoding="utf-8")), now)
+            if changed and not self.options.changed:
                 raise ConfigError(
                     f"{self.folder} was begun with another configuration: {'; '.join(changed)}",
                     fix="name another folder with --run, or say --changed to go on so",
                 )
-        path.write_text(self.config.to_toml(), encoding="utf-8")
+            if changed or free:
+                self.listener.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+        part = path.with_suffix(".part")
+        part.write_text(self.config.to_toml(), encoding="utf-8")
+        part.rename(path)
 
-    def _saved(self, at: int, state: Any, loss: float | None) -> None:
-        try:
-            self.states.save(at, state, {"step": at, "config": self.config.to_dict(), "eval_loss": loss})
-        except OSError as error:
-            if self.config.checkpoint.stop_if_full:
-                raise TrainingError(
-                    f"step {at} could not be saved: {error}", fix="make room, and start again"
-                ) from error
-            self.listener.said(
-                f"STEP {at} COULD NOT BE SAVED: {error}. The last good checkpoint is kept; training goes on."
+
+def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple[Any, Any, Any]:
+    """The tokenizer of a run, what it learns from, and what is held out; None for what there is not."""
+    cache = folder / CACHE
+    source = data.open_source(config.data)
+    tokenizer = None if source.format == "tokens" else data.open_tokenizer(config.tokenizer, source, cache, progress)
+    how: dict[str, Any] = {"length": config.length, "cache": cache, "progress": progress}
+    if source.is_pairs:
+        make, more = data.pair_dataset, {"start": config.model.start, "buckets": config.train.buckets or None}
+    else:
+        make, more = data.lm_dataset, {"across": config.train.across}
+    how |= {"pack": config.train.pack, **more}
+    learned = make(source, tokenizer, part="train", **how)
+    data.check_vocab_of(learned, config.model.vocab)
+    is_held_out = bool(source.held_out) or source.held_apart is not None
+    return tokenizer, learned, make(source, tokenizer, part="evaluation", **how) if is_held_out else None
+
+
+@contextlib.contextmanager
+def _first_alone(folder: Path) -> Iterator[None]:
+    """The first process goes through alone, then the others: they find what it made."""
+    if jax.process_index() > 0:
+        wait_for_all("data")
+    yield
+    if jax.process_index() == 0:
+        wait_for_all("data")
+
+
+class _Log:
+    """Rows of metrics, read one step later than they are made: the step after is under way by then."""
+
+    def __init__(self, trainer: Trainer, note: Metrics, at: int):
+        self.trainer, self.note = trainer, note
+        self.since, self.from_step = time.perf_counter(), at
+        self.held: tuple[int, dict[str, Any]] | None = None
+        self.work = flops_per_token(trainer.model)
+        peak = trainer.peak if trainer.peak is not None else peak_flops(trainer.mesh.jax_mesh().devices.flat[0])
+        self.peak = None if peak is None else peak * trainer.mesh.size
+
+    def hold(self, at: int, told: dict[str, Any], state: TrainState) -> None:
+        """Takes what a step told; the state is overwritten by the next one, so what it tells is copied."""
+        self.held = (at, {**told, **jax.tree.map(jax.numpy.copy, told_of(state))})
+
+    def write(self) -> None:
+        """Writes the row that is held, when its step is done."""
+        if self.held is None:
+            return
+        (at, told), self.held = self.held, None
+        config = self.trainer.config
+        row = {name: number(value) for name, value in told.items() if np.ndim(getattr(value, "_array", value)) == 0}
+        row["loss"] /= config.train.loss_scale or 1.0
+        now = time.perf_counter()
+        tokens = config.batch * config.length * (at - self.from_step) / (now - self.since)
+        self.since, self.from_step = now, at
+        used = None if self.peak is None else tokens * self.work / self.peak
+        row = {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
+        self.note(row)
+        self.trainer.listener.logged(row)
+        if row["bad_in_a_row"] >= config.train.bad_steps:
+            raise TrainingError(
+                f"{row['bad_in_a_row']:.0f} steps in a row were not finite, up to step {at}",
+                fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
             )
 
-    def _metrics(self) -> "_Notes":
-        return _Notes(self.folder / METRICS, self.listener)
-
-
-class _Notes:
-    """Rows of metrics, one JSON object a line, on disk as soon as they are told."""
-
-    def __init__(self, path: Path, listener: Listener):
-        self.path, self.listener = path, listener
-
-    def __enter__(self) -> "_Notes":
-        self.file = self.path.open("a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def __call__(self, row: dict[str, Any]) -> None:
-        if jax.process_index() == 0:
-            self.file.write(json.dumps(row) + os.linesep)
-            self.file.flush()
-        self.listener.logged(row)
-
-
-class _Signals:
-    """While it holds, SIGTERM and SIGINT stop a run after the step it is in."""
-
-    def __init__(self, stop: threading.Event):
-        self.stop, self.before = stop, {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self.before[number] = signal.signal(number, lambda *_: self.stop.set())
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+    def skip(self) -> None:
+        """What was done since the last row is no step: time counts from now on."""
+        self.since = time.perf_counter()

@@ -1,0 +1,128 @@
+"""The tables of a run's TOML file: their keys, the values they have where none is given, and what they mean.
+
+Imports nothing of the house. `config` reads and checks them.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long and with how much at a time."""
+
+    steps: int = 1000
+    batch: int | None = None
+    """Sequences in a batch; by default the model's."""
+    tokens: int | None = None
+    """Tokens in a batch, in place of `batch`."""
+    length: int | None = None
+    """Tokens in a sequence; by default the model's."""
+    microbatches: int = 1
+    """In how many parts a batch is computed, one after the other; gradients are summed once."""
+    log_every: int = 10
+    peak_flops: float | None = None
+    """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
+    bad_steps: int = 10
+    """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
+    average: float | None = None
+    """The share of the old in a running average of the weights, with which is evaluated; none by default."""
+    loss_scale: float | None = None
+    """By what the loss is multiplied before gradients are taken, for narrow floats; they are divided by it again."""
+    sum_dtype: str | None = None
+    """In which dtype sums of gradients travel; by default that in which a weight is computed."""
+    pack: bool = True
+    """Whether several texts share a sequence; they do not see each other."""
+    across: bool = False
+    """Whether packed texts see those before them after all, as one stream."""
+    buckets: tuple[int, ...] = ()
+    """Lengths that pairs of texts are padded to, instead of packing them."""
+    freeze: tuple[str, ...] = ()
+    """Paths of weights that stay as they are, like `embedding.*`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer, by its name in Optax."""
+
+    name: str = "adamw"
+    b1: float = 0.9
+    b2: float = 0.95
+    momentum: float = 0.9
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    no_decay: tuple[str, ...] = ("*norm*", "*bias*")
+    """Paths of weights that do not decay."""
+    clip: float = 1.0
+    """The largest norm of all gradients together; longer ones are made shorter. 0 for none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate by step: a warmup, then `kind`."""
+
+    kind: str = "cosine"
+    rate: float = 1e-3
+    warmup: int = 0
+    end: float = 0.1
+    """The share of `rate` that is left at the end of a cosine or a line."""
+    cooldown: int = 0
+    """Over how many last steps an rsqrt goes down to 0 in a line."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and with what the model is judged."""
+
+    every: int = 200
+    batches: int | None = None
+    """At most so many; all by default."""
+    metrics: tuple[str, ...] = ()
+    """Beside the perplexity: `bleu`, `chrf`."""
+    beams: int = 5
+    alpha: float = 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When the state is saved, and what is kept."""
+
+    every: int = 200
+    keep: int = 3
+    best: bool = True
+    """Whether the best by evaluation is kept too."""
+    stop_if_full: bool = False
+    """Whether training stops where a checkpoint cannot be written; otherwise it says so and goes on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Thin weights beside frozen ones; rank 0 for none."""
+
+    rank: int = 0
+    where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
+    """Paths of the weights they stand beside."""
+    alpha: float | None = None
+
+
+FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps"}
+FREE_TABLES = {"eval", "checkpoint"}
+"""What a run may go on with another value of: nothing in it changes what is learned."""
+
+TABLES: dict[str, type] = {
+    "train": Train,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "eval": Evaluation,
+    "checkpoint": Checkpoint,
+    "lora": Lora,
+}
+CHOICES = {
+    "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
+    "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
+    "train.sum_dtype": ("float32", "bfloat16", "float16"),
+}
+MAY_BE_ZERO = {
+    "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
+    "optimizer.b1", "optimizer.b2", "optimizer.clip", "eval.alpha", "eval.every", "checkpoint.every", "lora.rank",
+    "seed",
+}  # fmt: skip
