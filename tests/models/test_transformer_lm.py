@@ -235,7 +235,7 @@ def sizes_inside_regions(jaxpr, inside=False):
 @pytest.mark.parametrize(
     ("optimizer", "changes"),
     [
-        (optax.adafactor(1e-2, min_dim_size_to_factor=8), {}),
+        pytest.param(optax.adafactor(1e-2, min_dim_size_to_factor=8), {}, marks=pytest.mark.slow),
         pytest.param(optax.adam(1e-2), {"scanned": False, "layers": 1}, marks=pytest.mark.slow),
     ],
 )
