@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from ..errors import WeftError
-from ..layout import Layout, Region, spec
+from ..layout import Layout, Region
 from ..mesh import Mesh
-from ..nn.freezing import map_paths, paths
+from ..nn.freezing import by_path, map_paths
+from ..spmd.place import sharding_of
 from ..tensor import is_tensor, make
 
 KEPT = "params"
@@ -36,7 +37,7 @@ class Checkpoints:
 
     def save(self, step: int, model: Any) -> None:
         """Writes the model's weights; the checkpoint is whole when it is there."""
-        arrays = dict(zip(paths(model), jax.tree.leaves(model), strict=True))
+        arrays = {path: leaf.array for path, leaf in by_path(model).items()}
         with _checkpointer() as checkpointer:
             checkpointer.save(self.folder / str(step), {KEPT: arrays})
 
@@ -51,12 +52,12 @@ class Checkpoints:
         def wanted(x: Any, dtype: Any) -> jax.ShapeDtypeStruct:
             lies: Any = own
             if region is not None:
-                lies = NamedSharding(region.mesh.jax_mesh(), spec(region.placement(x.dims, "params")))
+                lies = sharding_of(x.dims, "params", region)
             return jax.ShapeDtypeStruct(x.dims.sizes, dtype, sharding=lies)
 
         with _checkpointer() as checkpointer:
             stored = self._read(place, lambda: checkpointer.metadata(place).item_metadata.tree[KEPT])
-            leaves = dict(zip(paths(shapes), _tensors(shapes), strict=True))
+            leaves = by_path(shapes)
             self._check(place, leaves, stored)
             like = {path: wanted(leaf, stored[path].dtype) for path, leaf in leaves.items()}
             found = self._read(place, lambda: checkpointer.restore(place, {KEPT: like})[KEPT])
@@ -94,10 +95,6 @@ class Checkpoints:
                     state=f"the model's: [{leaves[path].dims}]",
                     fix="it is of another model",
                 )
-
-
-def _tensors(model: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(model, is_leaf=is_tensor) if is_tensor(leaf)]
 
 
 def _checkpointer() -> Any:

@@ -3,7 +3,6 @@
 Imports the models. A folder is whole when it is there: it is written beside and renamed.
 """
 
-import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import tomli_w
 
 from .. import models
 from ..errors import WeftError, closest
+from ..interop.files import moved_there
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..nn import weights
@@ -36,19 +36,12 @@ class Run:
         """A new run that begins with a model's weights, as step 0."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(f"{folder} is there already", fix="name a folder that is not there, or remove this one")
-        beside = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(beside, ignore_errors=True)
         try:
-            beside.mkdir(parents=True)
-            (beside / CONFIG).write_text(tomli_w.dumps({"model": models.fields(model.config)}), encoding="utf-8")
-            Checkpoints(beside / CHECKPOINTS).save(0, model)
-            if folder.exists():
-                folder.rmdir()
-            beside.rename(folder)
+            with moved_there(folder) as beside:
+                (beside / CONFIG).write_text(tomli_w.dumps({"model": models.fields(model.config)}), encoding="utf-8")
+                Checkpoints(beside / CHECKPOINTS).save(0, model)
         except OSError as error:
             raise RunError(f"{folder} cannot be written: {error.strerror}", fix="name a place with room") from error
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
         return cls(folder)
 
     @property
