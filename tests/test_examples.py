@@ -94,6 +94,7 @@ def losses(printed):
     return [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
 
 
+@pytest.mark.slow
 def test_mnist_learns_digits_it_draws():
     printed, _ = run("04_mnist.py", "--steps", 100)
     found = losses(printed)
@@ -115,6 +116,7 @@ def idx(array):
     return header + array.astype("uint8").tobytes()
 
 
+@pytest.mark.slow
 def test_mnist_reads_idx_files_gzipped_or_not(tmp_path):
     labels = np.arange(512) % 10
     images = np.zeros([512, 28, 28])
@@ -175,6 +177,7 @@ def test_the_tests_on_a_ledger_pass_and_fail_where_a_program_sends_more():
     assert "AssertionError" in done.stderr
 
 
+@pytest.mark.slow
 def test_split_image_prints_the_halos_of_tiles_and_strips():
     printed, _ = run("07_split_image.py")
     place, deep = 3 * 4, 8 * 4  # bytes of one place of the image, and of what the first layer makes

@@ -159,7 +159,7 @@ DECODER_CASES = [
     pytest.param("heads:a,group:b", 6, id="heads and group"),
     pytest.param("length:a", 6, id="length"),
     pytest.param("heads:a", 1, id="batch of one"),
-    pytest.param("", 6, id="one processor"),
+    pytest.param("", 6, id="one processor", marks=pytest.mark.slow),
 ]
 
 

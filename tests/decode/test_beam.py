@@ -111,7 +111,7 @@ def reference(preset):
     ("preset", "layout"),
     [
         ("tiny-lm", "batch:a,heads:b,vocab:b,d_ff:b"),
-        ("tiny-lm", "batch:a,memory_length:b"),
+        pytest.param("tiny-lm", "batch:a,memory_length:b", marks=pytest.mark.slow),
         pytest.param("tiny-lm", "beam:b,vocab:a", marks=pytest.mark.slow),
         pytest.param("tiny-mt", "batch:b,heads:a", marks=pytest.mark.slow),
         ("tiny-mt", "heads:a+b,vocab:a+b,d_ff:a+b"),

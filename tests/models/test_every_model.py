@@ -32,9 +32,11 @@ LAYOUTS = {
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
 QUICK = {  # those that the others say little beyond
-    ("modern lm", "both"), ("prefix lm", "3-D"), ("t5", "3-D"), ("masked lm", "model"), ("experts", "batch"),
-    ("experts every second", "experts"), ("experts of an encoder-decoder", "experts"),
-}  # fmt: skip
+    ("modern lm", "both"),
+    ("t5", "3-D"),
+    ("experts", "batch"),
+    ("experts every second", "experts"),
+}
 CASES = [
     pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)
     for model in MODELS
@@ -135,7 +137,7 @@ def test_with_adam_and_adafactor_the_losses_agree(model, layout, optimizer):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(scanned=False),
+        pytest.param(dict(scanned=False), marks=pytest.mark.slow),
         pytest.param(dict(unroll=2), marks=pytest.mark.slow),
         pytest.param(dict(remat=True), marks=pytest.mark.slow),
         pytest.param(dict(remat="attention feed_forward"), marks=pytest.mark.slow),

@@ -138,7 +138,7 @@ def test_how_the_layers_run_changes_neither_loss_nor_gradients(changes, layout):
     check_same(*run(tiny(**changes), named(BATCH)), reference)
 
 
-@pytest.mark.parametrize("layout", [BOTH, SHARDED])
+@pytest.mark.parametrize("layout", [pytest.param(BOTH, marks=pytest.mark.slow), SHARDED])
 def test_a_model_made_on_a_mesh_runs_there_by_itself(layout):
     model = models.init(TINY, jax.random.key(1), MESH, layout)
     check_made_in_place(model, layout)
@@ -235,7 +235,7 @@ def sizes_inside_regions(jaxpr, inside=False):
 @pytest.mark.parametrize(
     ("optimizer", "changes"),
     [
-        (optax.adafactor(1e-2, min_dim_size_to_factor=8), {}),
+        pytest.param(optax.adafactor(1e-2, min_dim_size_to_factor=8), {}, marks=pytest.mark.slow),
         pytest.param(optax.adam(1e-2), {"scanned": False, "layers": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -40,7 +40,7 @@ def tensors(tree):
     ("mesh", "layout"),
     [
         pytest.param("x=8", "d_model:x", marks=pytest.mark.slow),
-        ("a=2,b=4", "d_ff:b,heads:b,vocab:b,params.d_model:a"),
+        pytest.param("a=2,b=4", "d_ff:b,heads:b,vocab:b,params.d_model:a", marks=pytest.mark.slow),
         ("a=2,b=2,c=2", "d_kv:c,vocab:a+c,params.d_ff:b+a,params.experts:b"),
         pytest.param("x=8", "", marks=pytest.mark.slow),
     ],

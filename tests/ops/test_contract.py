@@ -90,7 +90,8 @@ def cases(quick: dict[str, list[Placement]], placements: list[Placement]) -> lis
 # families with the most rows. Gradients taken outside a region differ from those inside only by what the border does,
 # so the families with the most movement stand for the rest.
 FEWER = {"elementwise": QUICK[1:2], "binary": QUICK[1:], "reduce": QUICK[1:]}
-INSIDE_QUICK = {family: FEWER.get(family, QUICK) for family in FAMILIES}
+WHOLE = ("einsum", "index", "move")  # all others build on these
+INSIDE_QUICK = {family: FEWER.get(family, QUICK if family in WHOLE else QUICK[1:]) for family in FAMILIES}
 OUTSIDE_QUICK = dict.fromkeys(["einsum", "index", "move", "control"], OUTSIDE[:1])
 
 

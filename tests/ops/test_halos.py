@@ -203,8 +203,10 @@ def test_where_each_channel_is_by_itself_it_may_be_split(layout):
     check_all({"depthwise": case}, "x=4,y=2", layout)
 
 
-@pytest.mark.parametrize("layout", ["", "height:x", "batch:x,width:y"])
-@pytest.mark.parametrize(("groups", "has_inputs"), [(2, True), (4, True), (8, False)])
+@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.slow), "height:x", "batch:x,width:y"])
+@pytest.mark.parametrize(
+    ("groups", "has_inputs"), [pytest.param(2, True, marks=pytest.mark.slow), (4, True), (8, False)]
+)
 def test_groups_are_those_of_lax(layout, groups, has_inputs):
     x = image((8, 8), channels=8)
     w = floats((3, 3, 8 // groups, 16), "groups")

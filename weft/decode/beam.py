@@ -4,7 +4,6 @@ The score is the log-probability over a penalty that grows with the length. Of `
 that end among the best `beams` are finished; the best of the rest go on.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,11 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest
 from ..models.cache import Cache
+from ..nn.given import whole
 from ..spmd.place import get
 from ..tensor import Tensor
 from .generate import cut_off
-from .prompts import an_id, compiled, start, whole
+from .prompts import an_id, compiled, start
 
 WORST = -1e9  # the score of what is not there
 _WRITTEN, _CANDIDATES, _FINISHED, _BEST = (f"{UNSHOWN}{name}" for name in ("written", "candidates", "finished", "best"))
@@ -68,7 +68,7 @@ def beam_search(
         raise TensorError(f"there is no penalty {penalty!r}", fix=closest(str(penalty), PENALTIES))
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha < 0:
         raise TensorError(f"`alpha` is {alpha!r}", fix="give a number from 0 on; 0 has no regard to length")
-    beams = whole("beams", beams)
+    beams = whole(beams, "beams")
     begun = start(model, inputs, max_new_tokens, layout, {"beam": beams})
     search = _Search(
         beams,
@@ -79,7 +79,7 @@ def beam_search(
         begun.room,
         bool(early_stopping),
     )
-    tokens, lengths, scores = get(_compiled(search, begun.mesh, begun.layout)(model, begun.prompt))
+    tokens, lengths, scores = get(compiled(search, begun.mesh, begun.layout)(model, begun.prompt))
     return Hypotheses(tokens, lengths, scores)
 
 
@@ -106,9 +106,7 @@ class _Search:
         at = wf.arange(beam, like=logits)
         state: State = {
             "turn": wf.full([], 0, dtype="int32"),
-            "scores": wf.broadcast(
-                wf.where(at == 0, 0.0, WORST), [batch, beam]
-            ),  # all beams begin the same: one counts
+            "scores": wf.broadcast(wf.where(at == 0, 0.0, WORST), [batch, beam]),  # all begin the same: one counts
             "tokens": wf.full([batch, beam, written], self.end, like=logits, dtype="int32"),
             "finished": wf.full([batch, finished, written], self.end, like=logits, dtype="int32"),
             "lengths": wf.zeros([batch, finished], like=logits, dtype="int32"),
@@ -185,14 +183,9 @@ class _Search:
         if self.early_stopping:
             return state["is_open"] & ~is_full
         # A log-probability only falls; over the largest penalty it is as high as it can become.
-        most = wf.max(state["scores"], over="beam") / PENALTIES[self.penalty](self.steps, self.alpha)
+        most = wf.max(state["scores"], over="beam") / self._penalty(self.steps)
         worst = wf.min(state["finished_scores"], over=_FINISHED)
         return state["is_open"] & (~is_full | (most > worst))
 
-    def _penalty(self, length: Tensor) -> Any:
+    def _penalty(self, length: Tensor | int) -> Any:
         return PENALTIES[self.penalty](length, self.alpha)
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(search: _Search, mesh: Any, layout: Any) -> Any:
-    return compiled(search, mesh, layout)

@@ -4,7 +4,6 @@ The prompt goes through the model once; then one token at a time does, in one co
 continuations have.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError
 from ..models.cache import Cache
+from ..nn.given import whole
 from ..nn.weights import checked_key
 from ..spmd.place import get
 from ..tensor import Tensor
-from .prompts import an_id, compiled, start, whole
+from .prompts import an_id, compiled, start
 from .sampling import Sampler, log_chance
 
 _WRITTEN = f"{UNSHOWN}written"
@@ -73,11 +73,11 @@ def generate(
     if not sampler.is_greedy and key is None:
         raise TensorError("tokens are to be drawn, and there is no key", fix="give `key=jax.random.key(0)`")
     key = jax.random.key(0) if key is None else checked_key(key)
-    many = {} if samples is None else {"samples": whole("samples", samples)}
+    many = {} if samples is None else {"samples": whole(samples, "samples")}
     begun = start(model, prompts, max_new_tokens, layout, many)
     end = None if end is None else an_id("end", end, model.config.vocab)
     plan = _Plan(sampler, int(max_new_tokens), begun.room, samples, end)
-    run = _compiled(plan, begun.mesh, begun.layout)
+    run = compiled(plan, begun.mesh, begun.layout)
     tokens, lengths, scores = get(run(model, begun.prompt, key))
     return Continuations(np.asarray(tokens), np.asarray(lengths), np.asarray(scores))
 
@@ -153,8 +153,3 @@ class _Plan:
         if "first" in prompt:
             hot = hot & (wf.arange(inputs.dim("length"), like=inputs) >= prompt["first"])
         return wf.broadcast(wf.any(hot, over="length"), logits.dims)
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(plan: _Plan, mesh: Any, layout: Any) -> Any:
-    return compiled(plan, mesh, layout)

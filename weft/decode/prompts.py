@@ -4,6 +4,7 @@ Imports the models. Sequences are made to fit the mesh here: a prompt of a langu
 shorter, so that all end at the same place.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stack
 from ..layout import Layout, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
-from ..models.running import without_rules
+from ..models.running import check_ids, without_rules
+from ..nn.given import whole
 from ..nn.moe import slots_for
 from ..spmd.border import Spmd
 from ..spmd.place import check_values
@@ -35,8 +37,9 @@ class Start:
     layout: Layout | None
 
 
+@functools.lru_cache(maxsize=64)
 def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
-    """`fn` for a mesh and a layout, or for one processor."""
+    """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
     return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout, quiet=True)
 
 
@@ -52,7 +55,7 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
             fix="train with gating='switch' or 'top2'",
         )
     check_values(jax.tree.leaves(model))
-    steps = whole("max_new_tokens", steps)
+    steps = whole(steps, "max_new_tokens")
     rows = _rows(prompts, model.config.vocab)
     mesh = model.mesh
     if layout is not None and mesh is None:
@@ -104,11 +107,7 @@ def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
             raise TensorError(f"prompt {number} is empty", fix="give it at least one token, such as the start id")
         if not np.issubdtype(row.dtype, np.integer):
             raise TensorError(f"prompt {number} holds {row.dtype}, not token ids", fix="give whole numbers")
-        if row.min() < 0 or row.max() >= vocab:
-            wrong = row[(row < 0) | (row >= vocab)][0]
-            raise TensorError(
-                f"prompt {number} has the id {wrong}, and the vocab has {vocab}", fix="check the tokenizer"
-            )
+        check_ids(f"prompt {number}", row, vocab)
     return [row.astype("int32") for row in rows]
 
 
@@ -167,15 +166,8 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """A whole number that an argument needs."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise TensorError(f"`{name}` is {value!r}", fix=f"give a whole number from {least} on")
-    return int(value)
-
-
 def an_id(name: str, value: Any, vocab: int) -> int:
     """A token id that an argument needs."""
-    if whole(name, value, 0) >= vocab:
+    if whole(value, name, 0) >= vocab:
         raise TensorError(f"`{name}` is {value}, and the vocab has {vocab}", fix=f"give an id below {vocab}")
     return int(value)

@@ -10,8 +10,8 @@ from typing import Any
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError
+from ..nn.given import whole
 from ..tensor import Tensor
-from .prompts import whole
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sampler:
         if not _is_number(self.temperature) or self.temperature < 0:
             raise TensorError(f"`temperature` is {self.temperature!r}", fix="give 0 for the likeliest, or e.g. 0.8")
         if self.top_k is not None:
-            whole("top_k", self.top_k)
+            whole(self.top_k, "top_k")
         if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise TensorError(f"`top_p` is {self.top_p!r}", fix="give a share above 0 and at most 1, e.g. 0.9")
         if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:

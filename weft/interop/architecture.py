@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+LM_HEAD = "lm_head.weight"
 NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
 
 
@@ -65,6 +66,16 @@ class Architecture:
             is_same = set(found.split()) == set(wanted.split()) if field == "bias" else found == wanted
             if not is_same:
                 raise self.no_form(config, field, wanted)
+
+
+def with_softmax(config: Any, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, and that of the table the logits are made with, where it is one of its own."""
+    return [*entries, *([] if config.tied else [Entry("softmax.table", LM_HEAD, "vocab d_model")])]
+
+
+def tied_copy(table: str) -> Callable[[Any], Mapping[str, str]]:
+    """The copy that a file of a tied model may hold of its table of words."""
+    return lambda config: {LM_HEAD: table} if config.tied else {}
 
 
 class Keys:

@@ -181,7 +181,7 @@ def write(
 ) -> None:
     """Writes the folder: `values` are those of `tensors`, one after the other, and are held one at a time."""
     check_free(folder)
-    with _moved_there(folder) as partial:
+    with moved_there(folder) as partial:
         _write_json(partial / CONFIG, config)
         shards, left = _shards(tensors, shard_bytes), iter(values)
         files = [WEIGHTS] if len(shards) == 1 else [_file(i, len(shards)) for i in range(1, len(shards) + 1)]
@@ -241,7 +241,7 @@ def _flush(file: IO[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _moved_there(folder: Path) -> Iterator[Path]:
+def moved_there(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when all is written, and is gone if that fails."""
     partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import WeftWarning, user_stacklevel
 from ..models import LMConfig
-from .architecture import NAMES, Architecture, Keys
+from .architecture import NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
 from .mapping import Entry
 
@@ -93,11 +93,7 @@ def _entries(config: LMConfig) -> list[Entry]:
         Entry("decoder.norm.scale", "transformer.ln_f.weight", "d_model"),
         Entry("decoder.norm.bias", "transformer.ln_f.bias", "d_model"),
     ]
-    return found if config.tied else [*found, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
-
-
-def _copies(config: LMConfig) -> dict[str, str]:
-    return {"lm_head.weight": "transformer.wte.weight"} if config.tied else {}
+    return with_softmax(config, found)
 
 
 GPT2 = Architecture(
@@ -120,7 +116,7 @@ GPT2 = Architecture(
     fields=_fields,
     keys=_keys,
     entries=_entries,
-    copies=_copies,
+    copies=tied_copy("transformer.wte.weight"),
     repeated=lambda config: {},
     unused=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",  # masks
     prefix="transformer.",

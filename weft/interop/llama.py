@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..models import LMConfig
-from .architecture import NAMES, Architecture, Keys
+from .architecture import NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
 from .mapping import Entry
 
@@ -128,11 +128,7 @@ def _entries(config: LMConfig) -> list[Entry]:
         Entry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
         Entry("decoder.norm.scale", "model.norm.weight", "d_model"),
     ]
-    return found if config.tied else [*found, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
-
-
-def _copies(config: LMConfig) -> dict[str, str]:
-    return {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {}
+    return with_softmax(config, found)
 
 
 LLAMA = Architecture(
@@ -153,7 +149,7 @@ LLAMA = Architecture(
     fields=_fields,
     keys=_keys,
     entries=_entries,
-    copies=_copies,
+    copies=tied_copy("model.embed_tokens.weight"),
     repeated=lambda config: {},
     unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )

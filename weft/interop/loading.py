@@ -14,13 +14,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..errors import closest
-from ..layout import Layout, Region, spec
+from ..layout import Layout, Region
 from ..mesh import Mesh
-from ..nn.weights import Weight
+from ..nn.weights import Weight, written
+from ..spmd.place import sharding_of
 from ..tensor import parameter
 from .architecture import Architecture, Keys
 from .files import CONFIG, Weights, WeightsError, read_json
-from .mapping import Parameter, check_shapes, checked_dtypes, parameters, path_of
+from .mapping import Parameter, check_shapes, checked_dtypes, parameters
 from .table import ARCHITECTURES
 
 _COMPARED = 2**24  # numbers of two tensors that are held at a time to compare them
@@ -96,12 +97,12 @@ def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None
     def made(path: Sequence[Any], leaf: Any) -> Any:
         if not isinstance(leaf, Weight):
             return leaf
-        own = params[path_of(path)]
+        own = params[written(path)]
 
         def read(index: Sequence[slice]) -> np.ndarray:
-            return own.read(index, weights, names, dtypes[path_of(path)])
+            return own.read(index, weights, names, dtypes[written(path)])
 
-        return parameter(_placed(own.dims.sizes, places[path_of(path)], read), own.dims)
+        return parameter(_placed(own.dims.sizes, places[written(path)], read), own.dims)
 
     return jax.tree_util.tree_map_with_path(made, blueprint)
 
@@ -110,7 +111,7 @@ def _sharding(own: Parameter, region: Region | None) -> NamedSharding | None:
     """How the layout stores a parameter."""
     if region is None:
         return None
-    return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(own.dims, "params")))
+    return sharding_of(own.dims, "params", region)
 
 
 def _placed(shape: Sequence[int], place: NamedSharding | None, read: Callable[[Sequence[slice]], np.ndarray]) -> Any:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ..dims import Dim, Shape
-from ..nn.weights import Weight
+from ..nn.weights import Weight, written
 from .files import Weights, WeightsError
 
 
@@ -132,15 +132,10 @@ def _shifted(part: slice, by: int) -> slice:
 def parameters(blueprint: Any, entries: Sequence[Entry]) -> dict[str, Parameter]:
     """The parameters of a model without values, by path; each has one entry."""
     leaves = jax.tree_util.tree_leaves_with_path(blueprint)
-    dims = {path_of(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
+    dims = {written(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
     found = {entry.path: Parameter(entry, dims[entry.path]) for entry in entries if entry.path in dims}
     assert set(found) == set(dims) == {entry.path for entry in entries}, set(dims) ^ {e.path for e in entries}
     return found
-
-
-def path_of(path: Sequence[Any]) -> str:
-    """Where in a model a parameter stands: `decoder.layers.attention.q`."""
-    return ".".join(step.name for step in path)
 
 
 def checked_dtypes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str]) -> dict[str, np.dtype]:

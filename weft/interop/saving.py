@@ -13,13 +13,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..models import LMConfig, Seq2SeqConfig
+from ..nn.freezing import by_path
 from ..spmd.place import check_values
-from ..tensor import is_tensor
 from .architecture import Architecture
 from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
 from .llama import LLAMA
-from .mapping import Parameter, parameters, path_of, to_store
+from .mapping import Parameter, parameters, to_store
 from .switch import SWITCH
 from .t5 import T5
 
@@ -89,8 +89,7 @@ def _form_of(config: Any) -> Architecture:
 
 
 def _arrays_of(model: Any, params: Mapping[str, Parameter]) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_tensor)
-    found = {path_of(path): leaf.array for path, leaf in leaves if is_tensor(leaf)}
+    found = {path: leaf.array for path, leaf in by_path(model).items()}
     check_values(list(found.values()))
     if adapted := next((path for path in params if path not in found and f"{path}.down" in found), None):
         raise WeightsError(f"weight `{adapted}` has an adapter", fix="fold it in first: `nn.lora.merge(model)`")

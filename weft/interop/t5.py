@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..models import Seq2SeqConfig
-from .architecture import ACTIVATIONS, Architecture, Keys
+from .architecture import ACTIVATIONS, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
 from .mapping import Entry
 
@@ -148,12 +148,12 @@ def around(config: Seq2SeqConfig) -> list[Entry]:
     for stack in ("encoder", "decoder"):
         entries.append(Entry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
         entries.append(Entry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
-    return entries if config.tied else [*entries, Entry("softmax.table", "lm_head.weight", "vocab d_model")]
+    return with_softmax(config, entries)
 
 
 def copies(config: Seq2SeqConfig) -> dict[str, str]:
-    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(["lm_head.weight"] if config.tied else [])]
-    return dict.fromkeys(names, "shared.weight")
+    stacks = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    return {**dict.fromkeys(stacks, "shared.weight"), **tied_copy("shared.weight")(config)}
 
 
 def _entries(config: Seq2SeqConfig) -> list[Entry]:

@@ -4,6 +4,7 @@ Imports the layers. Sequences end at the same place, so that all of a batch take
 begins later.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -75,7 +76,7 @@ class Cache(eqx.Module):
 
     def after(self, new: Past) -> "Cache":
         """With the next token in its place."""
-        return Cache(self.past.with_new(new, self.at), self.at + 1, self.first, self.memory, self.memory_segments)
+        return dataclasses.replace(self, past=self.past.with_new(new, self.at), at=self.at + 1)
 
     def spread(self, dim: Dim) -> "Cache":
         """With a dim of continuations beside `batch`, which all begin the same."""
@@ -84,10 +85,8 @@ class Cache(eqx.Module):
             at = x.dims.position("batch") + 1
             return wf.broadcast(x, Shape([*x.dims[:at], dim, *x.dims[at:]]))
 
-        past = Past(wider(self.past.keys), wider(self.past.values))
-        return Cache(past, self.at, self.first, self.memory, self.memory_segments)
+        return self.map_past(wider)
 
     def map_past(self, fn: Any) -> "Cache":
         """With `fn` of the keys and of the values."""
-        past = Past(fn(self.past.keys), fn(self.past.values))
-        return Cache(past, self.at, self.first, self.memory, self.memory_segments)
+        return dataclasses.replace(self, past=Past(fn(self.past.keys), fn(self.past.values)))

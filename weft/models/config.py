@@ -3,6 +3,7 @@
 Imports what stands left of the layers. A configuration is checked where it is made; the models trust it.
 """
 
+import abc
 import dataclasses
 import math
 from typing import Any, get_args
@@ -14,7 +15,9 @@ from ..errors import DimError, TensorError, closest
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn import weights
-from ..nn.moe import slots_for
+from ..nn.feed_forward import ACTIVATIONS
+from ..nn.given import number
+from ..nn.moe import GATINGS, slots_for
 from ..nn.position import Stretch
 from ..tensor import as_dtype
 
@@ -33,14 +36,14 @@ _RANGES = {  # least, below, and whether it may be the least; other floats are a
 _CHOICES = {
     "norm": ("rms", "layer"),
     "positions": ("sinusoid", "learned", "rotary", "relative", "none"),
-    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
-    "gating": ("switch", "top2", "choice"),
+    "activation": tuple(ACTIVATIONS),
+    "gating": GATINGS,
     "attention": ("auto", "plain"),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(abc.ABC):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
     name: str
@@ -173,9 +176,9 @@ class TransformerConfig:
     def dim(self, name: str) -> Dim:
         return self.dims.find(name)
 
+    @abc.abstractmethod
     def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
         """The model without values."""
-        raise NotImplementedError
 
     @property
     def param_count(self) -> int:
@@ -207,10 +210,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
         return int(value)
     if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
         lowest, below, may_be_it = _RANGES.get(name, (0.0, math.inf, False))
-        if not lowest <= value < below or (value == lowest and not may_be_it):
-            text = f"{'from' if may_be_it else 'above'} {lowest:g}" + f" and below {below:g}" * (below < math.inf)
-            raise TensorError(f"`{name}` is {value!r}", fix=f"give a number {text}")
-        return float(value)
+        return float(number(value, name, least=lowest, below=below, may_be_least=may_be_it))
     if not isinstance(value, kinds):
         example = f"{name}=True` or `{name}=False" if bool in kinds else f"{name}='my-lm'" if str in kinds else "0.1"
         named = " or ".join(k.__name__ for k in kinds)

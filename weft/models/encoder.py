@@ -13,11 +13,12 @@ from ..dims import Dim, Shape
 from ..errors import TensorError
 from ..layout import Layout
 from ..mesh import Mesh
+from ..nn.weights import key_of
 from ..tensor import Tensor
 from .config import TransformerConfig
 from .running import named, named_batch, run, same_shape
 from .stack import Stack
-from .words import checked_key, embed, key_of, predict, scored, tables
+from .words import checked_key, embed, predict, scored, tables
 
 BATCH = {
     "tokens": "ids",

@@ -26,8 +26,7 @@ def run(fn: Callable[..., Any], model: Any, *args: Any) -> Any:
     if open_region() is not None:
         return fn(model, *args)
     check_values(jax.tree.leaves((model, args)))
-    layout = model.layout if model.layout is None else without_rules(model.layout, "beam", "samples")
-    return _outside(fn, model.mesh, layout)(model, *args)
+    return _outside(fn, model.mesh, model.layout)(model, *args)
 
 
 def without_rules(layout: Layout, *dims: str) -> Layout:
@@ -37,7 +36,9 @@ def without_rules(layout: Layout, *dims: str) -> Layout:
 
 @functools.cache  # one function for each mesh and layout, so that what it compiled is found again
 def _outside(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
-    return jax.jit(fn) if mesh is None else spmd(fn, mesh=mesh, layout=layout)
+    if mesh is None or layout is None:
+        return jax.jit(fn)
+    return spmd(fn, mesh=mesh, layout=without_rules(layout, "beam", "samples"))
 
 
 def named_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], vocab: int) -> dict[str, Tensor]:
@@ -57,7 +58,7 @@ def named_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], voc
     for clash in ("inputs", "targets"):
         if batch.get("tokens") is not None and batch.get(clash) is not None:
             raise TensorError(f"the batch has `tokens` and `{clash}`", fix="give `tokens`, or `inputs` and `targets`")
-    if missing := next((name for name in needed if name not in batch), None):
+    if missing := next((name for name in needed if batch.get(name) is None), None):
         shape = "[batch]" if kinds[missing] == "row" else "[batch, length]"
         raise TensorError(f"the batch has no `{missing}`", fix=f"add integers of shape {shape} as `{missing}`")
     found = {name: value for name, value in batch.items() if value is not None}
@@ -89,7 +90,7 @@ def named(name: str, given: Any, kind: str = "ids", vocab: int | None = None) ->
                 fix=f"give an array of shape [{', '.join(dims.split())}], or a tensor",
             )
         if kind == "ids" and vocab is not None and isinstance(given, np.ndarray | list | tuple):
-            _check_ids(name, np.asarray(given), vocab)
+            check_ids(f"`{name}`", np.asarray(given), vocab)
         given = tensor(array, dims)
     if set(given.dims.names) != set(dims.split()):
         raise DimError(
@@ -102,14 +103,12 @@ def named(name: str, given: Any, kind: str = "ids", vocab: int | None = None) ->
     return given
 
 
-def _check_ids(name: str, ids: np.ndarray, vocab: int) -> None:
+def check_ids(what: str, ids: np.ndarray, vocab: int) -> None:
     """Raises where an id lies outside the vocab; only what lies on the host is looked at."""
     if ids.size and (ids.min() < 0 or ids.max() >= vocab):
         wrong = ids[(ids < 0) | (ids >= vocab)].flat[0]
-        ignored = " (give what is not to count the weight 0, in `weights`)" if name == "targets" else ""
-        raise TensorError(
-            f"`{name}` has the id {wrong}, and the vocab has {vocab}", fix=f"check the tokenizer{ignored}"
-        )
+        ignored = " (give what is not to count the weight 0, in `weights`)" if what == "`targets`" else ""
+        raise TensorError(f"{what} has the id {wrong}, and the vocab has {vocab}", fix=f"check the tokenizer{ignored}")
 
 
 def _array(name: str, given: Any) -> Any:

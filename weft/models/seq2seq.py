@@ -11,12 +11,13 @@ from .. import ops as wf
 from ..dims import Dim
 from ..layout import Layout
 from ..mesh import Mesh
+from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache, Past
 from .config import TransformerConfig
 from .running import named, named_batch, run, shifted
 from .stack import Stack
-from .words import checked_key, embed, key_of, predict, scored, tables
+from .words import checked_key, embed, predict, scored, tables
 
 BATCH = {
     "inputs": "ids",

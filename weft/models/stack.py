@@ -16,6 +16,7 @@ from .. import nn
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..nn import weights
+from ..nn.weights import key_of
 from ..tensor import Tensor, is_tensor
 from .cache import Cache, Past
 from .config import TransformerConfig, stream
@@ -86,12 +87,12 @@ class Stack(eqx.Module):
         around = Surroundings(mask, self._bias(x, mask), memory, memory_mask)
 
         def one(x: Tensor, layer: Layer, turn: Any) -> tuple[Tensor, dict[str, Tensor]]:
-            return block(config, layer, x, around, None if key is None else jax.random.fold_in(key, turn))[:2]
+            return block(config, layer, x, around, key_of(key, turn))[:2]
 
         if config.remat:
             one = wf.remat(one, save=config.remat.split() if isinstance(config.remat, str) else ())
         x, told, _ = self._run(lambda x, layer, past, turn: (*one(x, layer, turn), None), x)
-        return dropped(self.norm(x), config, None if key is None else jax.random.fold_in(key, config.layers)), told
+        return dropped(self.norm(x), config, key_of(key, config.layers)), told
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, Past]:
         """The stream after all layers, and the keys and values they made of it, to decode on from."""
@@ -177,7 +178,7 @@ def block(
     config: TransformerConfig, layer: Layer, x: Tensor, around: Surroundings, key: Any
 ) -> tuple[Tensor, dict[str, Tensor], Past]:
     """One layer: the stream after it, what its experts report, and the keys and values it made."""
-    keys = [None] * 6 if key is None else [jax.random.fold_in(key, i) for i in range(6)]
+    keys = [key_of(key, i) for i in range(6)]
     back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
     h = inside(layer.attention_norm(x))
     position = around.mask.here(h) if layer.attention.rotary is not None else None
@@ -222,7 +223,7 @@ def inside(x: Tensor) -> Tensor:
 
 def dropped(x: Tensor, config: TransformerConfig, key: Any) -> Tensor:
     """`x` with dropout, where a key is given."""
-    return x if key is None or not config.dropout else wf.dropout(x, config.dropout, key)
+    return weights.dropped(x, config.dropout, key)
 
 
 def _every(config: TransformerConfig) -> int:

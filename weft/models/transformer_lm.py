@@ -14,12 +14,13 @@ from .. import ops as wf
 from ..errors import TensorError
 from ..layout import Layout
 from ..mesh import Mesh
+from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache
 from .config import TransformerConfig
 from .running import named_batch, run, same_shape, shifted
 from .stack import Stack
-from .words import checked_key, embed, key_of, predict, scored, tables
+from .words import checked_key, embed, predict, scored, tables
 
 BATCH = {
     "tokens": "ids",
@@ -120,9 +121,7 @@ def _needed(batch: Any, config: LMConfig) -> list[str]:
     if has.get("prefix") is not None and not config.prefix:
         raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
     needed = ["inputs", "targets"] if "inputs" in has or "targets" in has else ["tokens"]
-    if config.prefix and has.get("prefix") is None and all(name in has for name in needed):
-        raise TensorError("the batch has no `prefix`", fix="add integers of shape [batch] as `prefix`: its length")
-    return needed
+    return [*needed, "prefix"] if config.prefix else needed
 
 
 # The model. Each line is a line of the printed program, under the name it gives its result.

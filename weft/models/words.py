@@ -5,12 +5,12 @@ Imports the layers. A model here has `embedding`, `positions` and `softmax` (eac
 
 from typing import Any
 
-import jax
-
 from .. import nn
 from .. import ops as wf
 from ..errors import DimError
+from ..nn.given import whole_number
 from ..nn.weights import checked_key as _checked
+from ..nn.weights import dropped, key_of
 from ..tensor import Tensor
 from .config import TransformerConfig, stream
 
@@ -36,8 +36,7 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
         x = x + model.positions(mask.here(x), config.dtype)
     if config.positions == "sinusoid":
         x = wf.cast(x + nn.sinusoids(mask.here(x), x.dim("d_model"), x), config.dtype)
-    if key is not None and config.dropout:
-        x = wf.dropout(x, config.dropout, jax.random.fold_in(key, 0))
+    x = dropped(x, config.dropout, key_of(key, 0))
     return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
 
 
@@ -55,11 +54,7 @@ def scored(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of `x` [batch length d_model], with what the experts add; and what went into it."""
     config = model.config
-    if x.size("length") % config.loss_chunks:
-        raise DimError(
-            f"`loss_chunks` is {config.loss_chunks}, and `length` has size {x.size('length')}",
-            fix="give a number that divides the length",
-        )
+    whole_number(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
     sums = nn.summed_cross_entropy(
         lambda x: predict(model, x),
         x,
@@ -80,8 +75,3 @@ def scored(
 def checked_key(key: Any) -> Any:
     """The key, if it is one, or none."""
     return None if key is None else _checked(key)
-
-
-def key_of(key: Any, part: int) -> Any:
-    """The key of one part of a model; none where none is given."""
-    return None if key is None else jax.random.fold_in(key, part)

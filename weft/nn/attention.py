@@ -18,7 +18,7 @@ from ..errors import TensorError
 from ..tensor import Tensor
 from .given import has_dims, number, one_dim
 from .position import Stretch, rotated
-from .weights import full, normal, used
+from .weights import dropped, full, normal, used
 
 UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
@@ -229,8 +229,7 @@ class Attention(eqx.Module):
         if self.talking is not None:
             share = _talk(share, self.talking[1])
         share = wf.cast(share, v.dtype)
-        if key is not None and dropout:
-            share = wf.dropout(share, dropout, key)
+        share = dropped(share, dropout, key)
         return wf.einsum(share, v, out=q.dims)
 
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:

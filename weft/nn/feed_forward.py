@@ -9,7 +9,7 @@ from .. import ops as wf
 from ..dims import Dim
 from ..tensor import Tensor
 from .given import has_dims, one_dim, one_of
-from .weights import full, normal, used
+from .weights import dropped, full, normal, used
 
 ACTIVATIONS = {
     "relu": wf.relu,
@@ -63,7 +63,6 @@ class FeedForward(eqx.Module):
         else:
             gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
             hidden = activate(gate) * hidden
-        if key is not None and dropout:
-            hidden = wf.dropout(hidden, dropout, key)
+        hidden = dropped(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
         return y if self.out_bias is None else y + wf.cast(self.out_bias, h.dtype)

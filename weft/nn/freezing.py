@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from ..errors import TensorError, closest
-from ..tensor import is_tensor
+from ..tensor import Tensor, is_tensor
 from .weights import with_kind, written
 
 
@@ -33,7 +33,13 @@ def unfreeze(model: Any, *patterns: str) -> Any:
 
 def paths(model: Any) -> list[str]:
     """The paths of all parameters."""
-    return [path for path, _ in _leaves(model)]
+    return list(by_path(model))
+
+
+def by_path(model: Any) -> dict[str, Tensor]:
+    """All tensors of a model by their paths."""
+    found, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
+    return {written(path): leaf for path, leaf in found if is_tensor(leaf)}
 
 
 def map_paths(fn: Callable[[str, Any], Any], model: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
@@ -51,11 +57,6 @@ def matched(patterns: Any, model: Any) -> set[str]:
             raise TensorError(f"no parameter's path matches {pattern!r}", fix=closest(pattern, known))
         found.update(own)
     return found
-
-
-def _leaves(model: Any) -> list[tuple[str, Any]]:
-    found, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
-    return [(written(path), leaf) for path, leaf in found if is_tensor(leaf)]
 
 
 def _marked(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:

@@ -23,13 +23,23 @@ def one_of(given: Any, known: Iterable[str], what: str) -> str:
     return str(given)
 
 
-def number(given: Any, what: str, *, least: float, below: float, example: float, may_be_least: bool = True) -> float:
+def number(
+    given: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
+) -> float:
     """The number, if it lies from `least` to below `below`."""
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     if not is_number or not least <= given < below or (given == least and not may_be_least):
         range_text = f"{'from' if may_be_least else 'above'} {least:g}" + f" and below {below:g}" * (below < 1e9)
-        raise TensorError(f"`{what}` is {given!r}", fix=f"give a number {range_text}, e.g. `{what}={example}`")
+        example_text = "" if example is None else f", e.g. `{what}={example}`"
+        raise TensorError(f"`{what}` is {given!r}", fix=f"give a number {range_text}{example_text}")
     return given
+
+
+def whole(given: Any, what: str, least: int = 1) -> int:
+    """The whole number, if it is at least so large."""
+    if isinstance(given, bool) or not hasattr(given, "__index__") or int(given) < least:
+        raise TensorError(f"`{what}` is {given!r}", fix=f"give a whole number from {least} on")
+    return int(given)
 
 
 def whole_number(given: Any, what: str, *, divides: int, of: str) -> int:

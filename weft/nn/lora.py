@@ -14,6 +14,7 @@ from ..dims import Dim, Shape
 from ..errors import TensorError
 from ..tensor import Tensor, is_tensor, parameter
 from .freezing import freeze, map_paths, matched, unfreeze
+from .given import whole
 from .weights import Adapted, Weight, checked_key, init, own_key, used
 
 WHERE = ("*.attention.q", "*.attention.v")
@@ -25,9 +26,8 @@ def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, 
     At first they change nothing. Their product counts `alpha / rank` times; `alpha` is twice the rank unless given.
     """
     checked_key(key)
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise TensorError(f"`rank` is {rank!r}", fix="give a whole number from 1 on, e.g. 8")
-    if any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted))):
+    rank = whole(rank, "rank")
+    if _has_adapters(model):
         raise TensorError("the model has adapters already", fix="fold them in first: `lora.merge(model)`")
     chosen, scale = matched(where, model), (2.0 if alpha is None else alpha / rank)
     mesh, layout = getattr(model, "mesh", None), getattr(model, "layout", None)
@@ -44,7 +44,7 @@ def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, 
 
 def merge(model: Any) -> Any:
     """The model with the adapters folded into their weights, and all of it trained again."""
-    if not any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted))):
+    if not _has_adapters(model):
         raise TensorError("the model has no adapters to merge", fix="add some: `lora.add(model, rank=8, key=key)`")
 
     def fold(leaf: Any) -> Any:
@@ -54,6 +54,10 @@ def merge(model: Any) -> Any:
         return parameter(jax.jit(lambda weight: used(weight, weight.weight.dtype), out_shardings=lies)(leaf))
 
     return unfreeze(jax.tree.map(fold, model, is_leaf=lambda x: _is_adapted(x) or is_tensor(x)))
+
+
+def _has_adapters(model: Any) -> bool:
+    return any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted)))
 
 
 def _is_adapted(leaf: Any) -> bool:

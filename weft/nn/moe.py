@@ -19,7 +19,7 @@ from ..dims import Dim
 from ..tensor import Tensor
 from .feed_forward import ACTIVATIONS
 from .given import has_dims, number, one_dim, one_of
-from .weights import checked_key, normal, used
+from .weights import checked_key, dropped, key_of, normal, used
 
 GATINGS = ("switch", "top2", "choice")
 
@@ -77,7 +77,7 @@ class MixtureOfExperts(eqx.Module):
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
         z = z.rename(batch=Dim("expert_batch", batch.size, "batch"), router=experts)
-        z = self.experts(z, None if key is None else jax.random.fold_in(key, 1))
+        z = self.experts(z, key_of(key, 1))
         z = z.rename(**{"expert_batch": batch, experts.name: router})
         return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
 
@@ -90,8 +90,7 @@ class MixtureOfExperts(eqx.Module):
             hidden = activate(hidden)
         else:
             hidden = activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)) * hidden
-        if key is not None and self.dropout:
-            hidden = wf.dropout(hidden, self.dropout, key)
+        hidden = dropped(hidden, self.dropout, key)
         return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
 
     def slots(self, length: int, drops: bool) -> Dim:

@@ -22,7 +22,7 @@ from ..errors import RegionError, TensorError
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
 from ..spmd.border import Spmd
-from ..tensor import Tensor, parameter
+from ..tensor import Tensor, parameter, tensor
 from ..tensor import make as make_tensor
 
 
@@ -117,7 +117,12 @@ def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: A
 
 def shapes(module: Any) -> Any:
     """The module with shapes in place of values, for `wf.trace`; nothing is allocated."""
-    return map_weights(lambda w: parameter(jax.ShapeDtypeStruct(w.stored_dims.sizes, w.dtype), w.stored_dims), module)
+
+    def shape(weight: Weight) -> Tensor:
+        dims = weight.stored_dims
+        return _kept(weight, tensor(jax.ShapeDtypeStruct(dims.sizes, weight.dtype), dims))
+
+    return map_weights(shape, module)
 
 
 def checked_key(key: Any) -> Any:
@@ -147,6 +152,16 @@ def with_kind(x: Tensor, **changes: Any) -> Tensor:
 def written(path: Sequence[Any]) -> str:
     """A path of JAX's as it is written: `decoder.layers.attention.q`."""
     return ".".join(str(getattr(step, "name", getattr(step, "idx", getattr(step, "key", "")))) for step in path)
+
+
+def key_of(key: Any, part: int) -> Any:
+    """The key of one part of what has a key; none where none is given."""
+    return None if key is None else jax.random.fold_in(key, part)
+
+
+def dropped(x: Tensor, rate: float, key: Any) -> Tensor:
+    """`x` with dropout, where a key is given."""
+    return x if key is None or not rate else wf.dropout(x, rate, key)
 
 
 def own_key(key: Any, name: str) -> Any:

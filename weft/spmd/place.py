@@ -33,13 +33,18 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
             leaf = _outside(leaf, "put")
             if jax.process_count() > 1 and leaf._kind.store is None and _is_local(leaf._array):
                 return _joined_rows(leaf, region, devices)
-            placed = spec(region.placement(leaf.dims, leaf._kind.store))
-            return make(put_array(leaf._array, NamedSharding(devices, placed)), leaf.dims, None, leaf._kind)
+            lies = sharding_of(leaf.dims, leaf._kind.store, region)
+            return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
 
     return jax.tree.map(place, tree, is_leaf=is_tensor)
+
+
+def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding:
+    """How an array of these dims lies on the region's devices, stored so (`params`) or as any tensor."""
+    return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
 
 
 def get(tree: Any) -> Any:
