@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = 3, best: bool = True):
         self.folder, self.keep, self.best = folder.absolute(), keep, best
         self._writer: Any = None
-        self._begun: tuple[int, dict[str, Any], dict[str, Any]] | None = None
+        self._finishing: threading.Thread | None = None
+        self._failed: CheckpointError | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -67,7 +69,10 @@ class Checkpoints:
     # Writing.
 
     def save(self, step: int, arrays: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        """Begins to write a checkpoint, when the one before it is whole; the arrays may be overwritten afterwards."""
+        """Begins to write a checkpoint, when the one before it is whole; the arrays may be overwritten afterwards.
+
+        What goes wrong later is raised by the next `save`, `wait` or `close`.
+        """
         self.wait()
         place = self.folder / str(step)
         if (place / TOLD).exists():
@@ -78,23 +83,34 @@ class Checkpoints:
                 shutil.rmtree(place, ignore_errors=True)
             self._open().save(place / ARRAYS, args=_args("PyTreeSave", dict(arrays)))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
-        self._begun = (step, sums, {"step": step, **told, "dtypes": dtypes})
+        told = {"step": step, **told, "dtypes": dtypes}
+        self._finishing = threading.Thread(target=self._finish, args=(step, sums, told), name="weft-checkpoint")
+        self._finishing.start()
 
     def wait(self) -> None:
-        """Until the checkpoint that was begun is whole; then those that are not kept are removed."""
-        if self._begun is None:
-            return
-        (step, sums, told), self._begun = self._begun, None
+        """Until the checkpoint that was begun is whole."""
+        if self._finishing is not None:
+            self._finishing.join()
+            self._finishing = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def _finish(self, step: int, sums: Mapping[str, Any], told: dict[str, Any]) -> None:
+        """Waits until all is written; then the checkpoint counts, and those that are not kept are removed."""
         place = self.folder / str(step)
-        with _said(f"step {step} could not be saved", place):
-            self._open().wait_until_finished()
-            if jax.process_index() == 0:
-                told["sums"] = {path: int(value) for path, value in sums.items()}
-                told["files"] = _sizes(place / ARRAYS)
-                part = place / f"{TOLD}.part"
-                part.write_text(json.dumps(told), encoding="utf-8")
-                part.rename(place / TOLD)
-                self._remove_old()
+        try:
+            with _said(f"step {step} could not be saved", place):
+                self._open().wait_until_finished()
+                if jax.process_index() == 0:
+                    told["sums"] = {path: int(value) for path, value in sums.items()}
+                    told["files"] = _sizes(place / ARRAYS)
+                    part = place / f"{TOLD}.part"
+                    part.write_text(json.dumps(told), encoding="utf-8")
+                    part.rename(place / TOLD)
+                    self._remove_old()
+        except CheckpointError as error:
+            self._failed = error
 
     def close(self) -> None:
         """Waits for what was begun, and ends the threads."""
@@ -192,7 +208,8 @@ class _said:
             return
         if self.place is not None and jax.process_index() == 0:
             shutil.rmtree(self.place, ignore_errors=True)
-        raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix="make room, or name a place with room")
+        fix = "make room, or name a place with room"
+        raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix=fix) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,7 +7,6 @@ renamed.
 import fcntl
 import os
 import re
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
 from ..errors import WeftError
+from ..interop.files import moved_there
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..nn.freezing import by_path
@@ -46,23 +46,17 @@ class Run:
         """A new run that begins with a model's weights, as step 0."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(f"{folder} is there already", fix="name a folder that is not there, or remove this one")
-        beside = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(beside, ignore_errors=True)
         values = {"model": models.fields(model.config)}
+        arrays = {f"params.{path}": x for path, x in arrays_of(model).items()}
         try:
-            beside.mkdir(parents=True)
-            (beside / CONFIG).write_text(tomli_w.dumps(values), encoding="utf-8")
-            checkpoints = Checkpoints(beside / CHECKPOINTS)
-            checkpoints.save(0, {f"params.{path}": x for path, x in arrays_of(model).items()}, {"config": values})
-            checkpoints.close()
-            if folder.exists():
-                folder.rmdir()
-            beside.rename(folder)
+            with moved_there(folder) as beside:
+                (beside / CONFIG).write_text(tomli_w.dumps(values), encoding="utf-8")
+                checkpoints = Checkpoints(beside / CHECKPOINTS)
+                checkpoints.save(0, arrays, {"config": values})
+                checkpoints.close()
         except (OSError, CheckpointError) as error:
             told = error.fact if isinstance(error, WeftError) else error.strerror
             raise RunError(f"{folder} cannot be written: {told}", fix="name a place with room") from error
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
         return cls(folder)
 
     @property

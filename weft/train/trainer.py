@@ -100,14 +100,13 @@ class Trainer:
         """Trains to the last step, or until it is asked to stop."""
         self._check_mesh()
         with self._opened_folder(), Stop() as stop:
+            if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) >= self.config.train.steps:
+                return Outcome(at, self.config.train.steps, was_finished=True)
             tokenizer, learned, held_out = self._opened_data()
             self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
             self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
             self.step = make_step(self.config, self.mesh, self.layout)
             state, at = self._first_or_last_state()
-            steps = self.config.train.steps
-            if at >= steps:
-                return Outcome(at, steps, was_finished=True)
             if at:
                 self.listener.said(f"goes on from step {at}")
             batches = self.feed.batches(learned)
@@ -236,12 +235,13 @@ class Trainer:
         with self.listener.stage("making the first weights"):
             return self.step.init(first_weights(self.config, self.mesh, self.layout)), 0
 
-    def _last_unbroken(self, steps: list[int]) -> int:
+    def _last_unbroken(self, steps: list[int], *, quiet: bool = False) -> int:
         for at in reversed(steps):
             problem = self.checkpoints.problem(at)
             if problem is None:
                 return at
-            self.listener.said(f"the checkpoint of step {at} is broken: {problem}; the one before it is taken")
+            if not quiet:
+                self.listener.said(f"the checkpoint of step {at} is broken: {problem}; the one before it is taken")
         return -1
 
     # Before the first step.
