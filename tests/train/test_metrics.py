@@ -131,18 +131,18 @@ def test_killed_at_any_moment_a_run_loses_no_row_up_to_its_checkpoint(tmp_path):
         "    for step in range(begin + 1, begin + 10**7): note({'step': step, 'loss': 1 / step, 'text': 'x' * 500})\n"
     )
     at = 0
-    for wait in (0.02, 0.05):
+    path, size = tmp_path / "metrics.jsonl", 20_000
+    for _ in range(2):
         words = [sys.executable, "-c", program, str(ROOT), str(tmp_path), str(at)]
         child = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert child.stdout.readline() == b"begun\n"
-        time.sleep(wait)
+        while child.poll() is None and not (path.exists() and path.stat().st_size > size):
+            time.sleep(0.001)
         child.send_signal(signal.SIGKILL)
         child.communicate()
-        if (tmp_path / "metrics.jsonl").exists() and (tmp_path / "metrics.jsonl").read_bytes().strip():
-            steps = [row["step"] for row in read(tmp_path)]
-            assert steps == list(range(1, len(steps) + 1)) and len(steps) >= at
-            at = len(steps) * 2 // 3
-    assert at > 0
+        steps = [row["step"] for row in read(tmp_path)]
+        assert steps == list(range(1, len(steps) + 1)) and len(steps) > at
+        at, size = len(steps) * 2 // 3, path.stat().st_size
 
 
 # Disks that refuse.
@@ -162,7 +162,7 @@ def test_a_full_disk_is_said_once_and_what_it_refused_is_written_later(tmp_path)
         assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
         assert len(said) == 1 and "metrics.jsonl CANNOT BE WRITTEN: File too large" in said[0]
         note(rows[6])
-        assert said[1:] == [f"{tmp_path / 'metrics.jsonl'} is written again"]
+        assert said[1:] == [f"{tmp_path / 'metrics.jsonl'} is written again, with all rows"]
         note(rows[7])
     assert read(tmp_path) == rows and len(said) == 2
 
@@ -170,11 +170,10 @@ def test_a_full_disk_is_said_once_and_what_it_refused_is_written_later(tmp_path)
 def test_a_disk_that_refuses_from_the_start_stops_nothing_and_loses_nothing(tmp_path):
     written(tmp_path, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}])
     said = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(no_file_larger_than(10))
-        note = stack.enter_context(Metrics(tmp_path, from_step=1, tensorboard=False, said=said.append))
+    note = Metrics(tmp_path, from_step=1, tensorboard=False, said=said.append)
+    with no_file_larger_than(10):
+        note.__enter__()
         note({"step": 2, "loss": 0.75})
-        assert read(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
     assert read(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}] and len(said) == 1
     note({"step": 3, "loss": 0.25})
     assert [row["loss"] for row in read(tmp_path)] == [1.0, 0.75, 0.25] and len(said) == 2
@@ -186,17 +185,22 @@ def test_a_folder_that_cannot_be_made_is_said_and_stops_nothing(tmp_path):
     with Metrics(tmp_path / "file" / "run", said=said.append) as note:
         for step in range(1, 20):
             note({"step": step, "loss": 1.0})
-    assert len(said) == 2  # once for the rows, once for TensorBoard
-    assert all("CANNOT BE WRITTEN: Not a directory. Training goes on" in text for text in said)
+    begun, ended = said[:2], said[2:]  # once for the rows, once for TensorBoard
+    assert all("CANNOT BE WRITTEN: Not a directory. Training goes on" in text for text in begun)
+    assert len(ended) == 2 and ended[0].endswith(
+        "metrics.jsonl LACKS ITS LAST ROWS, 19 in all: they could not be written"
+    )
 
 
 def test_rows_a_disk_refuses_do_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics._Growing, "MOST", 3)
-    with Metrics(tmp_path, tensorboard=False) as note:
+    said = []
+    with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
         with no_file_larger_than(0):
             for step in range(1, 11):
                 note({"step": step})
         note({"step": 11})
+    assert said[1].endswith("is written again, without 8 rows")
     assert [row["step"] for row in read(tmp_path)] == [9, 10, 11]
 
 

@@ -22,7 +22,7 @@ EXAMPLES = """Examples:
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs; several share a picture.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="The folders of runs; several share a picture.")],
     out: Annotated[
         Path | None,
         typer.Option(

@@ -113,6 +113,7 @@ class Progress:
                 with suppress(OSError, ValueError):
                     live.stop()
                 if self._row:
+                    self._pace = _Pace()  # nothing is left to wait for
                     self._print(self._line())
 
     # How it is told.

@@ -53,7 +53,7 @@ class Metrics:
 
     def __exit__(self, *_: object) -> None:
         if self._rows is not None:
-            self._rows.add(b"")
+            self._rows.close()
         if self._events is not None:
             self._events.close()
 
@@ -198,23 +198,36 @@ class _Growing:
     def __init__(self, path: Path, said: Said, made_ready: Callable[[], None]):
         self.path, self.said, self.made_ready = path, said, made_ready
         self.waiting: deque[bytes] = deque(maxlen=self.MOST)
-        self.is_ready, self.is_refused = False, False
+        self.is_ready, self.is_refused, self.lost = False, False, 0
         self.whole: int | None = None  # bytes in it, where the last write may have left a part of a piece behind them
 
     def add(self, piece: bytes) -> None:
         """Writes the piece, after those that could not be written; says when that begins to fail, and when it ends."""
         if piece:
+            self.lost += len(self.waiting) == self.waiting.maxlen
             self.waiting.append(piece)
         try:
             self._write()
         except OSError as error:
             if not self.is_refused:
-                self.said(f"{self.path} CANNOT BE WRITTEN: {error.strerror or error}. Training goes on; it is kept.")
+                reason = error.strerror or error
+                self.said(f"{self.path} CANNOT BE WRITTEN: {reason}. Training goes on, and it is tried again.")
             self.is_refused = True
         else:
             if self.is_refused:
-                self.said(f"{self.path} is written again")
-            self.is_refused = False
+                self.said(
+                    f"{self.path} is written again, {f'without {self.lost} rows' if self.lost else 'with all rows'}"
+                )
+            self.is_refused, self.lost = False, 0
+
+    def close(self) -> None:
+        """Tries once more what could not be written, and says what stays unwritten."""
+        if self.waiting or not self.is_ready:
+            self.add(b"")
+        if self.waiting:
+            self.said(
+                f"{self.path} LACKS ITS LAST ROWS, {self.lost + len(self.waiting)} in all: they could not be written"
+            )
 
     def _write(self) -> None:
         if not self.is_ready:
@@ -272,7 +285,7 @@ class _Events:
     def close(self) -> None:
         """Tries once more what could not be written."""
         if self.file is not None:
-            self.file.add(b"")
+            self.file.close()
 
     def _add(self, **fields: Any) -> None:
         assert self.file is not None
