@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from .plot import EXAMPLES as PLOT_EXAMPLES
+from .plot import plot
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
@@ -26,6 +28,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXAMPLES)(show)
 app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command(epilog=PLOT_EXAMPLES)(plot)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
 app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 

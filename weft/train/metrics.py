@@ -1,19 +1,295 @@
+"""What a run tells of itself: `metrics.jsonl`, one JSON object a line, and the same numbers for TensorBoard.
+
+Imports the errors. Both files only grow, by whole pieces: what a full disk refuses is kept and tried again, a piece it
+took a part of is cut off first, and nothing that goes wrong with them stops training.
+
+JSON has no word for what is not finite. Such a number is written as null and named beside it, and `read` puts it back:
+`{"step": 7, "loss": null, "not_finite": {"loss": "nan"}}`. A null that is not named there is a number not known.
+"""
+
 import json
+import math
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import WeftError, closest
+
+METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
+Row = dict[str, Any]
+Said = Callable[[str], None]
+
+
+class MetricsError(WeftError):
+    """Metrics of a run that are not there, or cannot be read."""
 
 
 class Metrics:
-    def __init__(self, folder, *, from_step=0, is_writer=True, tensorboard=True, said=print):
-        self.path = folder / "metrics.jsonl"
-        self.w = is_writer
+    """The rows of a run, on disk as soon as they are told; those after `from_step` are forgotten when it opens."""
 
-    def __enter__(self):
-        self.f = self.path.open("a")
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        from_step: int = 0,
+        is_writer: bool = True,
+        tensorboard: bool = True,
+        said: Said = lambda text: None,
+    ):
+        path = folder / METRICS
+        self._rows = _Growing(path, said, lambda: forget(path, from_step, said)) if is_writer else None
+        self._events = _Events(folder / TENSORBOARD, from_step, said) if is_writer and tensorboard else None
+
+    def __enter__(self) -> "Metrics":
+        if self._rows is not None:
+            self._rows.add(b"")
+        if self._events is not None:
+            self._events.open()
         return self
 
-    def __exit__(self, *_):
-        self.f.close()
+    def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
+        if self._events is not None:
+            self._events.close()
 
-    def __call__(self, row):
-        if self.w:
-            self.f.write(json.dumps(row) + "\n")
-            self.f.flush()
+    def __call__(self, row: Row) -> None:
+        """Writes a row: `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`."""
+        if self._rows is not None:
+            self._rows.add(line_of(row).encode() + b"\n")
+        if self._events is not None:
+            self._events.add(row)
+
+
+# Rows.
+
+
+def line_of(row: Row) -> str:
+    """A row as strict JSON.
+
+    >>> line_of({"step": 7, "loss": float("nan"), "mfu": None})
+    '{"step": 7, "loss": null, "mfu": null, "not_finite": {"loss": "nan"}}'
+    """
+    plain = _plain(row)
+    bad = {name: str(x) for name, x in flat(plain).items() if isinstance(x, float) and not math.isfinite(x)}
+    for name in bad:
+        _put(plain, name, None)
+    return json.dumps({**plain, NOT_FINITE: bad} if bad else plain, allow_nan=False)
+
+
+def flat(row: Row, before: str = "") -> Row:
+    """A row without rows in it.
+
+    >>> flat({"step": 200, "eval": {"loss": 2.2}})
+    {'step': 200, 'eval.loss': 2.2}
+    """
+    found: Row = {}
+    for name, value in row.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The numbers of a row but its step; what is null, text or a list is left out.
+
+    >>> numbers({"step": 200, "mfu": None, "eval": {"loss": 2.2}})
+    {'eval.loss': 2.2}
+    """
+    found = {name: x for name, x in flat(row).items() if name != "step"}
+    return {name: float(x) for name, x in found.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+
+
+def read(folder: Path) -> list[Row]:
+    """All whole rows of a run in order; a last line that is still being written is left out."""
+    path = folder / METRICS
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        runs = [str(other.parent) for other in sorted(folder.parent.glob(f"*/{METRICS}"))]
+        fix = closest(str(folder), runs) if runs else "give the folder of a run, like `runs/tiny`"
+        raise MetricsError(f"there is no run in {folder}: no {METRICS}", fix=fix) from None
+    except OSError as error:
+        raise MetricsError(f"{path} cannot be read: {error.strerror}", fix="give the folder of a run") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if (row := _parsed(line)) is not None:
+            rows.append(row)
+        elif line.strip() and number < len(lines):
+            text = line[:40].decode(errors="replace")
+            raise MetricsError(f"{path}:{number} is not a row of metrics: `{text}`", fix="mend that line or remove it")
+    if not rows:
+        raise MetricsError(f"{path} has no rows yet", fix="try again when the run has told of a step")
+    return rows
+
+
+def forget(path: Path, from_step: int, said: Said = lambda text: None) -> None:
+    """Leaves the rows up to `from_step`, and no line that is torn; the file is written beside and renamed."""
+    try:
+        before = path.read_bytes()
+    except FileNotFoundError:
+        return
+    kept = []
+    lines = before.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        row = _parsed(line)
+        if row is not None and row["step"] <= from_step:
+            kept.append(line + b"\n")
+        elif row is None and line.strip() and number < len(lines):
+            said(f"{path}:{number} is not a row of metrics and is left out: {line[:40].decode(errors='replace')}")
+    if (after := b"".join(kept)) != before:
+        beside = path.with_name(f".{path.name}.part")
+        with beside.open("wb") as file:
+            file.write(after)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+def _parsed(line: bytes) -> Row | None:
+    """The row a line holds, or None where it is no whole row."""
+    try:
+        row = json.loads(line)
+    except ValueError:  # also what is not UTF-8
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    bad = row.pop(NOT_FINITE, {})
+    for name, value in bad.items() if isinstance(bad, dict) else ():
+        if value in ("nan", "inf", "-inf"):
+            _put(row, name, float(value))
+    return row
+
+
+def _put(row: Row, name: str, value: float | None) -> None:
+    """Sets the value that `flat` calls `name`."""
+    if name in row:
+        row[name] = value
+        return
+    for end in (place for place, letter in enumerate(name) if letter == "."):
+        if isinstance(inner := row.get(name[:end]), dict):
+            _put(inner, name[end + 1 :], value)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON knows: numbers of NumPy and JAX as Python's, and anything else as its text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _plain(value.item())
+    return str(value)
+
+
+# Files.
+
+
+class _Growing:
+    """A file that grows by whole pieces; `made_ready` is called before the first of them, until it succeeds."""
+
+    MOST = 10_000  # pieces kept while the disk refuses them
+
+    def __init__(self, path: Path, said: Said, made_ready: Callable[[], None]):
+        self.path, self.said, self.made_ready = path, said, made_ready
+        self.waiting: deque[bytes] = deque(maxlen=self.MOST)
+        self.is_ready, self.is_refused, self.lost = False, False, 0
+        self.whole: int | None = None  # bytes in it, where the last write may have left a part of a piece behind them
+
+    def add(self, piece: bytes) -> None:
+        """Writes the piece, after those that could not be written; says when that begins to fail, and when it ends."""
+        if piece:
+            self.lost += len(self.waiting) == self.waiting.maxlen
+            self.waiting.append(piece)
+        try:
+            self._write()
+        except OSError as error:
+            if not self.is_refused:
+                reason = error.strerror or error
+                self.said(f"{self.path} CANNOT BE WRITTEN: {reason}. Training goes on, and it is tried again.")
+            self.is_refused = True
+        else:
+            if self.is_refused:
+                self.said(
+                    f"{self.path} is written again, {f'without {self.lost} rows' if self.lost else 'with all rows'}"
+                )
+            self.is_refused, self.lost = False, 0
+
+    def close(self) -> None:
+        """Tries once more what could not be written, and says what stays unwritten."""
+        if self.waiting or not self.is_ready:
+            self.add(b"")
+        if self.waiting:
+            self.said(
+                f"{self.path} LACKS ITS LAST ROWS, {self.lost + len(self.waiting)} in all: they could not be written"
+            )
+
+    def _write(self) -> None:
+        if not self.is_ready:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.made_ready()
+            self.is_ready = True
+        if not self.waiting:
+            return
+        with self.path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if self.whole is not None and self.whole < size:
+                file.truncate(self.whole)
+                size = self.whole
+            while self.waiting:
+                self.whole = size
+                left = self.waiting[0]
+                while left:
+                    left = left[file.write(left) :]
+                size += len(self.waiting.popleft())
+                self.whole = None
+
+
+class _Events:
+    """Numbers by step in one file of TensorBoard's, which hides what files before it told of later steps."""
+
+    def __init__(self, folder: Path, from_step: int, said: Said):
+        self.folder, self.from_step, self.said = folder, from_step, said
+        self.file: _Growing | None = None
+
+    def open(self) -> None:
+        """Begins a file, unless the library is not there."""
+        try:
+            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import masked_crc32c
+        except Exception as error:  # a protobuf it does not go with raises errors of its own
+            self.said(f"nothing is written for TensorBoard: {error}. To have it: pip install tensorboardX")
+            return
+        self.protos, self.summaries, self.checksum = event_pb2, summary_pb2, masked_crc32c
+        second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
+        self.file = _Growing(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
+        self._add(file_version="brain.Event:2")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(step=self.from_step + 1, session_log=start)
+
+    def add(self, row: Row) -> None:
+        """Writes the numbers of a row, as `train/NAME` and `eval/NAME`."""
+        tags = {
+            name.replace(".", "/") if name.startswith("eval.") else f"train/{name}": value
+            for name, value in numbers(_plain(row)).items()
+        }
+        if self.file is not None and tags:
+            values = [self.summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
+            self._add(step=int(row["step"]), summary=self.summaries.Summary(value=values))
+
+    def close(self) -> None:
+        """Tries once more what could not be written."""
+        if self.file is not None:
+            self.file.close()
+
+    def _add(self, **fields: Any) -> None:
+        assert self.file is not None
+        event = self.protos.Event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        sums = [struct.pack("<I", self.checksum(part)) for part in (length, event)]
+        self.file.add(length + sums[0] + event + sums[1])
