@@ -54,7 +54,7 @@ def train(
         processes.join(coordinator, processes_, process)
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
-        with Progress(is_quiet=jax.process_index() > 0) as progress:
+        with Progress(is_writer=jax.process_index() == 0) as progress:
             trainer = Trainer(found, folder, progress, options)
             model = trainer.model
             progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")

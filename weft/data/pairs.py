@@ -65,18 +65,14 @@ def counted(counts: np.ndarray) -> np.ndarray:
 
 
 class PackedPairs:
-    """Rows of several pairs each, which do not see each other: segments from 1 on, 0 where nothing is.
-
-    A model is given `start` before the first target of a row, and each target before the next. So that every pair
-    begins with `start`, one stands between the targets of two pairs, with weight 0.
-    """
+    """Rows of several pairs each, which do not see each other: segments from 1 on, 0 where nothing is."""
 
     bucket_of = None
 
-    def __init__(self, pairs: Pairs, plan: tuple[np.ndarray, np.ndarray], vocab: int, pad: int, start: int):
+    def __init__(self, pairs: Pairs, plan: tuple[np.ndarray, np.ndarray], vocab: int, pad: int):
         self.pairs, self.vocab = pairs, vocab
         self._members, self._offsets = plan
-        self._pad, self._start = pad, start
+        self._pad = pad
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -110,10 +106,9 @@ class PackedPairs:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, segments and positions of one side; `in_row` is which pair of its row each is."""
         room, lengths = self.pairs.rooms[side], self.pairs.lengths[side][members]
-        ids = np.full((rows, room), (self._pad, self._start)[side], np.int32)
+        ids = np.full((rows, room), self._pad, np.int32)
         segments, positions = np.zeros_like(ids), np.zeros_like(ids)
-        taken = lengths + side  # `start` between two targets
-        before = np.cumsum(taken) - taken
+        before = np.cumsum(lengths) - lengths
         firsts = np.flatnonzero(in_row == 0)
         per_row = np.diff(np.append(firsts, len(in_row)))
         places = row_of * room + before - np.repeat(before[firsts], per_row)
@@ -161,9 +156,9 @@ def packed(
     rows: list[tuple[int, int, list[int]]] = []  # room left on each side, and the pairs
     for number, read, written in zip(order.tolist(), inputs, targets, strict=True):
         for place, (left, right, members) in enumerate(rows):
-            if left >= read and right > written:  # one more for `start` between two
+            if left >= read and right >= written:
                 members.append(number)
-                rows[place] = (left - read, right - written - 1, members)
+                rows[place] = (left - read, right - written, members)
                 break
         else:
             if len(rows) == _OPEN_ROWS:
@@ -182,7 +177,6 @@ def pair_dataset(
     length: int | tuple[int, int],
     pack: bool = True,
     buckets: Sequence[int] | None = None,
-    start: int = 0,
     part: str = "train",
     cache: Path | str,
     progress: Progress | None = None,
@@ -190,7 +184,7 @@ def pair_dataset(
     """Examples for a model that reads one text and writes another; tokens and plan are made once and kept in `cache`.
 
     Packed, a row holds several pairs; with `buckets`, lengths, a batch holds rows of one of these lengths; with
-    neither, a pair a row. A side longer than `length` (of inputs, of targets) is cut. `start` is the model's.
+    neither, a pair a row. A side longer than `length` (of inputs, of targets) is cut.
     """
     rooms = (length, length) if isinstance(length, int) else (int(length[0]), int(length[1]))
     if min(rooms) < 2:
@@ -207,7 +201,7 @@ def pair_dataset(
         if min(lengths) < 1:
             raise DataError(f"a bucket has length {min(lengths)}", fix="say lengths of 1 or more")
         return BucketedPairs(pairs, lengths, tokens.vocab, pad)
-    return PackedPairs(pairs, _plan(pairs, folder, (first, last)), tokens.vocab, pad, start)
+    return PackedPairs(pairs, _plan(pairs, folder, (first, last)), tokens.vocab, pad)
 
 
 def _plan(pairs: Pairs, folder: Path, part: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,8 @@ class Feed:
         """The rows of a batch that lie on this process's processors."""
         size = self.model.batch
         lies = sharding_of(Shape([Dim("batch", size)]), None, self.region)
-        held = {index[0].indices(size)[:2] for index in lies.addressable_devices_indices_map((size,)).values()}
+        found = lies.addressable_devices_indices_map((size,)).values()
+        held = {index[0].indices(size)[:2] for index in found if index is not None}
         return np.concatenate([np.arange(*part) for part in sorted(held)])
 
     def _joined(self, array: np.ndarray) -> Tensor:

@@ -134,7 +134,7 @@ def weights_like(shapes: Any, where: Sequence[Any], dtypes: Mapping[str, Any]) -
 def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:
     """A model's weights of a step by path; the averaged ones, where they were kept."""
     stored = checkpoints.dtypes(step)
-    averaged = {found[1]: path for path in stored if (found := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
+    averaged = {is_one[1]: path for path in stored if (is_one := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
     names = {path: averaged.get(path, f"params.{path}") for path in by_path(shapes)}
     like = weights_like(shapes, where, {path: stored.get(name) for path, name in names.items() if name in stored})
     found = checkpoints.load(step, {names[path]: x for path, x in like.items()})

@@ -56,8 +56,8 @@ def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout 
 def prepared(model: Any, config: RunConfig) -> Any:
     """The model with thin weights beside, and with what is frozen frozen."""
     if config.lora.rank:
-        how = {"rank": config.lora.rank, "where": config.lora.where, "alpha": config.lora.alpha}
-        model = nn.lora.add(model, key=_key(config, _LORA), **how)
+        own = config.lora
+        model = nn.lora.add(model, rank=own.rank, key=_key(config, _LORA), where=own.where, alpha=own.alpha)
     return nn.freeze(model, *config.train.freeze) if config.train.freeze else model
 
 
@@ -101,7 +101,7 @@ def update(config: RunConfig) -> optax.GradientTransformation:
 
 def _measure() -> optax.GradientTransformation:
     def change(gradients: Any, state: Measured, params: Any = None) -> tuple[Any, Measured]:
-        return gradients, Measured(optax.global_norm(gradients))
+        return gradients, Measured(optax.tree.norm(gradients))
 
     return optax.GradientTransformation(lambda params: Measured(jnp.zeros(())), change)
 

@@ -20,6 +20,7 @@ from ..dims import Shape
 from ..errors import WeftError
 from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
+from ..models import Seq2SeqConfig
 from ..spmd.step import TrainState
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig, changes_of
@@ -118,6 +119,8 @@ class Trainer:
                     return self._steps(state, at, placed, note, stop)
                 finally:
                     batches.close()
+                    with contextlib.suppress(CheckpointError):  # said where it was to be saved
+                        self.checkpoints.close()
 
     # The steps.
 
@@ -301,13 +304,17 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple
     """The tokenizer of a run, what it learns from, and what is held out; None for what there is not."""
     cache = folder / CACHE
     source = data.open_source(config.data)
+    is_pair_model = isinstance(config.model, Seq2SeqConfig)
+    if is_pair_model != source.is_pairs:
+        needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
+        raise ConfigError(
+            f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
+            fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
+        )
     tokenizer = None if source.format == "tokens" else data.open_tokenizer(config.tokenizer, source, cache, progress)
-    how: dict[str, Any] = {"length": config.length, "cache": cache, "progress": progress}
-    if source.is_pairs:
-        make, more = data.pair_dataset, {"start": config.model.start, "buckets": config.train.buckets or None}
-    else:
-        make, more = data.lm_dataset, {"across": config.train.across}
-    how |= {"pack": config.train.pack, **more}
+    how: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
+    make: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
+    how |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
     learned = make(source, tokenizer, part="train", **how)
     data.check_vocab_of(learned, config.model.vocab)
     is_held_out = bool(source.held_out) or source.held_apart is not None
@@ -345,7 +352,9 @@ class _Log:
             return
         (at, told), self.held = self.held, None
         config = self.trainer.config
-        row = {name: number(value) for name, value in told.items() if np.ndim(getattr(value, "_array", value)) == 0}
+        row: dict[str, Any] = {
+            name: number(value) for name, value in told.items() if np.ndim(getattr(value, "_array", value)) == 0
+        }
         row["loss"] /= config.train.loss_scale or 1.0
         now = time.perf_counter()
         tokens = config.batch * config.length * (at - self.from_step) / (now - self.since)
