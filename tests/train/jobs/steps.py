@@ -1,0 +1,43 @@
+"""Steps of several processes, each a sum over all of them: `steps.py FOLDER COUNT [CRASH_AT]`.
+
+Every process says after which step it stopped; on its first start process 1 crashes at step CRASH_AT.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+import weft as wf
+from weft.train import processes
+
+folder, last = Path(sys.argv[1]), int(sys.argv[2])
+crash_at = int(sys.argv[3]) if len(sys.argv) > 3 else None
+with processes.failing_at_once():
+    count = processes.join(timeout=60)
+    processes.share_out(2 * count, count)
+    mesh = wf.Mesh(f"rows={2 * count}")
+    me = jax.process_index()
+    print(f"{jax.local_device_count()} of {jax.device_count()} devices")
+    mine = wf.put(wf.tensor(np.full(2, me, "float32"), "batch"), mesh=mesh, layout="batch:rows")
+    total = wf.spmd(lambda x: wf.sum(x, over="batch"), mesh=mesh, layout="batch:rows")
+    (folder / f"pid_{me}").write_text(str(os.getpid()))
+    step = 0
+    with processes.Stop() as stop:
+        while step < last:
+            assert float(wf.get(total(mine))) == count * (count - 1)
+            step += 1
+            if step == 3:
+                (folder / f"ready_{me}").touch()
+            if step == crash_at and me == 1 and not (folder / "crashed").exists():
+                (folder / "crashed").touch()
+                raise RuntimeError("made to crash")
+            if stop.is_wanted(step):
+                break
+            time.sleep(0.01)
+    multihost_utils.sync_global_devices("all have stopped")
+    (folder / f"stopped_{me}").write_text(f"{step} {stop.reason}")
