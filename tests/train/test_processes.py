@@ -35,6 +35,7 @@ def joined(monkeypatch):
         if name.startswith(CLUSTERS):
             monkeypatch.delenv(name)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **how: calls.append(how))
+    monkeypatch.setattr(processes, "_keep_stdout_for_python", lambda: None)
     return calls
 
 
@@ -61,7 +62,7 @@ def test_flags_name_the_coordinator_and_the_place(joined, port):
     assert join(f"localhost:{port}", 2, 0, timeout=7) == 2
     [how] = joined
     assert how["coordinator_address"] == f"localhost:{port}" and said(how) == (2, 0, "deactivate")
-    assert how["initialization_timeout"] == 7 and how["heartbeat_timeout_seconds"] == processes.HEARTBEAT
+    assert how["initialization_timeout"] > 7 and how["heartbeat_timeout_seconds"] == processes.HEARTBEAT
     assert how["local_device_ids"] is None
 
 
@@ -131,6 +132,16 @@ def test_what_jax_refuses_is_said_in_one_line(joined, port, monkeypatch):
     with pytest.raises(ProcessError) as caught:
         join(f"localhost:{port}", 2, 0)
     assert caught.value.fact == "the processes did not come together: deadline exceeded"
+
+
+def test_a_process_whose_others_do_not_come_says_so_and_ends(port):
+    program = f"from weft.train.processes import join; join('localhost:{port}', 3, 0, timeout=1)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    fact, _, fix = done.stderr.strip().splitlines()
+    assert fact == "error: not all of 3 processes came together in 1 s"
+    assert fix.startswith("  fix: see that every process is started, once")
 
 
 # Clusters.

@@ -41,7 +41,7 @@ def join(
     """Makes this one of the processes of a program, if there are several; how many there are.
 
     What is not given is taken from `WEFT_COORDINATOR`, `WEFT_PROCESSES` and `WEFT_PROCESS`, then from Slurm, MPI,
-    Kubernetes or Cloud TPU. One process alone joins nothing.
+    Kubernetes or Cloud TPU. One process alone joins nothing. If the others do not come, this one ends with status 1.
     """
     coordinator = coordinator or os.environ.get(COORDINATOR) or None
     processes = _number(PROCESSES, 1) if processes is None else processes
@@ -143,15 +143,53 @@ def _check_reachable(coordinator: str, process: int, timeout: int) -> None:
 
 
 def _initialize(timeout: int, **how: Any) -> None:
+    fix = "see that every process is started, once, with the same coordinator and number of processes"
+    late = ProcessError(f"not all of {how['num_processes'] or 'the'} processes came together in {timeout} s", fix=fix)
     try:
-        jax.distributed.initialize(
-            initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=60, **how
-        )
+        with _given_up_after(timeout, late):
+            jax.distributed.initialize(
+                initialization_timeout=timeout + 30,
+                heartbeat_timeout_seconds=HEARTBEAT,
+                shutdown_timeout_seconds=60,
+                **how,
+            )
     except (RuntimeError, ValueError) as error:
-        raise ProcessError(
-            f"the processes did not come together: {str(error).splitlines()[0]}",
-            fix="see that every process is started, once, with the same coordinator and number of processes",
-        ) from error
+        fact = f"the processes did not come together: {str(error).splitlines()[0]}"
+        raise ProcessError(fact, fix=fix) from error
+    _keep_stdout_for_python()
+
+
+@contextlib.contextmanager
+def _given_up_after(seconds: int, error: WeftError) -> Iterator[None]:
+    """Ends the process with this error after so many seconds: JAX would abort it, and does not hear Ctrl-C."""
+
+    def give_up() -> None:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _keep_stdout_for_python() -> None:
+    """Drops what libraries below Python print on stdout: Gloo greets every peer there, for every group of processors."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout.fileno() == 1:
+            sys.stdout.flush()
+            own = os.fdopen(os.dup(1), "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+            sys.stdout = own
 
 
 # Clusters.
