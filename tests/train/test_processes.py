@@ -212,18 +212,22 @@ def test_a_mesh_that_does_not_divide_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("environment", "asked"),
-    [({}, [("jax_num_cpu_devices", 2)]), ({"JAX_NUM_CPU_DEVICES": "4"}, [])],
+    ("is_joined", "environment", "asked"),
+    [
+        (True, {}, [("jax_num_cpu_devices", 2)]),
+        (True, {"JAX_NUM_CPU_DEVICES": "4"}, []),
+        (True, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, []),
+        (False, {}, []),
+    ],
 )
-def test_each_of_many_asks_for_its_share(environment, asked, monkeypatch):
+def test_each_of_many_asks_for_its_share(is_joined, environment, asked, monkeypatch):
     calls = []
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: is_joined)
     monkeypatch.setattr(jax.config, "update", lambda *what: calls.append(what))
-    share_out(8, 1)
-    assert calls == []
     share_out(8, 4)
     assert calls == asked
 
@@ -286,9 +290,17 @@ def test_two_processes_stop_after_the_same_step(to, tmp_path):
 
 
 def test_a_crash_of_one_ends_it_at_once_and_all_are_restarted(tmp_path):
-    running = two_processes(tmp_path, "20", "5")
+    running = two_processes(tmp_path, "20", "5", "crash")
     _, told = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, told
     assert "[1] RuntimeError: made to crash" in told
     assert "weft launch: process 1 crashed; restart 1 of 3" in told
     assert [(tmp_path / f"stopped_{i}").read_text() for i in (0, 1)] == ["20 None", "20 None"]
+
+
+def test_an_error_one_explains_ends_it_at_once_and_nothing_is_restarted(tmp_path):
+    running = two_processes(tmp_path, "100000", "5", "explain")
+    _, told = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 1
+    assert "weft launch: process 1 ended with status 1; not restarted" in told
+    assert "Traceback" not in told

@@ -75,7 +75,7 @@ class Supervisor:
     """Where the processes meet; by default a free one, another at every start."""
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
     grace: float = 3.0
-    """Seconds the others have to end after one has died: they wait for it in vain."""
+    """Seconds the others have to end after one has explained an error, which may be theirs too."""
     first_pause: float = 1.0
     """Seconds before the first restart; twice as long before each further one."""
     healthy: float = 600.0
@@ -135,23 +135,20 @@ class Supervisor:
             ends = [process.end() for process in self.running]
             bad = [end for end in ends if end is not None and end.status]
             if bad and failed is None:
-                # Who was killed comes first: those whose connection broke ended for its sake.
+                # Who was killed comes first: the others ended because their connection to it broke.
                 failed = min(bad, key=lambda end: end.status)
-                self._send(signal.SIGTERM)
-                deadline = time.monotonic() + self.grace
+                # Those left behind hang and cannot save without the dead one; but all may have an error to explain.
+                deadline = time.monotonic() + (0.0 if failed.is_worth_another_try else self.grace)
             if None not in ends or time.monotonic() > deadline:
                 return failed
             if self.signals and not forwarded:
                 forwarded = True
                 self.say(f"weft launch: {signal.Signals(self.signals[0]).name}: every process is asked to stop")
-                self._send(signal.SIGTERM)
+                for process in self.running:
+                    process.send(signal.SIGTERM)
             if self.signals.count(signal.SIGINT) > 1:
                 return failed or End(0, -signal.SIGINT)
             time.sleep(_LOOK_EVERY)
-
-    def _send(self, number: signal.Signals) -> None:
-        for process in self.running:
-            process.send(number)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

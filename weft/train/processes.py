@@ -82,7 +82,7 @@ def share_out(size: int, processes: int) -> None:
             fix=f"start a number of processes that divides {size}, or change the mesh",
         )
     is_said = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
-    if processes > 1 and not is_said:
+    if jax.distributed.is_initialized() and not is_said:  # alone, a mesh asks for them itself
         jax.config.update("jax_num_cpu_devices", size // processes)
 
 

@@ -1,6 +1,6 @@
-"""Steps of several processes, each a sum over all of them: `steps.py FOLDER COUNT [CRASH_AT]`.
+"""Steps of several processes, each a sum over all of them: `steps.py FOLDER COUNT [STEP crash|explain]`.
 
-Every process says after which step it stopped; on its first start process 1 crashes at step CRASH_AT.
+Every process says after which step it stopped; on its first start process 1 may fail at STEP.
 """
 
 import os
@@ -16,7 +16,7 @@ import weft as wf
 from weft.train import processes
 
 folder, last = Path(sys.argv[1]), int(sys.argv[2])
-crash_at = int(sys.argv[3]) if len(sys.argv) > 3 else None
+fails_at, how = (int(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 3 else (None, "")
 with processes.failing_at_once():
     count = processes.join(timeout=60)
     processes.share_out(2 * count, count)
@@ -33,9 +33,9 @@ with processes.failing_at_once():
             step += 1
             if step == 3:
                 (folder / f"ready_{me}").touch()
-            if step == crash_at and me == 1 and not (folder / "crashed").exists():
-                (folder / "crashed").touch()
-                raise RuntimeError("made to crash")
+            if step == fails_at and me == 1 and not (folder / "failed").exists():
+                (folder / "failed").touch()
+                raise RuntimeError("made to crash") if how == "crash" else SystemExit(1)
             if stop.is_wanted(step):
                 break
             time.sleep(0.01)
