@@ -186,13 +186,14 @@ class _Process:
 
     def __init__(self, number: int, command: Sequence[str], environment: dict[str, str]):
         self.number = number
-        streams = {} if number == 0 else {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        stream = None if number == 0 else subprocess.PIPE
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
             start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, who passes it on
-            **streams,
         )
         self.copying = [
             threading.Thread(target=_copy, args=(source, target, f"[{number}] ".encode()), daemon=True)
