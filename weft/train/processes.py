@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -94,7 +94,7 @@ def share_out(size: int, processes: int) -> None:
 def part_of_batch(mesh: Mesh, layout: Layout, batch: int) -> tuple[int, int]:
     """Which part of every batch this process reads, and of how many; two that hold the same rows read the same."""
     placed = spec(Region(mesh, layout).placement([Dim("batch", batch)]))
-    rows = NamedSharding(mesh.jax_mesh(), placed).devices_indices_map((batch,))
+    rows: Mapping[Any, Any] = NamedSharding(mesh.jax_mesh(), placed).devices_indices_map((batch,))
     held: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for device, (part,) in rows.items():
         held[device.process_index].add(part.indices(batch)[:2])
