@@ -11,6 +11,9 @@ import typer
 
 from .plot import EXAMPLES as PLOT_EXAMPLES
 from .plot import plot
+from ..train.processes import failing_at_once
+from .launch import EXAMPLES as LAUNCH_EXAMPLES
+from .launch import launch
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
@@ -29,6 +32,7 @@ app = typer.Typer(
 app.command(epilog=EXAMPLES)(show)
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command(epilog=PLOT_EXAMPLES)(plot)
+app.command(epilog=LAUNCH_EXAMPLES, context_settings={"allow_interspersed_args": False})(launch)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
 app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 
@@ -49,4 +53,5 @@ def _weft(
 
 def main() -> None:
     """The command `weft`."""
-    app(prog_name="weft")
+    with failing_at_once():
+        app(prog_name="weft")

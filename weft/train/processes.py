@@ -1,25 +1,356 @@
+"""Many processes as one program: how they find each other, fail, and stop after the same step.
+
+Imports layouts. `join` and `share_out` come before anything that starts JAX, and do not start it.
+"""
+
+import contextlib
+import importlib.util
+import os
 import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from ..dims import Dim
+from ..errors import WeftError
+from ..layout import Layout, Region, spec
+from ..mesh import Mesh
+
+COORDINATOR, PROCESSES, PROCESS = "WEFT_COORDINATOR", "WEFT_PROCESSES", "WEFT_PROCESS"
+DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `2,3`; all by default
+CRASHED = 70  # the exit status of one of many processes that failed without an explanation
+HEARTBEAT = 20  # seconds without a sign of life after which a process counts as dead
+
+
+class ProcessError(WeftError):
+    """Processes that cannot become one program."""
+
+
+# Joining.
+
+
+def join(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
+) -> int:
+    """Makes this one of the processes of a program, if there are several; how many there are.
+
+    What is not given is taken from `WEFT_COORDINATOR`, `WEFT_PROCESSES` and `WEFT_PROCESS`, then from Slurm, MPI,
+    Kubernetes or Cloud TPU. One process alone joins nothing. If the others do not come, this one ends with status 1.
+    """
+    coordinator = coordinator or os.environ.get(COORDINATOR) or None
+    processes = _number(PROCESSES, 1) if processes is None else processes
+    process = _number(PROCESS, 0) if process is None else process
+    if coordinator is None and processes == 1 and not process:
+        return 1
+    cluster = _found_cluster()
+    is_all_given = None not in (coordinator, processes, process)
+    if processes is None and process is None and cluster is not None:
+        processes, process = cluster.processes, cluster.process
+        if coordinator is None:
+            return _join_found(cluster, timeout)
+    elif (coordinator, processes, process) == (None, None, None):
+        return 1
+    if coordinator is None or processes is None or process is None:
+        raise _missing(coordinator, processes, process)
+    if not 0 <= process < processes:
+        raise ProcessError(
+            f"there is no process {process} among {processes}", fix=f"number them from 0 to {max(processes - 1, 0)}"
+        )
+    _check_reachable(coordinator, process, timeout)
+    _initialize(
+        timeout,
+        coordinator_address=coordinator,
+        num_processes=processes,
+        process_id=process,
+        local_device_ids=_own_devices(),
+        cluster_detection_method="deactivate" if is_all_given else None,
+    )
+    return processes
+
+
+def share_out(size: int, processes: int) -> None:
+    """Asks JAX for this process's share of `size` virtual processors, where they are what there is to compute on."""
+    if size % processes:
+        raise ProcessError(
+            f"a mesh of {size} processors cannot be shared out to {processes} processes",
+            fix=f"start a number of processes that divides {size}, or change the mesh",
+        )
+    is_said = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
+    if jax.distributed.is_initialized() and not is_said:  # alone, a mesh asks for them itself
+        jax.config.update("jax_num_cpu_devices", size // processes)
+
+
+def part_of_batch(mesh: Mesh, layout: Layout, batch: int) -> tuple[int, int]:
+    """Which part of every batch this process reads, and of how many; two that hold the same rows read the same."""
+    placed = spec(Region(mesh, layout).placement([Dim("batch", batch)]))
+    rows: Mapping[Any, Any] = NamedSharding(mesh.jax_mesh(), placed).devices_indices_map((batch,))
+    held: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for device, (part,) in rows.items():
+        held[device.process_index].add(part.indices(batch)[:2])
+    parts = {process: _side_by_side(ranges, process, batch) for process, ranges in held.items()}
+    return parts[jax.process_index()]
+
+
+def _side_by_side(ranges: Iterable[tuple[int, int]], process: int, batch: int) -> tuple[int, int]:
+    """These ranges of rows as one part of so many equal ones."""
+    first, last = min(start for start, _ in ranges), max(stop for _, stop in ranges)
+    count = last - first
+    if sum(stop - start for start, stop in ranges) != count or batch % count or first % count:
+        raise ProcessError(
+            f"process {process} would have rows of the batch that are not side by side: "
+            f"{', '.join(f'{start} to {stop - 1}' for start, stop in sorted(ranges))} of {batch}",
+            fix="put the axes that split the batch first in the mesh, before those inside of a process",
+        )
+    return first // count, batch // count
+
+
+def _number(name: str, least: int) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise ProcessError(f"{name} is {text!r}", fix=f"give a whole number of at least {least}")
+    return int(text)
+
+
+def _own_devices() -> list[int] | None:
+    text = os.environ.get(DEVICES)
+    if text and not all(part.isdecimal() for part in text.split(",")):
+        raise ProcessError(f"{DEVICES} is {text!r}", fix="list the numbers of this process's accelerators, like `2,3`")
+    return [int(part) for part in text.split(",")] if text else None
+
+
+def _missing(coordinator: str | None, processes: int | None, process: int | None) -> ProcessError:
+    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    here = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+    missing = " and ".join(flag for flag, value in given.items() if value is None)
+    return ProcessError(
+        f"of many processes only {here} is known, and no cluster says the rest",
+        fix=f"give {missing} too, e.g. --coordinator host0:5000 --processes 2 --process 0",
+    )
+
+
+def _check_reachable(coordinator: str, process: int, timeout: int) -> None:
+    """Waits until process 0 listens; for process 0 itself, sees that it can."""
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ProcessError(
+            f"`{coordinator}` is no address of a coordinator", fix="give host and port of process 0, like host0:5000"
+        )
+    if process == 0:
+        with socket.socket() as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listening.bind(("", int(port)))
+            except OSError as error:
+                fact = f"process 0 cannot listen on port {port}: {error.strerror}"
+                raise ProcessError(fact, fix="give all processes another port") from None
+        return
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ProcessError(
+                    f"process {process} did not reach the coordinator {coordinator} in {timeout} s: {error}",
+                    fix="start process 0 on that host, with this port open to the others",
+                ) from None
+            time.sleep(0.2)
+
+
+def _initialize(timeout: int, **how: Any) -> None:
+    fix = "see that every process is started, once, with the same coordinator and number of processes"
+    late = ProcessError(f"not all of {how['num_processes'] or 'the'} processes came together in {timeout} s", fix=fix)
+    try:
+        with _given_up_after(timeout, late):
+            jax.distributed.initialize(
+                initialization_timeout=timeout + 30,
+                heartbeat_timeout_seconds=HEARTBEAT,
+                shutdown_timeout_seconds=60,
+                **how,
+            )
+    except (RuntimeError, ValueError) as error:
+        fact = f"the processes did not come together: {str(error).splitlines()[0]}"
+        raise ProcessError(fact, fix=fix) from error
+    _keep_stdout_for_python()
+
+
+@contextlib.contextmanager
+def _given_up_after(seconds: int, error: WeftError) -> Iterator[None]:
+    """Ends the process with this error after so many seconds: JAX would abort it, and does not hear Ctrl-C."""
+
+    def give_up() -> None:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _keep_stdout_for_python() -> None:
+    """Drops what libraries below Python print on stdout: Gloo greets every peer there, for every group."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout.fileno() == 1:
+            sys.stdout.flush()
+            own = os.fdopen(os.dup(1), "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+            sys.stdout = own
+
+
+# Clusters.
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What started this process as one of several."""
+
+    name: str
+    processes: int | None
+    process: int | None
+    method: str | None
+    """By which method JAX finds the coordinator; None: by itself."""
+    needs: str = ""
+    """The Python package without which JAX does not find it."""
+
+
+def _found_cluster() -> _Cluster | None:
+    """What the environment says of several processes; None where this is the only one."""
+    env = os.environ
+    if (count := _count("OMPI_COMM_WORLD_SIZE")) > 1:
+        by_itself = "OMPI_MCA_orte_hnp_uri" in env  # Open MPI up to 4; of 5 JAX knows through mpi4py only
+        method, needs = (None, "") if by_itself else ("mpi4py", "mpi4py")
+        return _Cluster("Open MPI", count, _count("OMPI_COMM_WORLD_RANK"), method, needs)
+    # In a batch script, outside of `srun`, there is no step: the script itself is one process.
+    if "SLURM_STEP_NODELIST" in env and (count := _count("SLURM_STEP_NUM_TASKS") or _count("SLURM_NTASKS")) > 1:
+        return _Cluster("Slurm", count, _count("SLURM_PROCID"), None)
+    if (count := _count("PMI_SIZE")) > 1:
+        return _Cluster("MPI", count, _count("PMI_RANK"), "mpi4py", "mpi4py")
+    if any("," in env.get(name, "") for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")):
+        return _Cluster("Cloud TPU", None, None, None)
+    if "KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env:
+        return _Cluster("Kubernetes", None, None, None, "kubernetes")
+    return None
+
+
+def _count(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _join_found(cluster: _Cluster, timeout: int) -> int:
+    if cluster.needs and importlib.util.find_spec(cluster.needs) is None:
+        raise ProcessError(
+            f"{cluster.name} started this as one of several processes, and JAX cannot find the others without the "
+            f"package `{cluster.needs}`",
+            fix=f"pip install {cluster.needs}, or set {COORDINATOR}, {PROCESSES} and {PROCESS}; "
+            f"{PROCESSES}=1 if it is to run alone",
+        )
+    _initialize(
+        timeout,
+        num_processes=cluster.processes,
+        process_id=cluster.process,
+        local_device_ids=_own_devices(),
+        cluster_detection_method=cluster.method,
+    )
+    return cluster.processes or jax.process_count()
+
+
+# Failing.
+
+
+@contextlib.contextmanager
+def failing_at_once() -> Iterator[None]:
+    """Ends this process where it fails as one of many: at exit JAX would wait for the others, and they for it."""
+    try:
+        yield
+    except BaseException as error:
+        if not jax.distributed.is_initialized():
+            raise
+        status = _status_of(error)
+        if status == CRASHED:
+            traceback.print_exception(error)
+        if status == 0:
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if not isinstance(error, SystemExit):
+        return CRASHED
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    return 1
+
+
+# Stopping.
 
 
 class Stop:
-    reason = ""
+    """While it holds, SIGTERM and SIGINT ask for a stop after the step; a second SIGINT stops at once.
 
-    def __enter__(self):
-        self.stop = False
-        self.b = {n: signal.signal(n, self._h) for n in (signal.SIGTERM, signal.SIGINT)}
+    Of many processes all stop after the same step, whichever of them got the signal.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """The signal that asked for the stop."""
+        self._is_one_of_many = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        self._is_one_of_many = jax.distributed.is_initialized()
+        if threading.current_thread() is threading.main_thread():
+            # Among many SIGTERM is JAX's own, which tells the other processes; a handler here would take it away.
+            for number in (signal.SIGINT,) if self._is_one_of_many else (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._asked)
         return self
 
-    def _h(self, n, _):
-        self.stop = True
-        self.reason = signal.Signals(n).name
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
 
-    def __exit__(self, *_):
-        for n, h in self.b.items():
-            signal.signal(n, h)
+    def is_wanted(self, step: int) -> bool:
+        """Whether to stop now; to be asked once at every step, by every process."""
+        if not self._is_one_of_many:
+            return self.reason is not None
+        is_wanted = bool(multihost_utils.reached_preemption_sync_point(step))
+        if is_wanted and self.reason is None:
+            self.reason = signal.SIGTERM.name
+        return is_wanted
 
-    def is_wanted(self, step):
-        return self.stop
-
-
-def join(*_):
-    pass
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason == signal.SIGINT.name:
+            raise KeyboardInterrupt
+        self.reason = signal.Signals(number).name
+        if self._is_one_of_many:
+            os.kill(os.getpid(), signal.SIGTERM)
