@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
+from .evaluate import EXAMPLES as EVAL_EXAMPLES
+from .evaluate import evaluate
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
@@ -26,6 +29,9 @@ app = typer.Typer(
 )
 app.command(epilog=EXAMPLES)(show)
 app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
+app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=TRANSLATE_EXAMPLES)(translate)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
 app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 
