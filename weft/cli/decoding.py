@@ -154,7 +154,7 @@ def _write_translations(translator: Translator) -> None:
     """Writes the translations of standard input, chunk by chunk; Ctrl-C leaves what was written."""
     lines, tell, is_told = _Lines(), Counter(), False
     began, done = time.monotonic(), 0
-    size = 1 if sys.stdin.isatty() else CHUNK * translator.batch
+    size = 1 if _is_typed() else CHUNK * translator.batch
     try:
         while chunk := list(itertools.islice(lines, size)):
             found = translator(chunk)
@@ -172,6 +172,11 @@ def _write_translations(translator: Translator) -> None:
         say(f"warning: line {lines.broken} is no UTF-8; what cannot be read was taken as \N{REPLACEMENT CHARACTER}")
     cut = f", {translator.cut:,} of them cut" if translator.cut else ""
     say(f"{done:,} lines in {time.monotonic() - began:.1f} s{cut}")
+
+
+def _is_typed() -> bool:
+    """Whether a person types the lines, and waits for each answer."""
+    return sys.stdin.isatty()
 
 
 class _Lines:
