@@ -40,7 +40,10 @@ def import_weights(
     with reported():
         _check_both(mesh, layout)
         model = interop.load(folder, mesh, layout)
+        tokenizer = tokenizer_of(Run(folder))
         Run.create(run, model)
+        if tokenizer is not None:
+            tokenizer.save(run)
         write(f"{_said(model)}\nwritten to {run} as step 0")
 
 
