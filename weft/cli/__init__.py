@@ -14,6 +14,9 @@ from .plot import plot
 from ..train.processes import failing_at_once
 from .launch import EXAMPLES as LAUNCH_EXAMPLES
 from .launch import launch
+from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
+from .evaluate import EXAMPLES as EVAL_EXAMPLES
+from .evaluate import evaluate
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
@@ -33,6 +36,9 @@ app.command(epilog=EXAMPLES)(show)
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command(epilog=PLOT_EXAMPLES)(plot)
 app.command(epilog=LAUNCH_EXAMPLES, context_settings={"allow_interspersed_args": False})(launch)
+app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
+app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=TRANSLATE_EXAMPLES)(translate)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
 app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
 

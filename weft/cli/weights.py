@@ -1,15 +1,16 @@
 """`weft import` and `weft export`: Hugging Face weights into a run and out of one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import typer
 
-from .. import interop
+from .. import data, interop, nn
 from ..errors import WeftError
 from ..train import Run
 from .terminal import reported, write
+from .trained import Average, Best, Folder, Step, checkpoint_of, tokenizer_of
 
 IMPORT_EXAMPLES = """Examples:
 
@@ -22,6 +23,7 @@ EXPORT_EXAMPLES = """Examples:
 \b
   weft export runs/flan ~/models/mine
   weft export runs/flan ~/models/mine --step 4000
+  weft export runs/flan ~/models/mine --best --average 5
 """
 
 Mesh = Annotated[str | None, typer.Option(metavar="AXES", help="A mesh to hold the weights on, like `cols=8`.")]
@@ -38,23 +40,44 @@ def import_weights(
     with reported():
         _check_both(mesh, layout)
         model = interop.load(folder, mesh, layout)
+        tokenizer = tokenizer_of(Run(folder))
         Run.create(run, model)
+        if tokenizer is not None:
+            tokenizer.save(run)
         write(f"{_said(model)}\nwritten to {run} as step 0")
 
 
 def export_weights(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Folder,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
-    step: Annotated[int | None, typer.Option(min=0, metavar="N", help="The step; the last if not said.")] = None,
+    step: Step = None,
+    best: Best = False,
+    average: Average = 1,
     mesh: Mesh = None,
     layout: Layout = None,
 ) -> None:
-    """Write the weights of a run as Hugging Face's `transformers` reads them."""
+    """Write the weights of a run as Hugging Face's `transformers` reads them, and its tokenizer beside them."""
     with reported():
         _check_both(mesh, layout)
-        model = Run(run).load(mesh, layout, step)
-        interop.save(model, folder)
-        write(f"{_said(model)}\nwritten to {folder}")
+        opened = Run(run)
+        at = checkpoint_of(opened, step, best)
+        model = opened.load(mesh, layout, at, average=average)
+        if opened.settings.lora.rank:
+            model = nn.lora.merge(model)
+        tokenizer = tokenizer_of(opened)
+        interop.save(model, folder, keys=_special_ids(model, tokenizer))
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        write(f"{_said(model)}\nstep {at} written to {folder}")
+
+
+def _special_ids(model: Any, tokenizer: data.Tokenizer | None) -> dict[str, int]:
+    """The ids that `config.json` names; the model's own padding is known there already."""
+    if tokenizer is None:
+        return {}
+    has_padding = getattr(model.config, "padding", None) is not None
+    found = {"eos_token_id": tokenizer.end, "pad_token_id": None if has_padding else tokenizer.pad}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _check_both(mesh: str | None, layout: str | None) -> None:

@@ -1,20 +1,35 @@
-"""How good a model is: its loss over every held-out example once, and perplexities by token, word and byte.
+"""How good a model is: its loss over every held-out example once, perplexities by token, word and byte, and how well it
+translates.
 
-Imports the data, the models and the configuration.
+Imports the data, the models, the configuration and translations. sacreBLEU is loaded where scores of it are asked for.
 """
 
 import math
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from .. import data
+from ..data.problems import library
+from ..errors import WeftError, closest
+from ..models import EncoderConfig
+from ..models.encoder import hide
 from ..spmd import spmd
-from .config import RunConfig
+from .config import ConfigError, RunConfig
 from .feeding import Feed
+from .translating import translated
+
+METRICS = ("bleu", "chrf")
+TOKENISATIONS = tuple("13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
+"""How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
+
+
+class EvaluationError(WeftError):
+    """Data by which a model cannot be judged."""
 
 
 class Judge:
@@ -22,13 +37,15 @@ class Judge:
 
     def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
         self.config, self.feed, self.dataset, self.tokenizer = config, feed, dataset, tokenizer
-        self._run = spmd(lambda model, batch: model.loss_and_metrics(batch)[1], mesh=feed.mesh, layout=feed.layout)
+        self._run = spmd(self._told, mesh=feed.mesh, layout=feed.layout)
         self._amounts: dict[str, int] | None = None
+        self._scores = Scores(config, dataset, tokenizer) if config.eval.metrics else None
 
-    def __call__(self, model: Any) -> dict[str, float]:
-        """The loss in nats a token, and what follows from it."""
+    def __call__(self, model: Any) -> dict[str, Any]:
+        """The loss in nats a token, and what follows from it; scores of translations, with how they were made."""
         began = time.perf_counter()
-        told = [self._run(model, self.feed.placed(batch)) for batch in self._batches(self.feed.rows)]
+        with data.prefetched(self._batches(self.feed.rows), self.feed.placed) as placed:
+            told = [self._run(model, batch, np.int32(turn)) for turn, batch in enumerate(placed)]
         sums = np.zeros(3)
         for each in told:
             nll, hits, tokens = (number(each[name]) for name in ("nll", "accuracy", "tokens"))
@@ -42,7 +59,17 @@ class Judge:
         if amounts.get("bytes"):
             found["byte_perplexity"] = _exp(nll / amounts["bytes"])
             found["bits_per_byte"] = nll / amounts["bytes"] / math.log(2)
-        return found | {"seconds": time.perf_counter() - began}
+        scores = {} if self._scores is None else self._scores(model)
+        return {**found, **scores, "seconds": time.perf_counter() - began}
+
+    def _told(self, model: Any, batch: dict[str, Any], turn: Any) -> dict[str, Any]:
+        """What the model tells of a batch; of an encoder's, the same words are hidden every time."""
+        if "tokens" in batch and isinstance(model.config, EncoderConfig):
+            key = jax.random.fold_in(jax.random.key(self.config.seed), turn)
+            hidden = hide(batch["tokens"], key, model.config)
+            hidden["weights"] = hidden["weights"] * batch["weights"]
+            batch = {**{name: x for name, x in batch.items() if name != "tokens"}, **hidden}
+        return model.loss_and_metrics(batch)[1]
 
     def _batches(self, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
         batches = data.Batches(self.dataset, batch=self.feed.model.batch, seed=self.config.seed, rows=rows)
@@ -52,16 +79,16 @@ class Judge:
             yield batch
 
     def _counted(self) -> dict[str, int]:
-        """The words and bytes that the examples are."""
+        """The words and bytes that the examples are; an encoder does not predict all of them."""
         if self._amounts is None:
-            every_row = np.arange(self.feed.model.batch)
-            targets = "targets" if self.tokenizer is not None else None
-            ids = [
-                batch.get(targets, batch.get("tokens"))[batch["weights"] > 0]
-                for batch in self._batches(every_row)
-                if targets is not None
-            ]
-            self._amounts = amounts(np.concatenate(ids), self.tokenizer) if ids and self.tokenizer else {}
+            self._amounts = {}
+            if self.tokenizer is not None and not isinstance(self.feed.model, EncoderConfig):
+                every_row = np.arange(self.feed.model.batch)
+                ids = [
+                    batch["targets" if "targets" in batch else "tokens"][batch["weights"] > 0]
+                    for batch in self._batches(every_row)
+                ]
+                self._amounts = amounts(np.concatenate(ids), self.tokenizer)
         return self._amounts
 
 
@@ -83,3 +110,62 @@ def number(x: Any) -> float:
 
 def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
+
+
+# Translations.
+
+
+class Scores:
+    """Translates the held-out texts of pairs, and scores them by the other sides."""
+
+    def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
+        self.config, self.own = config, config.eval
+        if unknown := next((name for name in self.own.metrics if name not in METRICS), None):
+            raise ConfigError(f"`eval.metrics` names {unknown!r}", fix=closest(unknown, METRICS))
+        if self.own.bleu_tokenize not in TOKENISATIONS:
+            raise ConfigError(
+                f"`eval.bleu_tokenize` is {self.own.bleu_tokenize!r}",
+                fix=closest(self.own.bleu_tokenize, TOKENISATIONS),
+            )
+        if not isinstance(dataset, data.PackedPairs | data.BucketedPairs) or tokenizer is None:
+            raise ConfigError(
+                f"`eval.metrics` names {self.own.metrics[0]!r}, which is of translations, and the data are no pairs",
+                fix="leave `eval.metrics` out, or give pairs of texts",
+            )
+        self.tokenizer: data.Tokenizer = tokenizer
+        self.count: int = len(dataset.pairs)
+        self._pairs: list[tuple[str, str]] | None = None
+        library("sacrebleu", "a score of translations")
+
+    def __call__(self, model: Any) -> dict[str, Any]:
+        """Each score from 0 to 100, and a text that says how it was made."""
+        pairs = self._read()
+        sources, wanted = [one for one, _ in pairs], [other for _, other in pairs]
+        found = translated(model, self.tokenizer, sources, beams=self.own.beams, alpha=self.own.alpha)
+        return scored(found, wanted, self.own.metrics, self.own.bleu_tokenize)
+
+    def _read(self) -> list[tuple[str, str]]:
+        """The held-out pairs, the last of their source; of a part of the batches, as many as these have rows."""
+        if self._pairs is None:
+            source = data.open_source(self.config.data)
+            told = (source.held_apart or source).pairs()
+            kept = list(deque((pair for pair in told if pair[0].strip() and pair[1].strip()), self.count))
+            most = None if self.own.batches is None else self.own.batches * self.config.batch
+            self._pairs = kept[:most]
+        return self._pairs
+
+
+def scored(
+    found: Sequence[str], wanted: Sequence[str], metrics: Sequence[str], tokenize: str = "13a"
+) -> dict[str, Any]:
+    """The scores of translations by sacreBLEU, each with its signature.
+
+    A signature says how texts were parted and compared: only scores with the same one are comparable.
+    """
+    made_by = library("sacrebleu", "a score of translations").metrics
+    told: dict[str, Any] = {}
+    for name in metrics:
+        metric = made_by.BLEU(tokenize=tokenize, force=True) if name == "bleu" else made_by.CHRF()
+        told[name] = float(metric.corpus_score(list(found), [list(wanted)]).score)
+        told[f"{name}_signature"] = str(metric.get_signature())
+    return told

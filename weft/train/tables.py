@@ -79,7 +79,11 @@ class Evaluation:
     metrics: tuple[str, ...] = ()
     """Beside the perplexity: `bleu`, `chrf`."""
     beams: int = 5
+    """How many translations of a text are followed at once."""
     alpha: float = 0.6
+    """How much longer translations are favoured."""
+    bleu_tokenize: str = "13a"
+    """How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,200 @@
+"""`weft generate` and `weft translate`: what a trained run writes."""
+
+import itertools
+import json as json_format
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import data
+from ..errors import WeftError
+from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ..train import Run
+from ..train.config import RunConfig
+from ..train.continuing import Continued, Drawing, continued
+from ..train.translating import BATCH, DecodingError, Translator
+from .terminal import reported, write
+from .trained import Average, Best, Counter, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
+
+GENERATE_EXAMPLES = """Examples:
+
+\b
+  weft generate runs/tiny --prompt "def main("
+  weft generate runs/tiny --prompt "import " --tokens 500 --temperature 0.7 --samples 3 --best
+"""
+TRANSLATE_EXAMPLES = """Examples:
+
+\b
+  weft translate runs/en-de < test.en > test.de
+  weft translate runs/en-de --beam 1 --average 5 < test.en > test.de
+"""
+CHUNK = 16  # batches of lines read at a time, among which those of like length are put together
+SHORT = ("lines", "jsonl")  # formats whose texts are short: most of what is learned begins in the same sequence
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+
+
+def generate(
+    run: Folder,
+    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="What to go on from; may be given several times.")],
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many tokens more.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is wilder.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, metavar="K", help="Draw from the K likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P", help="Draw from the likeliest that make up P.")] = None,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="So many continuations of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="What is drawn follows from it.")] = 0,
+    begin: Annotated[
+        bool | None,
+        typer.Option(help="Whether a prompt is a text's beginning; if not said, where the run learned short texts."),
+    ] = None,
+    step: Step = None,
+    best: Best = False,
+    average: Average = 1,
+    mesh: Mesh = None,
+    layout: Layout = None,
+    json: Json = False,
+) -> None:
+    """Continue prompts with a trained language model."""
+    with reported():
+        opened = Run(run)
+        settings = opened.settings
+        _check_continues(settings, run)
+        at = checkpoint_of(opened, step, best)
+        tokenizer = opened.tokenizer
+        is_begun = _learned_beginnings(settings) if begin is None else begin
+        if not is_begun and "" in prompt:
+            raise DecodingError(
+                "the prompt is empty", fix="give it some text, or say --begin for a text from its start"
+            )
+        on, under = place_for(settings, mesh, layout, is_virtual_too=False)
+        model = opened.load(on, under, at, average=average)
+        found = continued(
+            model,
+            tokenizer,
+            prompt,
+            tokens=tokens,
+            samples=samples,
+            is_begun=is_begun,
+            drawing=Drawing(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        )
+        if json:
+            write(json_format.dumps({"step": at, "samples": [asdict(each) for each in found]}, ensure_ascii=False))
+        else:
+            write(_shown(found, samples))
+
+
+def _check_continues(settings: RunConfig, run: Path) -> None:
+    if isinstance(settings.model, LMConfig):
+        return
+    what = "an encoder" if isinstance(settings.model, EncoderConfig) else "an encoder-decoder"
+    fix = "use the run of a language model"
+    if isinstance(settings.model, Seq2SeqConfig):
+        fix = f"translate with it: `weft translate {run} < texts`"
+    raise DecodingError(f"the model of {run} is {what}, and does not continue texts", fix=fix)
+
+
+def _learned_beginnings(settings: RunConfig) -> bool:
+    """Whether most sequences the run learned from held the beginning of a text."""
+    if settings.train.across:
+        return False
+    if not settings.train.pack:
+        return True
+    try:
+        return data.open_source(settings.data).format in SHORT
+    except WeftError:  # the data are no longer there
+        return settings.data.get("documents") == "lines" or settings.data.get("format") in SHORT
+
+
+def _shown(found: list[Continued], samples: int) -> str:
+    """The texts; several with a line above each."""
+    if len(found) == 1:
+        return found[0].text
+    names = [
+        f"prompt {number // samples + 1}" + (f", sample {number % samples + 1}" if samples > 1 else "")
+        for number in range(len(found))
+    ]
+    return "\n\n".join(f"--- {name} ---\n{each.text}" for name, each in zip(names, found, strict=True))
+
+
+def translate(
+    run: Folder,
+    beam: Annotated[int, typer.Option(min=1, metavar="N", help="How many translations are followed at once.")] = 5,
+    alpha: Annotated[float, typer.Option(min=0.0, help="How much longer translations are favoured.")] = 0.6,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many lines are translated at once.")] = BATCH,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At most so many tokens a line; by default by its length.")
+    ] = None,
+    step: Step = None,
+    best: Best = False,
+    average: Average = 1,
+    mesh: Mesh = None,
+    layout: Layout = None,
+) -> None:
+    """Translate standard input line by line with a trained encoder-decoder model."""
+    with reported():
+        opened = Run(run)
+        settings = opened.settings
+        if not isinstance(settings.model, Seq2SeqConfig):
+            raise DecodingError(
+                f"the model of {run} is no encoder-decoder, and does not translate",
+                fix=f'continue texts with it: `weft generate {run} --prompt "..."`',
+            )
+        at = checkpoint_of(opened, step, best)
+        tokenizer = opened.tokenizer
+        on, under = place_for(settings, mesh, layout, is_virtual_too=False)
+        model = opened.load(on, under, at, average=average)
+        translator = Translator(model, tokenizer, beams=beam, alpha=alpha, batch=batch, tokens=tokens)
+        _write_translations(translator)
+
+
+def _write_translations(translator: Translator) -> None:
+    """Writes the translations of standard input, chunk by chunk; Ctrl-C leaves what was written."""
+    lines, tell, is_told = _Lines(), Counter(), False
+    began, done = time.monotonic(), 0
+    size = 1 if _is_typed() else CHUNK * translator.batch
+    try:
+        while chunk := list(itertools.islice(lines, size)):
+            found = translator(chunk)
+            sys.stdout.buffer.write("".join(line + "\n" for line in found).encode())
+            sys.stdout.buffer.flush()
+            done += len(chunk)
+            if translator.cut and not is_told:
+                is_told = True
+                say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
+            tell(f"{done:,} lines, {done / (time.monotonic() - began):.0f} a second")
+    except KeyboardInterrupt:
+        say(f"stopped after {done:,} lines")
+        raise typer.Exit(INTERRUPTED) from None
+    if lines.broken is not None:
+        say(f"warning: line {lines.broken} is no UTF-8; what cannot be read was taken as \N{REPLACEMENT CHARACTER}")
+    cut = f", {translator.cut:,} of them cut" if translator.cut else ""
+    say(f"{done:,} lines in {time.monotonic() - began:.1f} s{cut}")
+
+
+def _is_typed() -> bool:
+    """Whether a person types the lines, and waits for each answer."""
+    return sys.stdin.isatty()
+
+
+class _Lines:
+    """The lines of standard input without their ends."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self.broken: int | None = None
+        """The first line that is no UTF-8, if there is one."""
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(iter(sys.stdin.buffer)).rstrip(b"\r\n")
+        self._number += 1
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError:
+            self.broken = self.broken or self._number
+            return line.decode("utf-8", errors="replace")

@@ -1,0 +1,133 @@
+"""`weft eval`: how good a checkpoint of a run is, by data it has not learned from."""
+
+import dataclasses
+import json as json_format
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from .. import data as texts
+from ..layout import Layout as Rules
+from ..layout import as_layout
+from ..mesh import Mesh as Processors
+from ..mesh import as_mesh
+from ..models import TransformerConfig
+from ..train import Run
+from ..train.config import CONFIG, RunConfig, read
+from ..train.evaluation import EvaluationError, Judge
+from ..train.feeding import Feed
+from ..train.step import model_of
+from ..train.trainer import ONE, open_data
+from .terminal import reported, write
+from .trained import (
+    Average,
+    Best,
+    Counter,
+    Folder,
+    Json,
+    Layout,
+    Mesh,
+    Step,
+    checkpoint_of,
+    place_for,
+    tokenizer_of,
+)  # fmt: skip
+
+EXAMPLES = """Examples:
+
+\b
+  weft eval runs/tiny
+  weft eval runs/tiny --best --json
+  weft eval runs/tiny --data other.txt --set eval.batches=100
+"""
+_ELSEWHERE = ("held_out", "evaluation", "range")  # what the run's data say of their own files only
+
+
+def evaluate(
+    run: Folder,
+    step: Step = None,
+    best: Best = False,
+    average: Average = 1,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Other data, all of which is judged by; two files where they are pairs."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, like eval.batches=100.")
+    ] = None,
+    mesh: Mesh = None,
+    layout: Layout = None,
+    json: Json = False,
+) -> None:
+    """Judge a checkpoint of a run by its held-out data, or by other data."""
+    with reported():
+        opened = Run(run)
+        settings = opened.settings
+        settings = read(run / CONFIG, changes) if changes else settings
+        at = checkpoint_of(opened, step, best)
+        own = place_for(settings, mesh, layout)
+        on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if own[0] is None else own
+        settings, tokenizer, dataset = _judged_by(settings, opened, data)
+        feed = Feed(_divided(model_of(settings), on, under), on, under, seed=settings.seed)
+        judge = Judge(settings, feed, dataset, tokenizer)
+        found = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
+    write(json_format.dumps(_finite(found)) if json else shown(found))
+
+
+def _judged_by(
+    settings: RunConfig, run: Run, paths: list[str] | None
+) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
+    """The configuration by which the data are read, the tokenizer of the run, and the data."""
+    if tokenizer_of(run) is not None:  # the very one that it learned with, also where its data have changed
+        named = {key: value for key, value in settings.tokenizer.items() if key in ("end", "pad")}
+        settings = dataclasses.replace(settings, tokenizer={"path": str(run.folder), **named})
+    if paths:
+        kept = {key: value for key, value in settings.data.items() if key not in _ELSEWHERE}
+        path = paths[0] if len(paths) == 1 else list(paths)
+        settings = dataclasses.replace(settings, data={**kept, "path": path, "held_out": 0})
+    tokenizer, learned, held_out = open_data(settings, run.folder, Counter().reading)
+    if paths:
+        return settings, tokenizer, learned
+    if held_out is None:
+        raise EvaluationError(
+            f"nothing was held out of the data of {run.folder}",
+            fix="give other data: `--data PATH`, or `--set data.held_out=0.05`",
+        )
+    return settings, tokenizer, held_out
+
+
+def _divided(model: TransformerConfig, mesh: Processors, layout: Rules) -> TransformerConfig:
+    """The model's configuration with a batch that divides over the processors its rows are split between."""
+    ways = math.prod(mesh.axes.get(axis, 1) for axis in layout.rules.get("batch", ()))
+    return dataclasses.replace(model, batch=-(-model.batch // ways) * ways)
+
+
+def _finite(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with null in place of numbers that JSON has not."""
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
+
+
+_LINES = {
+    "step": "{:,}",
+    "loss": "{:.4f} nats a token",
+    "perplexity": "{:.6g} by token",
+    "word_perplexity": "{:.6g} by word",
+    "byte_perplexity": "{:.6g} by byte",
+    "bits_per_byte": "{:.3f}",
+    "accuracy": "{:.2%} of tokens",
+    "tokens": "{:,.0f}",
+    "bleu": "{:.2f}",
+    "bleu_signature": "{}",
+    "chrf": "{:.2f}",
+    "chrf_signature": "{}",
+    "seconds": "{:.1f}",
+}
+
+
+def shown(found: Mapping[str, Any]) -> str:
+    """What was found, a line each."""
+    rows = [(name.replace("_", " "), how.format(found[name])) for name, how in _LINES.items() if name in found]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,103 @@
+"""What the commands that use a trained run share: their options, the model of a checkpoint, and what is told meanwhile.
+
+Everything told goes to stderr: stdout is for what was asked for.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+
+from .. import data
+from ..data.tokenizers import BYTES, JSON, PIECES
+from ..errors import MeshError, WeftError
+from ..layout import Layout as Rules
+from ..layout import as_layout
+from ..mesh import Mesh as Processors
+from ..mesh import as_mesh
+from ..train import Run
+from ..train.config import RunConfig
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="The checkpoint's step; the last if not said.")]
+Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the lowest loss in evaluation.")]
+Average = Annotated[int, typer.Option(min=1, metavar="K", help="The mean of so many checkpoints, up to that step.")]
+Mesh = Annotated[
+    str | None, typer.Option(metavar="AXES", help="A mesh to run on, like `cols=8`; `''` is one processor.")
+]
+Layout = Annotated[str | None, typer.Option(metavar="LAYOUT", help="How it is split over the mesh, like `vocab:cols`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+Where = tuple[Processors, Rules] | tuple[None, None]
+
+
+def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
+    """The step of the checkpoint that the options name."""
+    if best and step is not None:
+        raise WeftError("both --step and --best were given", fix="give one of them")
+    return run.checkpoints.chosen(step, best=best)
+
+
+def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True) -> Where:
+    """The mesh and layout that are given, or the run's own if the processors are here; None for one processor.
+
+    Virtual processors share one machine: what gains nothing from them leaves them out unless they are asked for.
+    """
+    if (mesh is None and layout is not None) or (mesh and layout is None):
+        raise WeftError("only one of --mesh and --layout was given", fix="give both, or neither")
+    if mesh is not None and layout is not None:
+        return (as_mesh(mesh), as_layout(layout)) if mesh else (None, None)
+    if mesh is not None or not settings.mesh or (not is_virtual_too and jax.default_backend() == "cpu"):
+        return None, None
+    own = as_mesh(settings.mesh)
+    try:
+        own.jax_mesh()
+    except MeshError as error:
+        say(f"{error.fact}: runs on one")
+        return None, None
+    return own, as_layout(settings.layout)
+
+
+def tokenizer_of(run: Run) -> data.Tokenizer | None:
+    """What its texts became tokens by; None where there is nothing of that kind in its folder."""
+    return run.tokenizer if any((run.folder / name).is_file() for name in (BYTES, PIECES, JSON)) else None
+
+
+# What is told.
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    with _cleared():
+        sys.stderr.write(text + "\n")
+
+
+class Counter:
+    """Tells how far work has come: on a terminal in a line that is written over, else now and then a line."""
+
+    def __init__(self, every: float = 10.0):
+        self._every = 0.2 if sys.stderr.isatty() else every
+        self._told = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._told >= self._every:
+            self._told = time.monotonic()
+            with _cleared():
+                sys.stderr.write(text + ("" if sys.stderr.isatty() else "\n"))
+
+    def reading(self, what: str, done: int, whole: int) -> None:
+        """As data tell of themselves: so many bytes of all."""
+        self(f"{what}: {done / max(whole, 1):.0%}")
+
+
+@contextlib.contextmanager
+def _cleared() -> Iterator[Any]:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    yield
+    sys.stderr.flush()

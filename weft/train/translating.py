@@ -1,0 +1,137 @@
+"""Translations of texts by beam search, many at a time in few shapes.
+
+Imports the data and decoding. What becomes of a text does not depend on those beside it: how far it is filled up, and
+how many tokens are written at most, follow from its own length.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import data
+from ..decode import beam_search
+from ..errors import WeftError
+from ..models import Seq2Seq
+
+BATCH = 32
+SHORTEST = 16
+"""Texts are filled up to this length at least, and longer ones to twice this, four times this, and so on."""
+ROOM = 50
+"""A translation may have half as many tokens more as its text, and so many beside."""
+
+
+class DecodingError(WeftError):
+    """Texts that a model cannot continue or translate."""
+
+
+class Translator:
+    """Translates texts with a model that reads one text and writes another."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: data.Tokenizer,
+        *,
+        beams: int = 5,
+        alpha: float = 0.6,
+        batch: int = BATCH,
+        tokens: int | None = None,
+    ):
+        if not isinstance(model, Seq2Seq):
+            raise DecodingError(
+                f"{type(model).__name__} does not translate", fix="use an encoder-decoder model, or continue texts"
+            )
+        if tokenizer.end is None:
+            raise DecodingError(
+                "the tokenizer has no `end`, by which a translation would end", fix="name its `end` token"
+            )
+        self.model, self.tokenizer, self.end = model, tokenizer, tokenizer.end
+        self.beams, self.alpha, self.tokens = beams, alpha, tokens
+        self.batch = batch_for(model, batch)
+        self.longest = model.config.length
+        self.cut = 0
+        """How many texts were longer than the model's sequences, and lost their ends."""
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """The best translation of each, on one line; an empty text stays empty."""
+        found = [""] * len(texts)
+        kept = [number for number, text in enumerate(texts) if text.strip()]
+        rows = self._encoded([texts[number] for number in kept])
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for place in sorted(range(len(rows)), key=lambda place: len(rows[place])):
+            by_size[filled_size(len(rows[place]), self.longest)].append(place)
+        for size, places in by_size.items():
+            for begin in range(0, len(places), self.batch):
+                some = places[begin : begin + self.batch]
+                for place, text in zip(some, self._translated([rows[place] for place in some], size), strict=True):
+                    found[kept[place]] = text
+        return found
+
+    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text with its end, cut where there are too many."""
+        if not texts:
+            return []
+        ids, lengths = self.tokenizer.encode_all(texts)
+        room = self.longest - 1
+        self.cut += int((lengths > room).sum())
+        return [np.append(row[:room], self.end) for row in np.split(ids, np.cumsum(lengths)[:-1])]
+
+    def _translated(self, rows: list[np.ndarray], size: int) -> list[str]:
+        """The translations of at most a batch of rows; what the batch lacks is filled with the last of them."""
+        padding, most = self.model.config.padding, 3 * size // 2 + ROOM
+        full = [*rows, *[rows[-1]] * (self.batch - len(rows))]
+        if padding is not None:
+            full = [np.pad(row, (0, size - len(row)), constant_values=padding) for row in full]
+        found = beam_search(
+            self.model,
+            [row.astype(np.int32) for row in full],
+            beams=self.beams,
+            alpha=self.alpha,
+            end=self.end,
+            max_new_tokens=self.tokens or min(most, self.longest),
+        )
+        return [_on_one_line(text_of(self.tokenizer, each[0])) for each in found.sequences[: len(rows)]]
+
+
+def translated(
+    model: Any,
+    tokenizer: data.Tokenizer,
+    texts: Sequence[str],
+    *,
+    beams: int = 5,
+    alpha: float = 0.6,
+    batch: int = BATCH,
+    tokens: int | None = None,
+) -> list[str]:
+    """The best translation of each text, on one line; at most `tokens` long, or as the text's length says."""
+    return Translator(model, tokenizer, beams=beams, alpha=alpha, batch=batch, tokens=tokens)(texts)
+
+
+def filled_size(length: int, longest: int) -> int:
+    """The length that a text is filled up to.
+
+    >>> [filled_size(length, 100) for length in (3, 16, 17, 64, 65)]
+    [16, 16, 32, 64, 100]
+    """
+    return min(max(SHORTEST, 1 << (length - 1).bit_length()), max(longest, length))
+
+
+def batch_for(model: Any, batch: int) -> int:
+    """The batch, or the next larger one that divides over the processors its rows are split between."""
+    if model.mesh is None or model.layout is None:
+        return batch
+    ways = math.prod(model.mesh.axes[axis] for axis in model.layout.rules.get("batch", ()))
+    return -(-batch // ways) * ways
+
+
+def text_of(tokenizer: data.Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ids a model wrote: without `end`, and without those that the tokenizer has not."""
+    return tokenizer.decode([i for i in ids if i < tokenizer.vocab and i != tokenizer.end])
+
+
+def _on_one_line(text: str) -> str:
+    return re.sub(r"[\r\n]+", " ", text)
