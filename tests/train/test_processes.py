@@ -11,9 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-import weft as wf
 from weft.train import processes
-from weft.train.processes import ProcessError, Stop, join, part_of_batch, share_out
+from weft.train.processes import ProcessError, Stop, join, share_out
 
 ROOT = Path(__file__).parents[2]
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
@@ -233,30 +232,6 @@ def test_each_of_many_asks_for_its_share(is_joined, environment, asked, monkeypa
     assert calls == asked
 
 
-@pytest.mark.parametrize(
-    ("ranges", "part"),
-    [
-        ({(0, 16)}, (0, 1)),
-        ({(8, 16)}, (1, 2)),
-        ({(4, 6), (6, 8)}, (1, 4)),
-        ({(8, 12)}, (2, 4)),
-    ],
-)
-def test_rows_side_by_side_are_a_part_of_the_batch(ranges, part):
-    assert processes._side_by_side(ranges, 0, 16) == part
-
-
-@pytest.mark.parametrize("ranges", [{(0, 4), (8, 12)}, {(4, 12)}, {(0, 12)}])
-def test_rows_that_are_no_part_of_the_batch_are_an_error(ranges):
-    with pytest.raises(ProcessError, match="process 1 would have rows of the batch that are not side by side: "):
-        processes._side_by_side(ranges, 1, 16)
-
-
-@pytest.mark.parametrize("layout", ["batch:rows", "batch:cols", "batch:rows+cols", "d_ff:rows"])
-def test_one_process_reads_whole_batches(layout):
-    assert part_of_batch(wf.Mesh("rows=4,cols=2"), wf.Layout(layout), 16) == (0, 1)
-
-
 # Stopping, one process.
 
 
@@ -311,7 +286,7 @@ def test_two_processes_stop_after_the_same_step(to, tmp_path):
     (first, first_reason), (second, second_reason) = ((tmp_path / f"stopped_{i}").read_text().split() for i in (0, 1))
     assert first == second and 3 <= int(first) < 100000
     assert first_reason == "SIGTERM" and second_reason == ("SIGINT" if "SIGINT" in to else "SIGTERM")
-    lines = ["2 of 4 devices, part 0 of 2, 0 of 1 and 0 of 1", "[1] 2 of 4 devices, part 1 of 2, 0 of 1 and 0 of 1"]
+    lines = ["2 of 4 devices", "[1] 2 of 4 devices"]
     assert sorted(printed.splitlines()) == sorted(lines)
 
 

@@ -1,6 +1,7 @@
 """A run that was stopped goes on as if it had not been, on the same mesh or on another."""
 
 import pytest
+
 from weft.train.config import ConfigError
 from weft.train.runs import Run, RunError
 from weft.train.trainer import Options
@@ -50,7 +51,7 @@ def test_a_state_is_bit_equal_on_another_mesh_and_goes_on_there(other, text, str
 
 def test_a_finished_run_says_so_and_does_nothing(text, straight):
     before = (straight / "metrics.jsonl").read_bytes()
-    outcome, heard = run(config_of(text), straight)
+    outcome, _ = run(config_of(text), straight)
     assert outcome.was_finished and outcome.step == 8
     assert (straight / "metrics.jsonl").read_bytes() == before
 
@@ -73,7 +74,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_taken(text, straight
     for place in range(0, len(content), 97):
         content[place] ^= 0x55
     largest.write_bytes(content)
-    outcome, heard = run(config_of(text), tmp_path)
+    _, heard = run(config_of(text), tmp_path)
     assert any("checkpoints/6" in message and "broken" in message for message in heard.messages)
     assert "goes on from step 4" in heard.messages
     assert sums(tmp_path, 8) == sums(straight, 8)
@@ -91,7 +92,7 @@ def test_a_file_that_is_cut_is_named(text, tmp_path):
 def test_what_was_half_written_is_passed_over_and_removed(text, tmp_path):
     run(config_of(text), tmp_path, crash_at=5)
     (tmp_path / "checkpoints" / "4" / "checkpoint.json").unlink()
-    outcome, heard = run(config_of(text), tmp_path, crash_at=5)
+    _, heard = run(config_of(text), tmp_path, crash_at=5)
     assert "goes on from step 2" in heard.messages
     assert Run(tmp_path).checkpoints.steps == [2, 4]
 

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from .plot import EXAMPLES as PLOT_EXAMPLES
-from .plot import plot
 from ..train.processes import failing_at_once
-from .launch import EXAMPLES as LAUNCH_EXAMPLES
-from .launch import launch
 from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
 from .evaluate import EXAMPLES as EVAL_EXAMPLES
 from .evaluate import evaluate
+from .launch import EXAMPLES as LAUNCH_EXAMPLES
+from .launch import launch
+from .plot import EXAMPLES as PLOT_EXAMPLES
+from .plot import plot
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train

@@ -9,9 +9,10 @@ import jax
 import typer
 
 from ..errors import WeftError
+from ..mesh import as_mesh
 from ..train import processes
 from ..train.config import read
-from ..train.trainer import Options, Outcome, Trainer
+from ..train.trainer import ONE, Options, Outcome, Trainer
 from .progress import Progress
 from .terminal import reported
 
@@ -49,9 +50,10 @@ def train(
 ) -> None:
     """Train by a TOML file; the same command goes on with a run that was stopped."""
     with reported():
-        found = read(config, changes or [])
         options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
-        processes.join(coordinator, processes_, process)
+        count = processes.join(coordinator, processes_, process)
+        found = read(config, changes or [])
+        processes.share_out(as_mesh(found.mesh or ONE[0]).size, count)
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:

@@ -1,6 +1,6 @@
 """Many processes as one program: how they find each other, fail, and stop after the same step.
 
-Imports layouts. `join` and `share_out` come before anything that starts JAX, and do not start it.
+Imports the errors of the house alone. `join` and `share_out` come before anything that starts JAX, and do not start it.
 """
 
 import contextlib
@@ -12,20 +12,15 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
 
-from ..dims import Dim
 from ..errors import WeftError
-from ..layout import Layout, Region, spec
-from ..mesh import Mesh
 
 COORDINATOR, PROCESSES, PROCESS = "WEFT_COORDINATOR", "WEFT_PROCESSES", "WEFT_PROCESS"
 DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `2,3`; all by default
@@ -89,30 +84,6 @@ def share_out(size: int, processes: int) -> None:
     is_said = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     if jax.distributed.is_initialized() and not is_said:  # alone, a mesh asks for them itself
         jax.config.update("jax_num_cpu_devices", size // processes)
-
-
-def part_of_batch(mesh: Mesh, layout: Layout, batch: int) -> tuple[int, int]:
-    """Which part of every batch this process reads, and of how many; two that hold the same rows read the same."""
-    placed = spec(Region(mesh, layout).placement([Dim("batch", batch)]))
-    rows: Mapping[Any, Any] = NamedSharding(mesh.jax_mesh(), placed).devices_indices_map((batch,))
-    held: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for device, (part,) in rows.items():
-        held[device.process_index].add(part.indices(batch)[:2])
-    parts = {process: _side_by_side(ranges, process, batch) for process, ranges in held.items()}
-    return parts[jax.process_index()]
-
-
-def _side_by_side(ranges: Iterable[tuple[int, int]], process: int, batch: int) -> tuple[int, int]:
-    """These ranges of rows as one part of so many equal ones."""
-    first, last = min(start for start, _ in ranges), max(stop for _, stop in ranges)
-    count = last - first
-    if sum(stop - start for start, stop in ranges) != count or batch % count or first % count:
-        raise ProcessError(
-            f"process {process} would have rows of the batch that are not side by side: "
-            f"{', '.join(f'{start} to {stop - 1}' for start, stop in sorted(ranges))} of {batch}",
-            fix="put the axes that split the batch first in the mesh, before those inside of a process",
-        )
-    return first // count, batch // count
 
 
 def _number(name: str, least: int) -> int | None:

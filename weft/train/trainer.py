@@ -152,7 +152,7 @@ class Trainer:
                 is_saved = self._saved(at, state, loss, is_last)
         log.write()
         is_saved = self._closed() and is_saved
-        return Outcome(at, steps, stop.reason if is_stopped else "", is_saved)
+        return Outcome(at, steps, (stop.reason or "") if is_stopped else "", is_saved)
 
     def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
         assert self.judge is not None

@@ -22,14 +22,7 @@ with processes.failing_at_once():
     processes.share_out(2 * count, count)
     mesh = wf.Mesh(f"rows={2 * count}")
     me = jax.process_index()
-    tall, wide = wf.Mesh(f"rows={count},cols=2"), wf.Mesh(f"cols=2,rows={count}")
-    parts = [
-        processes.part_of_batch(tall, wf.Layout("batch:rows"), 8),
-        processes.part_of_batch(tall, wf.Layout("batch:cols"), 8),
-        processes.part_of_batch(wide, wf.Layout("batch:rows"), 8),
-    ]
-    said = "{} of {}, {} of {} and {} of {}".format(*(number for part in parts for number in part))
-    print(f"{jax.local_device_count()} of {jax.device_count()} devices, part {said}")
+    print(f"{jax.local_device_count()} of {jax.device_count()} devices")
     mine = wf.put(wf.tensor(np.full(2, me, "float32"), "batch"), mesh=mesh, layout="batch:rows")
     total = wf.spmd(lambda x: wf.sum(x, over="batch"), mesh=mesh, layout="batch:rows")
     (folder / f"pid_{me}").write_text(str(os.getpid()))
