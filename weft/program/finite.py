@@ -101,7 +101,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     bad = [_bad_in(x, getattr(slot, "dims", None)) for x, slot in zip(arrays, slots, strict=True)]
     given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
     jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
-    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _codes(results))
+    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sizes(results))
     search = _Search(program._reading)
     origins = search.body(jaxpr, consts, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
@@ -194,10 +194,8 @@ class _Search:
             inside = replace(around, path=(*around.path, int(taken)))
             return self.body(body.jaxpr, body.consts, inner[taken], given[1:], inside)
         if kind in MOVES:
-            return given
-        if note is None:
-            return [None] * len(eqn.outvars)
-        return [self._result(eqn, i, int(code), given, around) for i, code in enumerate(note)]
+            return given[:1]
+        return [self._result(eqn, i, _code(size), given, around) for i, size in enumerate(note or ())]
 
     def _result(self, eqn: Any, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
         """Where one result of an equation comes from: NaN of NaN, an infinity of what is not finite, or else itself."""
@@ -220,9 +218,8 @@ class _Search:
         stacked: list[_Origin] = [None] * (len(eqn.outvars) - carried)
         turns = range(eqn.params["length"])
         for turn in reversed(turns) if eqn.params["reverse"] else turns:
-            codes, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
-            codes = [FINITE] * len(given[fixed + carried :]) if codes is None else codes
-            pieces = [origin if code else None for origin, code in zip(given[fixed + carried :], codes, strict=True)]
+            sizes, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
+            pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sizes, strict=True)]
             inside = replace(around, turns=(*around.turns, (word, turn)))
             found = self.body(body.jaxpr, body.consts, inner, [*given[:fixed], *carry, *pieces], inside)
             carry = found[:carried]
@@ -272,16 +269,13 @@ def _is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else np.result_type(x), jnp.inexact)
 
 
-def _codes(values: Sequence[Any]) -> Any:
-    """For each value whether it is finite; None where none of them could not be."""
-    if not any(_is_float(x) for x in values):
-        return None
-    return jnp.stack([_code(x) if _is_float(x) and x.size else jnp.int8(FINITE) for x in values])
+def _sizes(values: Sequence[Any]) -> list[Any]:
+    """The largest size of each value: NaN or infinite where the value is so; None where it cannot be."""
+    return [jnp.max(jnp.abs(x)) if _is_float(x) and x.size else None for x in values]
 
 
-def _code(x: Any) -> Any:
-    each = jnp.where(jnp.isnan(x), NAN, jnp.where(jnp.isinf(x), INFINITE, FINITE))
-    return jnp.max(each).astype("int8")
+def _code(size: Any) -> int:
+    return FINITE if size is None or np.isfinite(size) else NAN if np.isnan(size) else INFINITE
 
 
 def _details(args: Sequence[Any], x: Any) -> dict[str, Any]:
