@@ -28,6 +28,7 @@ from .evaluation import Judge, number
 from .feeding import Feed
 from .metrics import Metrics
 from .processes import Stop
+from .profiling import Profile
 from .runs import CACHE, CHECKPOINTS, Lock, RunError
 from .speed import flops_per_token, peak_flops
 from .start import first_weights
@@ -104,17 +105,20 @@ class Trainer:
             if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) >= self.config.train.steps:
                 return Outcome(at, self.config.train.steps, was_finished=True)
             tokenizer, learned, held_out = self._opened_data()
+            self.learned = learned
             self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
             self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
             self.step = make_step(self.config, self.mesh, self.layout)
             state, at = self._first_or_last_state()
+            steps = self.config.train.steps
+            self.profile = Profile(self.folder, self.options.profile, at=at, steps=steps, said=self.listener.said)
             if at:
                 self.listener.said(f"goes on from step {at}")
             batches = self.feed.batches(learned)
             batches.seek(at)
             is_writer = jax.process_index() == 0
             metrics = Metrics(self.folder, from_step=at, is_writer=is_writer, said=self.listener.said)
-            with data.prefetched(batches, self.feed.placed) as placed, metrics as note:
+            with data.prefetched(batches, self.feed.placed) as placed, metrics as note, self.profile:
                 try:
                     return self._steps(state, at, placed, note, stop)
                 finally:
@@ -168,17 +172,9 @@ class Trainer:
         with self.listener.stage("compiling the step") if is_first else contextlib.nullcontext():
             yield
 
-    @contextlib.contextmanager
-    def _profiled(self, at: int) -> Iterator[None]:
+    def _profiled(self, at: int) -> contextlib.AbstractContextManager[None]:
         """Starts and stops a profile at the steps asked for."""
-        first, last = self.options.profile or (-1, -1)
-        if at == first:
-            jax.profiler.start_trace(str(self.folder / "profile"))
-        yield
-        if at + 1 == last and first >= 0:
-            jax.effects_barrier()
-            jax.profiler.stop_trace()
-            self.listener.said(f"steps {first} to {last} are profiled in {self.folder / 'profile'}")
+        return self.profile.step(at)
 
     def _find_nan(self, state: TrainState, at: int, log: "_Log") -> None:
         """Where a step was not finite, says which operation was the first."""
@@ -186,8 +182,10 @@ class Trainer:
             return
         from .nonfinite import first_bad_operation
 
-        log.write()
-        found = first_bad_operation(self.config, state.params, self.feed, at - 1)
+        with contextlib.suppress(TrainingError):  # that too many steps were not finite is no news
+            log.write()
+        with self.listener.stage(f"doing step {at} again on one processor"):
+            found = first_bad_operation(self.config, state.params, self.feed, self.learned, at - 1)
         raise TrainingError(f"step {at} is not finite: {found}", fix="mend that operation, or lower `schedule.rate`")
 
     # Checkpoints.

@@ -1,0 +1,193 @@
+"""Steps that are not finite: skipped, counted, and on request the operation is named."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from weft.layout import Layout
+from weft.mesh import Mesh
+from weft.program.finite import Found
+from weft.train import nonfinite, trainer
+from weft.train.config import read
+from weft.train.feeding import Feed
+from weft.train.nonfinite import first_bad_operation
+from weft.train.step import arrays_of, first_model, make_step, model_of, refilled, told_of
+from weft.train.trainer import Options, Trainer, TrainingError, open_data
+
+COUNTERS = re.compile(r"\.(step|total_notfinite|notfinite_count|last_finite|norm)$")
+CONFIG = """
+model = {preset = "tiny-lm", vocab = 256, layers = 2, d_model = 16, d_ff = 32, heads = 2, d_kv = 8}
+data = {path = "text.txt", held_out = 0.0}
+train = {steps = 6, batch = 2, length = 8, log_every = 1}
+schedule = {kind = "constant", rate = 1e-3}
+eval = {every = 0}
+checkpoint = {every = 0}
+"""
+
+
+class Silent:
+    """Hears of a run and keeps quiet."""
+
+    def __getattr__(self, name):
+        return lambda *_: jax.named_scope(name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """A run's configuration by what is changed in it; the letter Z is in one place of its text."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text("so it goes on and on, a" * 2 + "Z" + "nd on it goes as it did" * 2)
+    (folder / "run.toml").write_text(CONFIG.replace("text.txt", str(folder / "text.txt")))
+    return lambda *changes: read(folder / "run.toml", changes)
+
+
+@pytest.fixture(scope="module")
+def ready(settings, tmp_path_factory):
+    """A configuration, its step on one processor, its feed and its data."""
+    config = settings()
+    _, learned, _ = open_data(config, tmp_path_factory.mktemp("data"), lambda *_: None)
+    where = Mesh("all=1"), Layout("batch:all")
+    return config, make_step(config, *where), Feed(model_of(config), *where, seed=config.seed), learned
+
+
+def with_weights(config, changed):
+    """The first model with some of its weights replaced: `{path: (index, number)}`."""
+    model = first_model(config)
+    arrays = {path: np.array(x) for path, x in arrays_of(model).items()}
+    for path, (index, number) in changed.items():
+        arrays[path][index] = number
+    return refilled(model, arrays)
+
+
+def learned_of(state):
+    """The weights and what the optimizer keeps of them, counters aside; the step overwrites the arrays themselves."""
+    return {path: np.array(x) for path, x in arrays_of(state).items() if not COUNTERS.search(f".{path}")}
+
+
+def run_of(config, folder, **options):
+    """What a run raises, if it does, and its metrics."""
+    error = None
+    try:
+        Trainer(config, folder, Silent(), Options(**options)).run()
+    except TrainingError as raised:
+        error = raised
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return error, [json.loads(line) for line in lines]
+
+
+# Skipped and counted.
+
+BAD_IF_Z = {"embedding.table": (ord("Z"), np.inf)}  # a batch without that letter does not see it
+
+
+def test_a_bad_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_been(ready):
+    config, step, feed, learned = ready
+    batches = feed.batches(learned)
+    assert [at for at in range(7) if (batches.at(at)["inputs"] == ord("Z")).any()] == [5]
+    good, bad = (lambda: feed.placed(batches.at(0))), feed.placed(batches.at(5))
+
+    state = step.init(with_weights(config, BAD_IF_Z))
+    before = learned_of(state)
+    state, _ = step(state, bad, np.int32(0))
+    after = learned_of(state)
+    assert before.keys() == after.keys() and len(before) > 30
+    assert [path for path in before if not np.array_equal(before[path], after[path])] == []
+    assert [float(told_of(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [1, 1]
+
+    state, _ = step(state, good(), np.int32(0))
+    assert [float(told_of(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [0, 1]
+    straight, _ = step(step.init(with_weights(config, BAD_IF_Z)), good(), np.int32(0))
+    found, wanted = learned_of(state), learned_of(straight)
+    assert [path for path in wanted if not np.array_equal(found[path], wanted[path])] == []
+    assert not np.array_equal(found["params.softmax.table"], before["params.softmax.table"])
+
+
+@pytest.fixture
+def bad_weights(ready, monkeypatch):
+    """Runs begin with these weights, and take the step that is compiled already."""
+
+    def change(weights):
+        monkeypatch.setattr(trainer, "first_weights", lambda config, *_: with_weights(config, weights))
+        monkeypatch.setattr(trainer, "make_step", lambda *_: ready[1])
+
+    return change
+
+
+def test_one_bad_batch_is_skipped_and_counted(settings, bad_weights, tmp_path):
+    bad_weights(BAD_IF_Z)
+    error, rows = run_of(settings("train.steps=7"), tmp_path)
+    assert error is None
+    assert [(row["step"], row["bad_steps"]) for row in rows] == [*((at, 0) for at in range(1, 6)), (6, 1), (7, 1)]
+
+
+def test_training_stops_after_so_many_bad_steps_in_a_row(settings, bad_weights, tmp_path):
+    bad_weights({"decoder.norm.scale": (3, np.nan)})
+    error, rows = run_of(settings("train.bad_steps=3"), tmp_path)
+    assert error.fact == "3 steps in a row were not finite, up to step 3"
+    assert "--find-nan" in error.fix
+    assert [row["bad_in_a_row"] for row in rows] == [1, 2, 3]
+
+
+# Named.
+
+
+def test_a_run_whose_rate_is_far_too_high_names_the_operation_on_any_mesh(settings, tmp_path):
+    on = "mesh=rows=2,cols=2", "layout=batch:rows,heads:cols,d_ff:cols,vocab:cols"
+    error, rows = run_of(settings("schedule.rate=1e38", "train.bad_steps=1", *on), tmp_path, find_nan=True)
+    assert re.match(
+        r"step 2 is not finite: `\w+` at weft/\w+/\w+\.py:\d+ in [\w.]+ \((forward|backward)(, layers \d)?\) "
+        r"gave (inf|NaN) in [\d,]+ of [\d,]+ values, the first at .+, given numbers up to \d\.\d+e\+\d\d",
+        error.fact,
+    )
+    assert "`schedule.rate`" in error.fix
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+def test_a_layer_whose_weights_are_bad_is_named(ready):
+    config, _, feed, learned = ready
+    model = with_weights(config, {"decoder.layers.attention.q": ((1, 2, 0, 3), np.nan)})
+    said = first_bad_operation(config, model, feed, learned, 0)
+    assert re.fullmatch(
+        r"before it began, `decoder\.layers\.attention\.q` has NaN in 1 of 512 values, "
+        r"the first at layers 1, d_model 2, heads 0, d_kv 3; "
+        r"`einsum` at weft/nn/attention\.py:\d+ in _projected \(forward, layers 1\) gave NaN in 16 of 256 values, "
+        r"the first at .*",
+        said,
+    )
+
+
+def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, ready):
+    config = settings("model.dtype=float16", "train.loss_scale=1e9")
+    said = first_bad_operation(config, first_model(config), *ready[2:], 0)
+    assert re.match(r"its loss is finite, its gradients are not; `\w+` at .* \(backward\) gave inf in ", said)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (lambda *_: Found(), "done again on one processor it is finite; on mesh all=1 sums are of another order"),
+        (lambda *_: raised(MemoryError()), "cannot be said: the model and its batch do not fit one processor"),
+        (
+            lambda *_: raised(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")),
+            "cannot be said: the model and its batch do not fit one processor",
+        ),
+    ],
+)
+def test_what_cannot_be_named_is_said_to_be_so(ready, monkeypatch, found, sentence):
+    config, _, feed, learned = ready
+    monkeypatch.setattr(nonfinite, "not_finite", found)
+    assert sentence in first_bad_operation(config, first_model(config), feed, learned, 0)
+
+
+def raised(error):
+    raise error

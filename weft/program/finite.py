@@ -1,0 +1,320 @@
+"""Where a program's results stop being finite: it is run with every value looked at, and the first bad one is named.
+
+Reads the jaxpr and the record that are printed, for a mesh of one processor. The program is compiled twice: once with a
+note of each value that says whether it is finite, once more with all there is to say of the few that matter.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from ..dims import Shape
+from ..errors import short_path
+from ..layout import Layout
+from ..mesh import Mesh
+from ..record import Entry, Placed, entry_and_operand
+from ..spmd.arguments import Static, read
+from .noting import CALLS, MOVES, Path, body_of, note_at, noted
+from .reading import Reading
+from .trace import trace
+from .walk import _SAME_VALUE, _phase
+
+FINITE, INFINITE, NAN = range(3)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Values that are not finite: of which kind, how many of how many, and where the first of them is."""
+
+    kind: str
+    """`NaN`, or `inf` where there is none."""
+    count: int
+    size: int
+    index: tuple[int, ...]
+    dims: tuple[str, ...] = ()
+    """What the places are along, where that is known."""
+
+    def __str__(self) -> str:
+        if not self.index:
+            return self.kind
+        named = ", ".join(f"{dim} {i}" for dim, i in zip(self.dims, self.index, strict=False))
+        return f"{self.kind} in {self.count:,} of {self.size:,} values, the first at {named or list(self.index)}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of the program that is not finite; a number written in the program has no name."""
+
+    name: str
+    bad: Bad
+
+    def __str__(self) -> str:
+        return f"`{self.name}` has {self.bad}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """An operation that made values that are not finite."""
+
+    op: str
+    source: str
+    """The file, the line and the function; empty where that is not known."""
+    phase: str
+    turns: tuple[str, ...]
+    """The turns of the loops around it: `layers 1`."""
+    bad: Bad
+    largest: float | None
+    """The largest number it was given, where all were finite."""
+
+    def __str__(self) -> str:
+        at = f" at {self.source}" if self.source else ""
+        of = "" if self.largest is None else f", given numbers up to {self.largest:.3g}"
+        return f"`{self.op}`{at} ({', '.join((self.phase, *self.turns))}) gave {self.bad}{of}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Why results are not finite: what was given so, and the operations that made it so, in their order."""
+
+    given: tuple[Given, ...] = ()
+    made: tuple[Made, ...] = ()
+    """At most two: one that made an infinity of finite numbers, and one that made NaN of that."""
+    results: tuple[int, ...] = ()
+    """Which results are not finite, counted from 0."""
+
+    def __bool__(self) -> bool:
+        return bool(self.results)
+
+
+def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
+    """What first made the results of `fn(*args)` not finite, run on one processor under the empty layout."""
+    program = trace(fn, *args, mesh=Mesh("all=1"), layout=Layout(""))
+    call, arrays = read(fn, args, {}, (), (), "")
+    slots = [slot for slot in call.slots if not isinstance(slot, Static)]
+    bad = [_bad_in(x, getattr(slot, "dims", None)) for x, slot in zip(arrays, slots, strict=True)]
+    given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
+    jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
+    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sizes(results))
+    search = _Search(program._reading)
+    origins = search.body(jaxpr, consts, notes, given, _Around())
+    results = tuple(i for i, origin in enumerate(origins) if origin is not None)
+    spots = [origin for origin in origins if isinstance(origin, _Spot)]
+    if not spots:
+        return Found(tuple(filter(None, given)), (), results)
+    last = min(spots, key=lambda spot: spot.number)
+    spots = [last] if last.first is last else [last.first, last]
+    watched = {spot.path: spot for spot in spots}
+
+    def note(path: Path, args: Sequence[Any], results: Sequence[Any]) -> Any:
+        return _details(args, results[watched[path].result]) if path in watched else None
+
+    notes = noted(jaxpr, consts, arrays, note)
+    return Found(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
+
+
+# Finding where values come from.
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What holds for every equation of a body."""
+
+    scopes: str = ""
+    path: Path = ()
+    turns: tuple[tuple[str, int], ...] = ()
+    """The dims, or other words, of the loops around it, and which turn of each."""
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """An equation that made a value that is not finite."""
+
+    number: int
+    """How many were found before it."""
+    path: Path
+    result: int
+    code: int
+    eqn: Any = field(repr=False)
+    around: _Around = field(repr=False)
+    cause: "_Spot | Given | None"
+    """What of what it was given was not finite."""
+
+    @property
+    def first(self) -> "_Spot":
+        """Where it began: with an infinity, unless that is written in the program, as in a mask."""
+        if not isinstance(self.cause, _Spot):
+            return self
+        found = self.cause.first
+        return self if isinstance(found.cause, Given) and not found.cause.name else found
+
+
+_Origin = _Spot | Given | None
+
+
+class _Search:
+    """Follows values that are not finite from equation to equation."""
+
+    def __init__(self, reading: Reading):
+        self.reading, self.count = reading, 0
+
+    def body(
+        self, jaxpr: Any, consts: Sequence[Any], notes: Sequence[Any], given: Sequence[_Origin], around: _Around
+    ) -> list[_Origin]:
+        """Where the results of a body come from that are not finite; None for those that are."""
+        origins: dict[Any, _Origin] = dict(zip(jaxpr.invars, given, strict=True))
+        origins |= {var: _written(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
+
+        def origin(var: Any) -> _Origin:
+            return _written(var.val) if isinstance(var, Literal) else origins.get(var)
+
+        for i, (eqn, note) in enumerate(zip(jaxpr.eqns, notes, strict=True)):
+            scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
+            inside = replace(around, scopes=scopes, path=(*around.path, i))
+            origins |= dict(
+                zip(eqn.outvars, self._results(eqn, note, [origin(var) for var in eqn.invars], inside), strict=True)
+            )
+        return [origin(var) for var in jaxpr.outvars]
+
+    def _results(self, eqn: Any, note: Any, given: list[_Origin], around: _Around) -> Sequence[_Origin]:
+        kind = eqn.primitive.name
+        if kind in CALLS:
+            return self.body(*body_of(eqn), note, given, around)
+        if kind == "scan":
+            return self._scan(eqn, note, given, around)
+        if kind == "cond":
+            taken, inner = note
+            body = eqn.params["branches"][taken]
+            inside = replace(around, path=(*around.path, int(taken)))
+            return self.body(body.jaxpr, body.consts, inner[taken], given[1:], inside)
+        if kind in MOVES:
+            return given[:1]
+        return [self._result(eqn, i, _code(size), given, around) for i, size in enumerate(note or ())]
+
+    def _result(self, eqn: Any, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
+        """Where one result of an equation comes from: NaN of NaN, an infinity of what is not finite, or else itself."""
+        if code == FINITE:
+            return None
+        if eqn.primitive.name in _SAME_VALUE and given[0] is not None:
+            return given[0]
+        spots = [origin for origin in given if isinstance(origin, _Spot)]
+        if passed := next((spot for spot in spots if code == INFINITE or spot.code == NAN), None):
+            return passed
+        causes: list[_Spot | Given] = [*spots, *(origin for origin in given if isinstance(origin, Given))]
+        self.count += 1
+        return _Spot(self.count, around.path, i, code, eqn, around, causes[0] if causes else None)
+
+    def _scan(self, eqn: Any, note: Any, given: list[_Origin], around: _Around) -> list[_Origin]:
+        body, fixed, carried = eqn.params["jaxpr"], eqn.params["num_consts"], eqn.params["num_carry"]
+        entry = self._entry(around.scopes)
+        word = entry.over[0] if entry is not None and entry.is_block and entry.over else "turn"
+        carry = given[fixed : fixed + carried]
+        stacked: list[_Origin] = [None] * (len(eqn.outvars) - carried)
+        turns = range(eqn.params["length"])
+        for turn in reversed(turns) if eqn.params["reverse"] else turns:
+            sizes, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
+            pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sizes, strict=True)]
+            inside = replace(around, turns=(*around.turns, (word, turn)))
+            found = self.body(body.jaxpr, body.consts, inner, [*given[:fixed], *carry, *pieces], inside)
+            carry = found[:carried]
+            stacked = [old or new for old, new in zip(stacked, found[carried:], strict=True)]
+        return [*carry, *stacked]
+
+    # Naming.
+
+    def _entry(self, scopes: str) -> Entry | None:
+        return self.reading.entry(entry_and_operand(scopes)[0])
+
+    def made(self, spot: _Spot, notes: Any) -> Made:
+        """What there is to say of an equation, given the details noted of it."""
+        entry, phase = self._entry(spot.around.scopes), _phase(spot.around.scopes, False)
+        found = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
+        shape = spot.eqn.outvars[spot.result].aval.shape
+        return Made(
+            op=spot.eqn.primitive.name if entry is None else entry.op,
+            source=self._source(entry),
+            phase=phase,
+            turns=tuple(f"{word} {turn}" for word, turn in spot.around.turns),
+            bad=_bad(spot.code, found, shape, _dims_of(entry, phase, shape)),
+            largest=float(found["largest"]) if spot.cause is None and found["largest"] is not None else None,
+        )
+
+    def _source(self, entry: Entry | None) -> str:
+        if entry is None or entry.code is None:
+            return ""
+        site = self.reading.site(entry)
+        return f"{short_path(entry.code.co_filename)}:{site.line} in {site.function}"
+
+
+def _dims_of(entry: Entry | None, phase: str, shape: tuple[int, ...]) -> Shape | None:
+    """The dims of a value of an op, where its sizes leave no doubt."""
+    if entry is None or len(set(shape)) < len(shape):
+        return None
+    near: list[Placed | None] = [*entry.results, *entry.operands]
+    if phase == "backward":
+        near = [*entry.operands, *entry.results]
+    return next((placed.dims for placed in near if placed is not None and placed.dims.sizes == shape), None)
+
+
+# Values.
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else np.result_type(x), jnp.inexact)
+
+
+def _sizes(values: Sequence[Any]) -> list[Any]:
+    """The largest size of each value: NaN or infinite where the value is so; None where it cannot be."""
+    return [jnp.max(jnp.abs(x)) if _is_float(x) and x.size else None for x in values]
+
+
+def _code(size: Any) -> int:
+    return FINITE if size is None or np.isfinite(size) else NAN if np.isnan(size) else INFINITE
+
+
+def _details(args: Sequence[Any], x: Any) -> dict[str, Any]:
+    """How many of a value are NaN and inf, where the first of each is, and the largest number it was made of."""
+    nan, inf = jnp.isnan(x).ravel(), jnp.isinf(x).ravel()
+    sizes = [_largest(arg) for arg in args if _is_float(arg) and arg.size]
+    return {
+        "count": jnp.stack([jnp.sum(inf), jnp.sum(nan)]),
+        "first": jnp.stack([jnp.argmax(inf), jnp.argmax(nan)]),
+        "largest": functools.reduce(jnp.maximum, sizes) if sizes else None,
+    }
+
+
+def _largest(x: Any) -> Any:
+    size = jnp.abs(x).astype("float32")
+    return jnp.max(jnp.where(jnp.isfinite(size), size, 0))
+
+
+def _bad(code: int, found: dict[str, Any], shape: Sequence[int], dims: Shape | None) -> Bad:
+    count, first = int(found["count"][code - 1]), int(found["first"][code - 1])
+    # Compiled anew, numbers may be rounded otherwise: then no more is known than the kind.
+    index = tuple(int(i) for i in np.unravel_index(first, shape)) if count else ()
+    return Bad("NaN" if code == NAN else "inf", count, math.prod(shape), index, () if dims is None else dims.names)
+
+
+def _bad_in(x: Any, dims: Shape | None = None) -> Bad | None:
+    """What is not finite of a value at hand."""
+    if not _is_float(x):
+        return None
+    array = np.asarray(x)
+    array = array.astype("float32") if array.dtype.itemsize < 4 else array
+    nan, inf = np.isnan(array), np.isinf(array)
+    if not (nan.any() or inf.any()):
+        return None
+    found = {"count": [inf.sum(), nan.sum()], "first": [inf.argmax(), nan.argmax()]}
+    return _bad(NAN if nan.any() else INFINITE, found, array.shape, dims)
+
+
+def _written(value: Any) -> Given | None:
+    """A number written in the program, if it is not finite."""
+    bad = _bad_in(value)
+    return None if bad is None else Given("", bad)

@@ -1,0 +1,92 @@
+"""A profile of some steps of a run: what each processor did when, under the names of Weft's ops.
+
+Imports the errors of the house alone. Ops run in JAX scopes of their names (`jvp(wf18_scan)/.../wf43_softmax`), which
+XLA keeps for every instruction; the profile holds them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import WeftError
+
+PROFILE = "profile"
+
+
+class ProfileError(WeftError):
+    """A profile of steps that there are not."""
+
+
+class Profile:
+    """Profiles the steps from `wanted[0]` up to `wanted[1]` of a run that goes on from step `at`; None for none.
+
+    While it is entered it is running; left early, it is closed with the steps there were. Of several processes the
+    first one's processors are profiled.
+    """
+
+    def __init__(
+        self, folder: Path, wanted: tuple[int, int] | None, *, at: int, steps: int, said: Callable[[str], None]
+    ):
+        self.folder, self.said = folder / PROFILE, said
+        self.first = self.last = self.done = -1
+        self.is_running = False
+        if wanted is None:
+            return
+        first, last = wanted
+        if first >= steps:
+            raise ProfileError(
+                f"`--profile {first}:{last}` begins after the last step, {steps}",
+                fix=f"name steps below {steps}, or raise `train.steps`",
+            )
+        if at >= last:
+            self.said(f"nothing is profiled: the run is at step {at} already, past `--profile {first}:{last}`")
+            return
+        self.first, self.last = max(first, at), min(last, steps)
+        if (self.first, self.last) != (first, last):
+            self.said(f"steps {self.first} to {self.last} are profiled: of {first}:{last} there are no others to come")
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_running:
+            self._close()
+        elif self.first > self.done:
+            self.said(f"nothing is profiled: training ended before step {self.first}")
+
+    @contextlib.contextmanager
+    def step(self, at: int) -> Iterator[None]:
+        """While step `at` runs."""
+        if at == self.first and jax.process_index() == 0:
+            self._open()
+        with jax.profiler.StepTraceAnnotation("train", step_num=at) if self.is_running else contextlib.nullcontext():
+            yield
+        self.done = at + 1
+        if self.is_running and self.done == self.last:
+            self._close()
+
+    def _open(self) -> None:
+        how: Any = jax.profiler.ProfileOptions()
+        how.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
+        try:
+            jax.profiler.start_trace(str(self.folder), profiler_options=how)
+            self.is_running = True
+        except Exception as error:  # a profile is not worth a run
+            self.said(f"NOT PROFILED: {_first_line(error)}")
+
+    def _close(self) -> None:
+        self.is_running = False
+        try:
+            jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
+            jax.profiler.stop_trace()
+        except Exception as error:
+            self.said(f"NOT PROFILED: {_first_line(error)}")
+            return
+        self.said(f"steps {self.first} to {self.done} are profiled in {self.folder}: `xprof {self.folder}` shows them")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:300]
