@@ -65,7 +65,10 @@ def put_array(array: Any, wanted: NamedSharding) -> Any:
         return array
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
-    if jax.process_count() > 1 and _is_local(array) and not _is_key(array):
+    if jax.process_count() > 1 and _is_local(array):
+        if _is_key(array):
+            bits = put_array(jax.random.key_data(array), wanted)
+            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
         whole = np.asarray(array)
         return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
     if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
