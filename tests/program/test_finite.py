@@ -117,6 +117,14 @@ def test_recomputed_parts_and_branches_are_gone_into(of):
     assert (made.op, made.phase, made.bad.kind) == ("log", "forward", "NaN")
 
 
+def test_one_nan_among_many_numbers_is_seen_where_it_is_made():
+    many = wf.Dim("many", 5000)
+    x = np.ones(5000, "float32")
+    x[1234] = -1
+    made = only(not_finite(lambda x: wf.sum(wf.log(x), over=many), wf.tensor(x, [many])))
+    assert (made.op, made.bad.index) == ("log", (1234,))
+
+
 def test_a_number_that_a_narrower_dtype_cannot_hold_is_its_casts_doing():
     made = only(not_finite(lambda x: wf.cast(x, "float16"), vector(1, 2, 1e6)))
     assert (made.op, made.bad.kind, made.largest) == ("cast", "inf", 1e6)

@@ -27,6 +27,8 @@ from .trace import trace
 from .walk import _SAME_VALUE, _phase
 
 FINITE, INFINITE, NAN = range(3)
+_PARTS = _SAME_VALUE | {"split"}
+"""What gives the values it is given, or some of them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     bad = [_bad_in(x, getattr(slot, "dims", None)) for x, slot in zip(arrays, slots, strict=True)]
     given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
     jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
-    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sizes(results))
+    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sums(results))
     search = _Search(program._reading)
     origins = search.body(jaxpr, consts, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
@@ -195,13 +197,13 @@ class _Search:
             return self.body(body.jaxpr, body.consts, inner[taken], given[1:], inside)
         if kind in MOVES:
             return given[:1]
-        return [self._result(eqn, i, _code(size), given, around) for i, size in enumerate(note or ())]
+        return [self._result(eqn, i, _code(total), given, around) for i, total in enumerate(note or ())]
 
     def _result(self, eqn: Any, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
         """Where one result of an equation comes from: NaN of NaN, an infinity of what is not finite, or else itself."""
         if code == FINITE:
             return None
-        if eqn.primitive.name in _SAME_VALUE and given[0] is not None:
+        if eqn.primitive.name in _PARTS and given[0] is not None:
             return given[0]
         spots = [origin for origin in given if isinstance(origin, _Spot)]
         if passed := next((spot for spot in spots if code == INFINITE or spot.code == NAN), None):
@@ -218,8 +220,8 @@ class _Search:
         stacked: list[_Origin] = [None] * (len(eqn.outvars) - carried)
         turns = range(eqn.params["length"])
         for turn in reversed(turns) if eqn.params["reverse"] else turns:
-            sizes, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
-            pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sizes, strict=True)]
+            sums, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
+            pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sums, strict=True)]
             inside = replace(around, turns=(*around.turns, (word, turn)))
             found = self.body(body.jaxpr, body.consts, inner, [*given[:fixed], *carry, *pieces], inside)
             carry = found[:carried]
@@ -269,13 +271,14 @@ def _is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else np.result_type(x), jnp.inexact)
 
 
-def _sizes(values: Sequence[Any]) -> list[Any]:
-    """The largest size of each value: NaN or infinite where the value is so; None where it cannot be."""
-    return [jnp.max(jnp.abs(x)) if _is_float(x) and x.size else None for x in values]
+def _sums(values: Sequence[Any]) -> list[Any]:
+    """For each value 0, NaN or infinity, as it is finite or not; None where it cannot be otherwise."""
+    # A maximum would be shorter, and on a CPU XLA's passes over NaN.
+    return [jnp.sum(jnp.where(jnp.isfinite(x), 0, jnp.abs(x))) if _is_float(x) else None for x in values]
 
 
-def _code(size: Any) -> int:
-    return FINITE if size is None or np.isfinite(size) else NAN if np.isnan(size) else INFINITE
+def _code(total: Any) -> int:
+    return FINITE if total is None or np.isfinite(total) else NAN if np.isnan(total) else INFINITE
 
 
 def _details(args: Sequence[Any], x: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A profile of some steps of a run: what each processor did when, under the names of Weft's ops.
 
-Imports the errors of the house alone. Ops run in JAX scopes of their names (`jvp(wf18_scan)/.../wf43_softmax`), which
-XLA keeps for every instruction; the profile holds them.
+Imports the program's names. Ops run in JAX scopes of their names (`jvp(wf18_scan)/.../wf43_softmax`), which XLA keeps
+for every instruction and the profile for every event.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ..errors import WeftError
+from ..program.profile import name_events
 
 PROFILE = "profile"
 
@@ -85,7 +86,12 @@ class Profile:
         except Exception as error:
             self.said(f"NOT PROFILED: {_first_line(error)}")
             return
-        self.said(f"steps {self.first} to {self.done} are profiled in {self.folder}: `xprof {self.folder}` shows them")
+        try:
+            is_named = name_events(self.folder) > 0
+        except (OSError, ValueError, LookupError):  # another form of profile than the one that is known
+            is_named = False
+        names = "" if is_named else ", under XLA's names"
+        self.said(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
 
 
 def _first_line(error: Exception) -> str:
