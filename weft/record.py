@@ -171,13 +171,13 @@ def entry_and_operand(scopes: str) -> tuple[int | None, int | None]:
 def place() -> Place:
     """Where the program stands: a user's own line, or one of a model written in the language."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_source(frame.f_code.co_filename):
+    while frame is not None and not is_source(frame.f_code.co_filename):
         frame = frame.f_back
     return (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
 
 
 @functools.cache
-def _is_source(filename: str) -> bool:
+def is_source(filename: str) -> bool:
     if filename.startswith(_HERE):
         return filename[len(_HERE) :].split(os.sep)[0] in _PROGRAMS
     return is_users(filename)

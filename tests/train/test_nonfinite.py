@@ -17,7 +17,7 @@ from weft.train.nonfinite import first_bad_operation
 from weft.train.step import arrays_of, first_model, make_step, model_of, refilled, told_of
 from weft.train.trainer import Options, Trainer, TrainingError, open_data
 
-COUNTERS = re.compile(r"\.(step|total_notfinite|notfinite_count|last_finite|norm)$")
+COUNTERS = re.compile(r"\.(step|in_a_row|in_all|norm)$")
 CONFIG = """
 model = {preset = "tiny-lm", vocab = 256, layers = 2, d_model = 16, d_ff = 32, heads = 2, d_kv = 8}
 data = {path = "text.txt", held_out = 0.0}

@@ -24,10 +24,10 @@ from ..spmd.arguments import Static, read
 from .noting import CALLS, MOVES, Path, body_of, note_at, noted
 from .reading import Reading
 from .trace import trace
-from .walk import _SAME_VALUE, _phase
+from .walk import SAME_VALUE, phase_of
 
 FINITE, INFINITE, NAN = range(3)
-_PARTS = _SAME_VALUE | {"split"}
+_PARTS = SAME_VALUE | {"split"}
 """What gives the values it is given, or some of them."""
 
 
@@ -235,7 +235,7 @@ class _Search:
 
     def made(self, spot: _Spot, notes: Any) -> Made:
         """What there is to say of an equation, given the details noted of it."""
-        entry, phase = self._entry(spot.around.scopes), _phase(spot.around.scopes, False)
+        entry, phase = self._entry(spot.around.scopes), phase_of(spot.around.scopes, False)
         found = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
         shape = spot.eqn.outvars[spot.result].aval.shape
         return Made(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..record import _is_source
+from ..record import is_source
 from .source import shown_path
-from .walk import _phase
+from .walk import phase_of
 
 EVENTS, PROGRAMS = ".trace.json.gz", ".xplane.pb"
 _OP = re.compile(r"\bwf\d+_(\w+)")
@@ -65,7 +65,7 @@ def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
 def _name(scopes: str, line: str) -> str:
     """What an instruction is called, given the scopes it was traced in; nothing where they are none of ours."""
     ops = _OP.findall(scopes)
-    phase = _phase(scopes, is_global=not ops)
+    phase = phase_of(scopes, is_global=not ops)
     if not ops and phase != "update":
         return ""
     return f"{ops[-1]} ({phase}) {line}".rstrip() if ops else f"{scopes.split('/')[-1]} ({phase})"
@@ -84,7 +84,7 @@ class _Lines:
         """The innermost line of a stack that is the user's own, or a model's."""
         while frame:
             place = self.places[self.frames[frame - 1][1] - 1]
-            if _is_source(file := self.files[place[1] - 1]):
+            if is_source(file := self.files[place[1] - 1]):
                 return f"{shown_path(file)}:{place[3]}"
             frame = self.frames[frame - 1].get(2, 0)
         return ""

@@ -67,7 +67,7 @@ class _Around:
 
 
 # What leaves a value what it was: a name given to the argument still fits.
-_SAME_VALUE = frozenset(
+SAME_VALUE = frozenset(
     "pvary convert_element_type transpose reshape squeeze copy slice dynamic_slice all_gather all_gather_invariant "
     "name optimization_barrier reshard".split()
 )
@@ -87,7 +87,7 @@ class _Reader:
             scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
             inside = replace(around, scopes=scopes)
             origin = _name(eqn.invars[0], names) if eqn.invars else None
-            if origin and eqn.primitive.name in _SAME_VALUE:
+            if origin and eqn.primitive.name in SAME_VALUE:
                 names[eqn.outvars[0]] = origin
             yield from self._read(eqn, names, inside, origin)
 
@@ -97,7 +97,7 @@ class _Reader:
         kind = eqn.primitive.name
         inner = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(eqn.params)]
         op, operand = entry_and_operand(around.scopes)
-        phase = _phase(around.scopes, around.is_global)
+        phase = phase_of(around.scopes, around.is_global)
         if not inner or kind in PRIMITIVES:
             yield Step(
                 eqn,
@@ -131,7 +131,7 @@ class _Reader:
         op, _ = entry_and_operand(around.scopes)
         is_each_turn = around.is_each_turn or kind == "while"
         inside = replace(around, count=around.count * (turns or 1), is_each_turn=is_each_turn)
-        loop = Loop(kind, op, _phase(around.scopes, around.is_global), turns)
+        loop = Loop(kind, op, phase_of(around.scopes, around.is_global), turns)
         for sub, given in zip(inner, _operands(eqn, kind, inner), strict=True):
             loop.bodies.append(list(self.body(sub, _passed(given, sub.invars, names), inside)))
         return loop
@@ -164,7 +164,7 @@ _GRADIENT = re.compile(r"\bwf\d+_gradient\b")
 _UPDATE = re.compile(r"(?:^|[/(])update(?:[/)]|$)")
 
 
-def _phase(scopes: str, is_global: bool) -> str:
+def phase_of(scopes: str, is_global: bool) -> str:
     at = scopes.rfind("transpose(")
     if at >= 0:
         return "recompute" if "rematted_computation" in scopes[at:] else "backward"

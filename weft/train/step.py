@@ -32,6 +32,14 @@ class Measured(NamedTuple):
     norm: Any
 
 
+class Guarded(NamedTuple):
+    """The optimizer's state, and how many steps were left out: in a row up to now, and in all."""
+
+    inner: Any
+    in_a_row: Any
+    in_all: Any
+
+
 class Averaged(NamedTuple):
     """A running average of the weights."""
 
@@ -90,13 +98,31 @@ def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> TrainStep:
 
 def update(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer, which leaves out steps that are not finite, measures gradients and averages weights."""
-    guarded = optax.apply_if_finite(optimizer(config), max_consecutive_errors=2**30)
-    parts = [_measure(), guarded]
+    parts = [_measure(), _guard(optimizer(config))]
     if config.train.loss_scale is not None:
         parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
         parts.append(_average(config.train.average))
     return optax.chain(*parts)
+
+
+def _guard(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, but where gradients or updates are not finite nothing changes and the step is counted.
+
+    Optax's own `apply_if_finite` looks at the gradients alone: a rate too large would write infinite weights.
+    """
+
+    def first(params: Any) -> Guarded:
+        return Guarded(inner.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def change(gradients: Any, state: Guarded, params: Any = None) -> tuple[Any, Guarded]:
+        updates, new = inner.update(gradients, state.inner, params)
+        is_good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((gradients, updates))]))
+        updates = jax.tree.map(lambda x: jnp.where(is_good, x, jnp.zeros_like(x)), updates)
+        kept = jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, state.inner)
+        return updates, Guarded(kept, jnp.where(is_good, 0, state.in_a_row + 1), state.in_all + (1 - is_good))
+
+    return optax.GradientTransformation(first, change)
 
 
 def _measure() -> optax.GradientTransformation:
@@ -117,12 +143,8 @@ def _average(share: float) -> optax.GradientTransformation:
 def told_of(state: TrainState) -> dict[str, Any]:
     """What the optimizer's state tells: the norm of the gradients, and the steps left out, in a row and in all."""
     parts = {type(part): part for part in state.optimizer}
-    guarded = parts[optax.ApplyIfFiniteState]
-    return {
-        "grad_norm": parts[Measured].norm,
-        "bad_in_a_row": guarded.notfinite_count,
-        "bad_steps": guarded.total_notfinite,
-    }
+    guarded = parts[Guarded]
+    return {"grad_norm": parts[Measured].norm, "bad_in_a_row": guarded.in_a_row, "bad_steps": guarded.in_all}
 
 
 def judged_model(state: TrainState) -> Any:

@@ -1,0 +1,111 @@
+"""What the trainer costs: tokens a second of a whole run against those of its bare step, in one process.
+
+    python benchmarks/trainer.py configs/enwik8.toml --steps 1500
+    python benchmarks/trainer.py configs/tiny.toml --steps 300 --set data.path=python
+
+The bare step is the run's own compiled step on one batch that lies on the device. The run reads its data, logs, and
+evaluates and saves three times; it is timed from the end of the first evaluation (by then all is compiled) to its end,
+two evaluations and two saves included.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from weft.train import trainer as training
+from weft.train.config import read
+from weft.train.feeding import Feed
+from weft.train.step import first_model, make_step, model_of
+
+
+class Clock:
+    """Hears of a run and notes when."""
+
+    def __init__(self, first: int):
+        self.first, self.began, self.ended, self.losses = first, 0.0, 0.0, []
+
+    def said(self, text):
+        print(f"  {text}", flush=True)
+
+    def logged(self, row):
+        self.ended = time.perf_counter()
+        if "eval" in row:
+            print(f"  step {row['step']}  eval loss {row['eval']['loss']:.3f}", flush=True)
+            if row["step"] == self.first:
+                self.began = self.ended
+        else:
+            self.losses.append((row["step"], row["loss"]))
+
+    def progress(self, what, done, whole):
+        pass
+
+    def stage(self, what):
+        return contextlib.nullcontext()
+
+    def step(self, at, steps):
+        pass
+
+
+def bare(config, steps: int) -> float:
+    """Seconds of one step, on a batch that is there already."""
+    mesh, layout = (
+        training.as_mesh(config.mesh or training.ONE[0]),
+        training.as_layout(config.layout or training.ONE[1]),
+    )
+    step, feed = make_step(config, mesh, layout), Feed(model_of(config), mesh, layout, seed=0)
+    state = step.init(first_model(config, mesh, layout))
+    with tempfile.TemporaryDirectory() as folder:
+        _, learned, _ = training.open_data(config, Path(folder), lambda *_: None)
+        batch = feed.placed(feed.batches(learned).at(0))
+
+    def run(state, count):
+        for at in range(count):
+            state, told = step(state, batch, np.int32(at))
+        return jax.block_until_ready((state, told))[0]
+
+    state = run(state, 5)
+    began = time.perf_counter()
+    run(state, steps)
+    return (time.perf_counter() - began) / steps
+
+
+def whole(config, steps: int, folder: Path) -> tuple[float, Clock]:
+    """Seconds of one step of a run, with all that goes with it."""
+    clock = Clock(steps // 3)
+    training.Trainer(config, folder, clock).run()
+    return (clock.ended - clock.began) / (steps - clock.first), clock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    parser.add_argument("--run", type=Path, help="keep the run here")
+    given = parser.parse_args()
+    third = given.steps // 3
+    changes = [f"train.steps={3 * third}", f"eval.every={third}", f"checkpoint.every={third}", *given.changes]
+    config = read(given.config, changes)
+    tokens = config.batch * config.length
+    device = jax.devices()[0].device_kind
+    print(
+        f"{given.config}: {config.model.param_count:,} weights, {config.batch} x {config.length}, {device}", flush=True
+    )
+    alone = bare(config, 100)
+    print(f"bare step      {alone * 1e3:8.2f} ms  {tokens / alone:12,.0f} tokens/s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        together, clock = whole(config, 3 * third, given.run or Path(folder) / "run")
+    print(f"whole trainer  {together * 1e3:8.2f} ms  {tokens / together:12,.0f} tokens/s")
+    print(f"share of the bare step's speed  {alone / together:.1%}")
+    print(
+        "losses " + "  ".join(f"{step}: {loss:.3f}" for step, loss in clock.losses[:: max(len(clock.losses) // 12, 1)])
+    )
+
+
+if __name__ == "__main__":
+    main()
