@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from weft.train.checkpoints import Checkpoints
 
 from .running import MODEL, sums, text_in
