@@ -26,8 +26,12 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(STAMP) ## run one model under several layouts and compare the answers
-	$(BIN)/python examples/02_same_answer.py
+demo: $(STAMP) ## show what a small Transformer sends, train it on Python's own library, and let it write
+	@rm -rf runs/demo
+	$(BIN)/weft show configs/demo.toml --ledger
+	$(BIN)/weft train configs/demo.toml --run runs/demo
+	$(BIN)/weft plot runs/demo --terminal --out runs/demo/curve.png
+	$(BIN)/weft generate runs/demo --prompt "def " --tokens 500 --temperature 0.6
 
 test: $(STAMP) ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 -m "not slow"

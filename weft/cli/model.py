@@ -1,4 +1,4 @@
-"""What MODEL on the command line names: a preset of `weft.models`, or a function in a module or a file.
+"""What MODEL on the command line names: a preset of `weft.models`, the file of a run, or a function of the user's.
 
 Every command that reads a program loads it here, so that a model is named in one way.
 """
@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,9 @@ from ..mesh import as_mesh
 from ..program import Program, trace
 from ..spmd import train_step
 from ..tensor import tensor
+from ..train.config import read
+from ..train.step import make_step, shapes_of_model
+from ..train.trainer import ONE
 from .terminal import UsersError, users_code
 
 
@@ -59,6 +62,27 @@ def is_function(name: str) -> bool:
     return ":" in name
 
 
+def is_run(name: str) -> bool:
+    """Whether MODEL is the file of a run."""
+    return name.endswith(".toml")
+
+
+def load_run(name: str, changes: Sequence[str] = ()) -> Model:
+    """The train step of a run, with its own mesh and layout."""
+    config = read(Path(name), changes)
+    on, under = (config.mesh, config.layout) if config.mesh else ONE
+    step = make_step(config, as_mesh(on), as_layout(under))
+    model = shapes_of_model(config)
+    ids, weights = (_shape(config.batch, config.length, dtype) for dtype in ("int32", "float32"))
+    batch = {"inputs": ids, "targets": ids, "weights": weights}
+    return Model(name, step, (step.init(model), batch, jax.ShapeDtypeStruct((), "int32")))
+
+
+def _shape(batch: int, length: int, dtype: str) -> Any:
+    rows = dims(batch=batch, length=length)
+    return tensor(jax.ShapeDtypeStruct((batch, length), dtype), rows)
+
+
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
     """The train step of a preset with an optimizer of Optax's; with None, its loss alone."""
     if name not in models.PRESETS:
@@ -68,8 +92,7 @@ def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
             fix=f"{closest(name, models.PRESETS)} or name a function of yours: `path/to/file.py:function`",
         )
     config = models.preset(name, **sizes)
-    rows = dims(batch=config.batch, length=config.length)
-    ids = tensor(jax.ShapeDtypeStruct(tuple(dim.size for dim in rows), "int32"), rows)
+    ids = _shape(config.batch, config.length, "int32")
     batch, key = {"inputs": ids, "targets": ids}, jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(model: Any, batch: Any, key: Any) -> Any:

@@ -323,6 +323,10 @@ def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> An
 # Text.
 
 
+_NOT_TOLD = ("tokens", "byte_perplexity", "seconds")
+_WORDLESS = 1e5  # a perplexity by word beyond this says only that the text is not made of words
+
+
 def evaluation_line(row: dict[str, Any]) -> str:
     """An evaluation as a line.
 
@@ -331,7 +335,7 @@ def evaluation_line(row: dict[str, Any]) -> str:
     """
     parts = [f"step {row['step']}"]
     for name, value in row["eval"].items():
-        if not _is_number(value) or name == "tokens":
+        if not _is_number(value) or name in _NOT_TOLD or (name == "word_perplexity" and value > _WORDLESS):
             continue
         if name == "loss":
             parts.insert(1, f"eval loss {value:.3f}")

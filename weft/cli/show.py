@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .model import Model, is_function, load_function, load_preset
+from .model import Model, is_function, is_run, load_function, load_preset, load_run
 from .terminal import reported, write, write_program
 
 
@@ -21,6 +21,7 @@ EXAMPLES = """Examples:
 
 \b
   weft show lm-4.90b --mesh rows=16,cols=32 --layout batch:rows,vocab:cols,d_ff:cols,heads:cols
+  weft show configs/tiny.toml --ledger
   weft show net.py:example --mesh rows=2,cols=4 --layout batch:rows --against batch:rows,hidden:cols
 
 \b
@@ -35,8 +36,8 @@ def show(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A preset of weft.models, or `package.module:function` or `file.py:function`: a function of no"
-            " arguments that returns `(fn, args)`.",
+            help="A preset of weft.models, a run's TOML file, or `package.module:function` or `file.py:function`: a"
+            " function of no arguments that returns `(fn, args)`.",
         ),
     ],
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")] = None,
@@ -62,9 +63,9 @@ def show(
     _only_one(loss and "--loss", optimizer is not None and "--optimizer")
     sizes = {name: size for name, size in (("batch", batch), ("length", length)) if size is not None}
     with reported():
-        if is_function(model):
+        if is_function(model) or is_run(model):
             _only_for_presets(*sizes, loss and "loss", optimizer is not None and "optimizer")
-            loaded = load_function(model)
+            loaded = load_run(model) if is_run(model) else load_function(model)
         else:
             loaded = load_preset(model, optimizer=None if loss else optimizer or Optimizer.adam, **sizes)
         _need_mesh_and_layout(loaded, mesh, layout)

@@ -45,9 +45,9 @@ def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any
 
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
-    """The whole update: gradients made shorter, the optimizer, decay where it belongs."""
+    """The optimizer, with its rate by step, and decay where it belongs."""
     own, rate = config.optimizer, schedule(config.schedule, config.train.steps)
-    parts = [optax.clip_by_global_norm(own.clip)] if own.clip else []
+    parts: list[optax.GradientTransformation] = []
     if own.name in ("adamw", "adam"):
         parts.append(optax.scale_by_adam(own.b1, own.b2, own.epsilon))
     elif own.name == "lion":

@@ -26,16 +26,11 @@ from .optimizers import optimizer
 _WEIGHTS, _LORA, _NOISE = range(3)  # what the keys made of a run's seed are for
 
 
-class Measured(NamedTuple):
-    """What the update notes of the gradients."""
-
-    norm: Any
-
-
 class Guarded(NamedTuple):
-    """The optimizer's state, and how many steps were left out: in a row up to now, and in all."""
+    """The optimizer's state, the norm of the gradients, and the steps left out: in a row up to now, and in all."""
 
     inner: Any
+    norm: Any
     in_a_row: Any
     in_all: Any
 
@@ -97,8 +92,8 @@ def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> TrainStep:
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
-    """The optimizer, which leaves out steps that are not finite, measures gradients and averages weights."""
-    parts = [_measure(), _guard(optimizer(config))]
+    """The optimizer, with shorter gradients, which leaves out steps that are not finite and averages weights."""
+    parts = [_guarded(optimizer(config), config.optimizer.clip)]
     if config.train.loss_scale is not None:
         parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
@@ -106,30 +101,30 @@ def update(config: RunConfig) -> optax.GradientTransformation:
     return optax.chain(*parts)
 
 
-def _guard(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, but where gradients or updates are not finite nothing changes and the step is counted.
+def _guarded(inner: optax.GradientTransformation, longest: float) -> optax.GradientTransformation:
+    """The optimizer on gradients of at most this norm (0: any); where it is not finite, nothing changes.
 
-    Optax's own `apply_if_finite` looks at the gradients alone: a rate too large would write infinite weights.
+    As `optax.clip_by_global_norm` and `optax.apply_if_finite`, with one norm for both and for the log: its sums are
+    what the update sends.
     """
 
     def first(params: Any) -> Guarded:
-        return Guarded(inner.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+        return Guarded(inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     def change(gradients: Any, state: Guarded, params: Any = None) -> tuple[Any, Guarded]:
+        norm = optax.tree.norm(gradients)
+        is_good = jnp.isfinite(norm)
+        if longest:
+            gradients = jax.tree.map(
+                lambda x: jnp.where(norm < longest, x, x / norm.astype(x.dtype) * longest), gradients
+            )
         updates, new = inner.update(gradients, state.inner, params)
-        is_good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((gradients, updates))]))
         updates = jax.tree.map(lambda x: jnp.where(is_good, x, jnp.zeros_like(x)), updates)
         kept = jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, state.inner)
-        return updates, Guarded(kept, jnp.where(is_good, 0, state.in_a_row + 1), state.in_all + (1 - is_good))
+        bad = 1 - is_good.astype(jnp.int32)
+        return updates, Guarded(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad)
 
     return optax.GradientTransformation(first, change)
-
-
-def _measure() -> optax.GradientTransformation:
-    def change(gradients: Any, state: Measured, params: Any = None) -> tuple[Any, Measured]:
-        return gradients, Measured(optax.tree.norm(gradients))
-
-    return optax.GradientTransformation(lambda params: Measured(jnp.zeros(())), change)
 
 
 def _average(share: float) -> optax.GradientTransformation:
@@ -142,9 +137,8 @@ def _average(share: float) -> optax.GradientTransformation:
 
 def told_of(state: TrainState) -> dict[str, Any]:
     """What the optimizer's state tells: the norm of the gradients, and the steps left out, in a row and in all."""
-    parts = {type(part): part for part in state.optimizer}
-    guarded = parts[Guarded]
-    return {"grad_norm": parts[Measured].norm, "bad_in_a_row": guarded.in_a_row, "bad_steps": guarded.in_all}
+    found = next(part for part in state.optimizer if isinstance(part, Guarded))
+    return {"grad_norm": found.norm, "bad_in_a_row": found.in_a_row, "bad_steps": found.in_all}
 
 
 def judged_model(state: TrainState) -> Any:
