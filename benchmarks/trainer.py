@@ -4,8 +4,8 @@
     python benchmarks/trainer.py configs/tiny.toml --steps 300 --set data.path=python
 
 The bare step is the run's own compiled step on batches that lie on the device. The run reads its data, logs, and
-evaluates and saves three times; it is timed from the end of the first evaluation (by then all is compiled) to its end,
-two evaluations and two saves included.
+evaluates and saves three times; it is timed from the first row after the first of these (by then all is compiled and
+loaded) to its end, two evaluations and two saves included.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Clock:
     """Hears of a run and notes when."""
 
     def __init__(self, first: int):
-        self.first, self.began, self.ended, self.losses = first, 0.0, 0.0, []
+        self.first, self.from_step, self.began, self.ended, self.losses = first, 0, 0.0, 0.0, []
 
     def said(self, text):
         print(f"  {text}", flush=True)
@@ -36,9 +36,9 @@ class Clock:
         self.ended = time.perf_counter()
         if "eval" in row:
             print(f"  step {row['step']}  eval loss {row['eval']['loss']:.3f}", flush=True)
-            if row["step"] == self.first:
-                self.began = self.ended
         else:
+            if row["step"] > self.first and not self.began:
+                self.from_step, self.began = row["step"], self.ended
             self.losses.append((row["step"], row["loss"]))
 
     def progress(self, what, done, whole):
@@ -78,7 +78,7 @@ def whole(config, steps: int, folder: Path) -> tuple[float, Clock]:
     """Seconds of one step of a run, with all that goes with it."""
     clock = Clock(steps // 3)
     training.Trainer(config, folder, clock).run()
-    return (clock.ended - clock.began) / (steps - clock.first), clock
+    return (clock.ended - clock.began) / (steps - clock.from_step), clock
 
 
 def main() -> None:
