@@ -5,13 +5,17 @@ one is what it prints. Commands in console blocks name targets and files that ex
 """
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from weft.train import read
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,7 +70,9 @@ def blocks_of(path):
 def run(name, programs):
     """What each program printed and how it failed, in one fresh interpreter."""
     given = json.dumps([name, [[block.line, block.text] for block in programs]])
-    done = subprocess.run([sys.executable, "-c", RUNNER], input=given, capture_output=True, text=True, cwd=ROOT)
+    quickly = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # what is compiled here runs once
+    command = [sys.executable, "-c", RUNNER]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=quickly)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -101,6 +107,17 @@ def test_every_command_names_a_target_or_a_file_that_exists(path):
             files = [word for word in command if word.endswith((".py", ".toml", ".lock"))]
             missing = [word for word in files if not (ROOT / word).is_file()]
             assert not missing, f"{path.name}:{block.line}: `{line}` names {missing}, which are not there"
+
+
+def test_every_run_file_in_the_text_has_keys_that_there_are(tmp_path):
+    weights = tmp_path / "models" / "flan-t5-small"
+    shutil.copytree(ROOT / "tests" / "interop" / "fixtures" / "t5", weights)
+    blocks = [block for path in FILES for block in blocks_of(path) if block.language == "toml"]
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block.text.replace("models/flan-t5-small", str(weights)))
+        read(file)
 
 
 @pytest.mark.parametrize("path", ALL_TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

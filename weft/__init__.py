@@ -1,6 +1,6 @@
 """Weft: a language for distributed tensor computation. Public names, nothing else."""
 
-from . import decode, interop, models, nn
+from . import data, decode, interop, models, nn, train
 from .dims import Dim, dims
 from .errors import (
     CheckError,

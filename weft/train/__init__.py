@@ -1,5 +1,24 @@
-"""Runs: a folder each, with what was trained, how, and its checkpoints."""
+"""Training: a run's TOML file, its folder, and what takes it from its first step to its last.
 
-from .runs import Run
+config = train.read("configs/tiny.toml", ["train.steps=1000"])
+train.Trainer(config, "runs/tiny").run()
+model = train.Run("runs/tiny").load()
+"""
 
-__all__ = ["Run"]
+from .checkpoints import CheckpointError
+from .config import ConfigError, RunConfig, read
+from .runs import Run, RunError
+from .trainer import Options, Outcome, Trainer, TrainingError
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "Options",
+    "Outcome",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "Trainer",
+    "TrainingError",
+    "read",
+]

@@ -90,8 +90,9 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 # Reading.
 
 
-def read(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     """The configuration in a file, with changes like `train.steps=1000` on top."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

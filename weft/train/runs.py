@@ -41,6 +41,9 @@ class Run:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+
     @classmethod
     def create(cls, folder: Path, model: Any) -> "Run":
         """A new run that begins with a model's weights, as step 0."""

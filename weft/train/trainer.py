@@ -56,6 +56,21 @@ class Listener(Protocol):
     def step(self, at: int, steps: int) -> None: ...
 
 
+class Unheard:
+    """A listener that tells nobody."""
+
+    def said(self, text: str) -> None: ...
+
+    def logged(self, row: dict[str, Any]) -> None: ...
+
+    def progress(self, what: str, done: int, whole: int) -> None: ...
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def step(self, at: int, steps: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: at which step, of how many, and why if that was not the last."""
@@ -89,13 +104,18 @@ OPTIONS = Options()
 class Trainer:
     """A run in a folder."""
 
-    def __init__(self, config: RunConfig, folder: Path, listener: Listener, options: Options = OPTIONS):
-        self.config, self.folder, self.listener, self.options = config, folder, listener, options
+    def __init__(
+        self, config: RunConfig, folder: Path | str, listener: Listener | None = None, options: Options = OPTIONS
+    ):
+        self.config, self.folder, self.options = config, Path(folder), options
+        self.listener: Listener = listener or Unheard()
         mesh, layout = (config.mesh, config.layout) if config.mesh else ONE
         self.mesh: Mesh = as_mesh(mesh)
         self.layout: Layout = as_layout(layout)
         self.model = model_of(config)
-        self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.checkpoint.keep, best=config.checkpoint.best)
+        self.checkpoints = Checkpoints(
+            self.folder / CHECKPOINTS, keep=config.checkpoint.keep, best=config.checkpoint.best
+        )
         self.peak = config.train.peak_flops
 
     def run(self) -> Outcome:
