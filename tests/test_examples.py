@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def run(name, *arguments, status=0):
     """What an example prints, and what it says on stderr; it must end with this status."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_NUM", "XLA_"))}
     command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == status, done.stderr
@@ -192,6 +192,7 @@ def test_split_image_prints_the_halos_of_tiles_and_strips():
     assert re.search(rf"height:rows\+cols +halos +{strips:,} bytes\n +\S+ \S+ +halos +{tiles:,} bytes", printed)
 
 
+@pytest.mark.slow
 def test_transformer_lm_prints_the_same_losses_and_what_each_layout_holds_and_sends():
     printed, _ = run("08_transformer_lm.py")
     trained, small, large = printed.split("\n\n")
@@ -213,6 +214,7 @@ def test_transformer_lm_prints_the_same_losses_and_what_each_layout_holds_and_se
     assert re.search(r"m0=8 +holds +131,392 parameters", small)
 
 
+@pytest.mark.slow
 def test_translate_learns_and_beam_search_ranks_what_it_never_saw():
     printed, _ = run("09_translate.py")
     found = losses(printed)

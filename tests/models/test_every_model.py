@@ -34,7 +34,6 @@ LAYOUTS = {
 QUICK = {  # those that the others say little beyond
     ("modern lm", "both"),
     ("t5", "3-D"),
-    ("experts", "batch"),
     ("experts every second", "experts"),
 }
 CASES = [
@@ -373,6 +372,7 @@ def test_what_is_no_configuration_makes_no_model():
         wf.nn.lora.merge(models.shapes(models.preset("tiny-lm")))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 def test_one_layout_may_name_dims_of_training_and_of_decoding():
     config = models.preset("tiny-moe", layers=2)

@@ -14,11 +14,7 @@ from .cases import D, E, F, H, K, V, X
 KEY = jax.random.key(11)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Bits are compared here: all is compiled in the usual way."""
-    jax.clear_caches()
-    yield
+pytestmark = pytest.mark.usefixtures("compiled_as_usual")  # bits are compared
 
 
 def blueprint():

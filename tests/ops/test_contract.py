@@ -20,15 +20,6 @@ import weft as wf
 from tests.ops import table_conv, table_moving, table_order, table_uneven  # noqa: F401  their rows
 from tests.ops.table import DIMS, FAMILIES, Row, sizes
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Most of the time here is XLA's; its optimizations change no meaning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 # Names of weft.ops that need no row: they show or check a value and give none.
 NO_OPS = {"print", "check"}
 

@@ -21,14 +21,6 @@ OVER = {1: {"width": "kw"}, 2: {"height": "kh", "width": "kw"}}
 CHANNELS = ("channels", "channels_out")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Most of the time here is XLA's; its optimizations change no meaning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def values(shape: Any, seed: str, dtype: str = "float32") -> Any:
     numbers = np.random.default_rng(zlib.crc32(seed.encode()))
     made = numbers.integers(-5, 6, shape) if dtype.startswith("int") else numbers.uniform(-1, 1, shape)

@@ -20,14 +20,6 @@ SPATIAL = ("depth", "height", "width")
 KERNEL = ("kd", "kh", "kw")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Most of the time here is XLA's; its optimizations change no meaning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def floats(shape: Any, seed: str) -> np.ndarray:
     return np.random.default_rng(zlib.crc32(seed.encode())).uniform(-1, 1, shape).astype("float32")
 

@@ -34,14 +34,6 @@ pytestmark = [
 EPS = float(jnp.finfo("float32").eps)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Most of the time here is XLA's; its optimizations change no meaning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def run(place: Any, fn: Any, *tensors: wf.Tensor) -> Any:
     """`fn` of the tensors at a place, with the rules of the dims they have."""
     if place is None:

@@ -17,14 +17,6 @@ everywhere = pytest.mark.parametrize("place", PLACES, ids=lambda place: " ".join
 top, many = wf.Dim("top", 3), wf.Dim("top", 8)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Most of the time here is XLA's; its optimizations change no meaning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def signed_zeros() -> np.ndarray:
     x = np.zeros((8, 16), "float32")
     x[np.random.default_rng(5).random((8, 16)) < 0.5] = -0.0

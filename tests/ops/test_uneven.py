@@ -63,7 +63,9 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.slow), "vocab:x", "batch:x"])
+@pytest.mark.parametrize(
+    "layout", [*(pytest.param(rule, marks=pytest.mark.slow) for rule in ("", "vocab:x")), "batch:x"]
+)
 def test_padding_changes_no_value_and_no_gradient(layout):
     x = floats(B, FIVE)
     padded = wf.pad_to(x, "vocab", 4)

@@ -1,8 +1,7 @@
-"""Much is compiled here and run once; what runs again with the same configuration is compiled once."""
+"""What runs again with the same configuration is compiled once."""
 
 import pytest
 
-from tests.compiling import compile_quickly  # noqa: F401
 from weft.train import trainer
 from weft.train.step import make_step
 

@@ -47,7 +47,7 @@ keep = 3
 
 def started(config: Path, folder: Path) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("XLA_")}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
+    environment |= {"JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, "-m", "weft", "train", str(config), "--run", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 

@@ -17,7 +17,6 @@ BOTH = ["--set", "mesh=rows=2,cols=4", "--set", "layout=batch:rows,heads:cols,d_
 
 def launched(processes: int, config: Path, folder: Path, *changes: str) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_NUM"))}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     alone = [sys.executable, "-m", "weft", "train", str(config), "--run", str(folder), *changes]
     many = [*alone[:3], "launch", "-n", str(processes), "--", *alone[3:]]
     return subprocess.Popen(
