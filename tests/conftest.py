@@ -1,7 +1,7 @@
 """Eight virtual processors for every test, asked for before anything starts JAX; `--accept` for the goldens.
 
-Most of the tests' time is XLA's, and what it compiles runs once: it is told to optimize little, here and in the programs
-that tests start. No meaning depends on it; where bits are compared, `compiled_as_usual` takes it back.
+Most of the tests' time is XLA's, and what it compiles runs once: it is told to optimize little, here and in the
+programs that tests start. No meaning depends on it; where bits are compared, `compiled_as_usual` takes it back.
 """
 
 import os
