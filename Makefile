@@ -31,7 +31,7 @@ demo: $(STAMP) ## show what a small Transformer sends, train it on Python's own 
 	$(BIN)/weft show configs/demo.toml --ledger
 	$(BIN)/weft train configs/demo.toml --run runs/demo
 	$(BIN)/weft plot runs/demo --terminal --out runs/demo/curve.png
-	$(BIN)/weft generate runs/demo --prompt "def " --tokens 500 --temperature 0.6
+	$(BIN)/weft generate runs/demo --prompt "$$(printf 'import os\nimport sys\n\ndef ')" --tokens 600 --temperature 0.9
 
 test: $(STAMP) ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 -m "not slow"
