@@ -285,8 +285,8 @@ def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any
         have, want = tuple(stored[path].shape), tuple(wanted.shape)
         if have != want or stored[path].dtype != wanted.dtype:
             raise OtherModelError(
-                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}",
-                state=f"the model's: {wanted.dtype}{list(want)}",
+                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}, "
+                f"and {wanted.dtype}{list(want)} in the model",
                 fix="it is of another model",
             )
 

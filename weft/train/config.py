@@ -260,8 +260,9 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
             return models.from_fields(values, where=where("model"))
         return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
     except WeftError as error:
-        named = next((key for key in values if f"`{key}`" in error.fact), "preset")
-        raise ConfigError(f"in `model`: {error.fact}", fix=error.fix, at=where(f"model.{named}")) from None
+        named = next((f"model.{key}" for key in values if f"`{key}`" in error.fact), None)
+        named = named or ("model.preset" if {"preset", "kind"} & values.keys() else "init_from")
+        raise ConfigError(f"in `{named.split('.')[0]}`: {error.fact}", fix=error.fix, at=where(named)) from None
 
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:

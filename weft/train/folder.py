@@ -6,6 +6,7 @@ What is on disk already is not written again, so that a full disk does not keep 
 """
 
 import contextlib
+import errno
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,13 +39,23 @@ class Folder:
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"{self.path} cannot be written: {error.strerror or error}",
-                fix="make room, or name a place with room where you may write with --run",
-            ) from error
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "there is a file in its place" if is_file else error.strerror or error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            fix = f"{'make room, or ' if is_full else ''}name another place, where you may write, with --run"
+            raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
 
-    def keep_config(self) -> None:
-        """Writes the configuration; where the run was begun with another one, the keys are named."""
+    def write(self, tokenizer: data.Tokenizer | None) -> None:
+        """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
+        _write(self.path / CONFIG, self.config.to_toml().encode())
+        _write(self.path / DATA, json.dumps(self._data_now()).encode())
+        if tokenizer is not None and ((before := self._tokenizer_before()) is None or before.key != tokenizer.key):
+            for name in NAMES:
+                (self.path / name).unlink(missing_ok=True)
+            tokenizer.save(self.path)
+
+    def check_config(self) -> None:
+        """Names the keys where the run was begun with another configuration."""
         before, now = self._config_before(), self.config.to_dict()
         if before is not None:
             changed, free = changes_of(before, now)
@@ -52,7 +63,6 @@ class Folder:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
                 self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
-        _write(self.path / CONFIG, self.config.to_toml().encode())
 
     def _config_before(self) -> Mapping[str, Any] | None:
         """What it was begun with, if something was learned; where its file is gone or broken, by a checkpoint."""
@@ -70,19 +80,38 @@ class Folder:
                 return self.checkpoints.told(step)["config"]
         return None
 
-    def keep_data(self, tokenizer: data.Tokenizer | None) -> None:
-        """Writes the tokenizer, and which files there are; where those before were others, they are named."""
-        self._keep_tokenizer(tokenizer)
-        source = data.open_source(self.config.data)
-        cache, apart = self.path / CACHE, source.held_apart
-        now = {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}
-        if self.checkpoints.steps and (before := self._data_before()) is not None:
+    def check_data(self, tokenizer: data.Tokenizer | None) -> None:
+        """Names what the run was begun with otherwise: its tokenizer, or the files it learns from."""
+        if not self.checkpoints.steps:
+            self._compare_with_start(tokenizer)
+            return
+        own = None if tokenizer is None else self._tokenizer_before()
+        if own is not None and tokenizer is not None and own.key != tokenizer.key:
+            self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {own.vocab} ids")
+            self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
+        if (before := self._data_before()) is not None:
+            now = self._data_now()
             if learned := _told(before["learned"], now["learned"]):
                 self._refuse_unless_wanted(f"{self.path} was begun with other data: {learned}")
                 self.said(f"goes on with other data: {learned}")
             if judged := _told(before["evaluation"], now["evaluation"]):
                 self.said(f"is judged by other data than before: {judged}")
-        _write(self.path / DATA, json.dumps(now).encode())
+
+    def _compare_with_start(self, tokenizer: data.Tokenizer | None) -> None:
+        """Says that the first weights were learned with another tokenizer."""
+        start, own = self.config.init_from, self.config.tokenizer
+        if start is None or tokenizer is None:
+            return
+        with contextlib.suppress(data.DataError):
+            theirs = data.load_tokenizer(start, end=own.get("end"), pad=own.get("pad"))
+            if theirs.key != tokenizer.key:
+                say = f'it lies there: `tokenizer = "{start}"`'
+                self.said(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
+
+    def _data_now(self) -> dict[str, Any]:
+        source = data.open_source(self.config.data)
+        cache, apart = self.path / CACHE, source.held_apart
+        return {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}
 
     def _data_before(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
@@ -90,20 +119,11 @@ class Folder:
             return found if isinstance(found, dict) and {"learned", "evaluation"} <= found.keys() else None
         return None
 
-    def _keep_tokenizer(self, tokenizer: data.Tokenizer | None) -> None:
-        if tokenizer is None:
-            return
-        own, before = self.config.tokenizer, None
+    def _tokenizer_before(self) -> data.Tokenizer | None:
+        own = self.config.tokenizer
         with contextlib.suppress(data.DataError):
-            before = data.load_tokenizer(self.path, end=own.get("end"), pad=own.get("pad"))
-        if before is not None and before.key == tokenizer.key:
-            return
-        if before is not None and self.checkpoints.steps:
-            self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {before.vocab} ids")
-            self.said("goes on with another tokenizer")
-        for name in NAMES:
-            (self.path / name).unlink(missing_ok=True)
-        tokenizer.save(self.path)
+            return data.load_tokenizer(self.path, end=own.get("end"), pad=own.get("pad"))
+        return None
 
     def _refuse_unless_wanted(self, fact: str) -> None:
         if not self.may_change:

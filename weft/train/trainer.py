@@ -113,6 +113,9 @@ class Trainer:
             self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
             self.step = make_step(self.config, self.mesh, self.layout)
             state, at = self._first_or_last_state()
+            if jax.process_index() == 0:
+                with self.opened.written():
+                    self.opened.write(tokenizer)
             steps = self.config.train.steps
             self.profile = Profile(self.folder, self.options.profile, at=at, steps=steps, said=self.listener.said)
             if at:
@@ -235,7 +238,7 @@ class Trainer:
                 return found, at
             except OtherModelError as error:
                 fix = "name another folder with --run, or train the model that this one is of"
-                raise TrainingError(error.fact, state=error.state, fix=fix, at=str(self.folder)) from error
+                raise TrainingError(error.fact, fix=fix, at=str(self.folder)) from error
             except CheckpointError as error:
                 tried = True
                 self.listener.said(f"{error.fact}; the one before it is taken")
@@ -254,7 +257,8 @@ class Trainer:
             if problem is None:
                 return at
             if not quiet:
-                self.listener.said(f"the checkpoint of step {at} is broken: {problem}; the one before it is taken")
+                before = "the one before it is taken" if at > steps[0] else "there is none before it"
+                self.listener.said(f"the checkpoint of step {at} is broken: {problem}; {before}")
         return -1
 
     # Before the first step.
@@ -264,8 +268,7 @@ class Trainer:
         with _first_alone(self.folder):
             found = open_data(self.config, self.folder, self.listener.progress)
             if jax.process_index() == 0:
-                with self.opened.written():
-                    self.opened.keep_data(found[0])
+                self.opened.check_data(found[0])
             return found
 
     @contextlib.contextmanager
@@ -277,7 +280,7 @@ class Trainer:
                 with self.opened.written():
                     self.folder.mkdir(parents=True, exist_ok=True)
                     open_while.enter_context(Lock(self.folder))
-                    self.opened.keep_config()
+                    self.opened.check_config()
             wait_for_all("folder")
             yield
 
