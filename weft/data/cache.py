@@ -28,7 +28,7 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise DataError(
             f"{entry} cannot be written: {error.strerror or error}",
-            fix="make room, or name a folder with room that is yours",
+            fix="make room, or name a cache folder with room that is yours; a run's lies in its own folder",
         ) from error
     return entry
 

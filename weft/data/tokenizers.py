@@ -22,7 +22,7 @@ from .problems import DataError, library
 from .sources import Source, as_text
 
 PAD, END, UNKNOWN = 0, 1, 2
-NAMES = BYTES, PIECES, JSON = "bytes.json", "tokenizer.model", "tokenizer.json"
+NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"
 _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000

@@ -58,9 +58,9 @@ class Checkpoints:
         try:
             found = json.loads((place / TOLD).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{place / TOLD} cannot be read: {error}", fix="use another step") from None
+            raise CheckpointError(f"{place / TOLD} is broken: {error}", fix="use another step") from None
         if not isinstance(found, dict) or not found.keys() >= _TOLD_KEYS:
-            raise CheckpointError(f"{place / TOLD} is not that of a checkpoint", fix="use another step")
+            raise CheckpointError(f"{place / TOLD} is broken: it says too little", fix="use another step")
         return found
 
     def best_step(self) -> int | None:
