@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from weft.train.config import ConfigError, changes_of, read
@@ -58,6 +59,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
 def test_ready_configs_are_read(path):
+    jax.devices()  # before JAX has started, a mesh asks for its processors
     assert read(path).train.steps > 0
 
 
@@ -141,6 +143,7 @@ def test_a_bad_value_is_named_with_its_line_and_what_may_stand_there(tmp_path, o
         ("batch = 8", "batch = 8\ntokens = 512", "`train.batch` and `train.tokens` are both given", "give one"),
         ("batch = 8", "tokens = 5\nlength = 64", "less than one sequence of 64", "at least 64"),
         ("batch = 8", "batch = 8\nmicrobatches = 3", "`train.microbatches` is 3", "divides 8"),
+        ("batch = 8", "batch = 8\nmicrobatches = 8", "on the mesh a batch is 2 parts of 4", "that divides 4"),
         ("batch = 8", "batch = 7", "`batch` is 7, and axis rows splits it by 2", "(nearest: 6, 8)"),
         ("heads:cols", "d_ff:cols", "`decoder.layers.feed_forward.w_in` does not fit the mesh", "(nearest: 60, 64)"),
         ("cols=4", "colz=4", "axis `cols`, which the mesh does not have", "did you mean `colz`?"),

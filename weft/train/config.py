@@ -339,6 +339,11 @@ def _check_place(config: RunConfig, where: Where) -> None:
                         fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
                         at=where("train.batch" if store is None else "layout"),
                     )
+        ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
+        if config.batch % (ways * parts):
+            fact = f"`train.microbatches` is {parts}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
+            fix = f"give a number that divides {config.batch // ways}"
+            raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches"))
     except LayoutError as error:
         raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=error.fix, at=where("layout")) from None
 
