@@ -18,7 +18,7 @@ class WeftError(Exception):
     """The root of all errors; `str(error)` is the fact, the state and the fix, a line each."""
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
-        self.fact = fact
+        self.fact, self.is_placed = fact, at is not None
         around = "" if "layout:" in state else _region_state()
         self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)
         self.fix = fix

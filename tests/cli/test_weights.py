@@ -77,10 +77,10 @@ def test_a_folder_that_is_there_is_left_alone(run):
     [
         (lambda run: (run / "config.toml").unlink(), "there is no run in"),
         (lambda run: (run / "config.toml").write_text("a = = 3"), "is not TOML"),
-        (lambda run: (run / "config.toml").write_text("[modle]"), "has no table `model`"),
+        (lambda run: (run / "config.toml").write_text("[modle]"), "`modle` is no key of a run"),
         (lambda run: (run / "config.toml").write_text("[model]\nkind = 'ml'"), "a model of the kind 'ml'"),
         (lambda run: _edited(run, "d_ff", "d_fff"), "has `d_fff`, which a model has not"),
-        (lambda run: _edited(run, "layers = 2", "layers = 4"), "has shape (2, 16"),
+        (lambda run: _edited(run, "layers = 2", "layers = 4"), "is float32[2, 16]"),
         (lambda run: shutil.rmtree(run / "checkpoints" / "0"), "there is no checkpoint in"),
         (lambda run: _cut(run), "is broken"),
     ],

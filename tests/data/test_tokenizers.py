@@ -153,7 +153,7 @@ def test_a_missing_tokenizer_says_where_it_was_looked_for(tmp_path):
     assert "sentencepiece" in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json", "bytes.json"])
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json", "tokenizer.bytes.json"])
 def test_a_tokenizer_of_garbage_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x01garbage" * 9)
     with pytest.raises(data.DataError, match=name):

@@ -57,7 +57,8 @@ def reported() -> Iterator[None]:
                 sys.stderr.write(_trimmed(error.__cause__) + "\n")
                 _say("error", str(error))
             else:
-                _say("error", _placed(str(error), traceback.extract_tb(error.__traceback__)))
+                told = str(error)
+                _say("error", told if error.is_placed else _placed(told, traceback.extract_tb(error.__traceback__)))
             raise typer.Exit(1) from None
 
 

@@ -1,6 +1,7 @@
 """`weft train`: a run from its TOML file; the same command goes on with it."""
 
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,7 @@ def train(
     process: Annotated[int | None, typer.Option(min=0, metavar="P", help="Which of them this is, from 0 on.")] = None,
 ) -> None:
     """Train by a TOML file; the same command goes on with a run that was stopped."""
+    sys.unraisablehook = _unraisable
     with reported():
         options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
         count = processes.join(coordinator, processes_, process)
@@ -65,6 +67,12 @@ def train(
             progress.said(_ended(outcome, folder, began, config, run, changes or []))
     if not outcome.is_saved:
         raise typer.Exit(NOT_SAVED)
+
+
+def _unraisable(error: "sys.UnraisableHookArgs") -> None:
+    """Python's own, without what TensorStore says, file by file, after a checkpoint that could not be written."""
+    if str(error.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(error)
 
 
 def _ended(outcome: Outcome, folder: Path, began: float, config: Path, run: Path | None, changes: list[str]) -> str:

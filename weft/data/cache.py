@@ -27,7 +27,8 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
                 _make(entry, make)
     except OSError as error:
         raise DataError(
-            f"{entry} cannot be written: {error.strerror or error}", fix="name a cache folder with room that is yours"
+            f"{entry} cannot be written: {error.strerror or error}",
+            fix="make room, or name a cache folder with room that is yours; a run's lies in its own folder",
         ) from error
     return entry
 

@@ -212,6 +212,14 @@ def content_key(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def ends_key(file: Path) -> str:
+    """A name for a file's size, its first and its last block: soon made, also of a huge one."""
+    with _told(file, lambda: "its beginning"), open(file, "rb") as stream:
+        size, first = file.stat().st_size, stream.read(BLOCK)
+        stream.seek(max(size - BLOCK, 0))
+        return hashlib.blake2b(b"%d|" % size + first + stream.read(BLOCK), digest_size=16).hexdigest()
+
+
 class Hashes:
     """Hashes of files' contents, remembered in a folder for files that have not changed since.
 
@@ -255,5 +263,9 @@ class Hashes:
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file that is whole when it is there."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

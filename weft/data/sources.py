@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import closest
-from .files import COMPRESSED, LONGEST_LINE, Hashes, Watch, blocks, content_key, files_in, lines, plain_name, text
+from .files import (
+    COMPRESSED,
+    LONGEST_LINE,
+    Hashes,
+    Watch,
+    blocks,
+    content_key,
+    ends_key,
+    files_in,
+    lines,
+    plain_name,
+    text,
+)
 from .problems import DataError
 
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
@@ -56,6 +68,11 @@ class Source:
         """A name for all that is in it: its files' names and contents, and how they are read."""
         how = (self.format, self.field, self.fields, self.longest_line, self.dtype, self.end, self.range)
         return content_key(self.names, Hashes(cache).of(self.files), how)
+
+    def prints(self, cache: Path | None = None) -> list[tuple[str, str]]:
+        """Its files by name, each with a hash of its content; of arrays of tokens, of their sizes and ends alone."""
+        found = [ends_key(file) for file in self.files] if self.format == "tokens" else Hashes(cache).of(self.files)
+        return list(zip(self.names, found, strict=True))
 
     def watch(self, what: str, progress: Any = None) -> Watch:
         """What tells a caller how far reading has come."""

@@ -22,7 +22,7 @@ from .problems import DataError, library
 from .sources import Source, as_text
 
 PAD, END, UNKNOWN = 0, 1, 2
-BYTES, PIECES, JSON = "bytes.json", "tokenizer.model", "tokenizer.json"
+NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"
 _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
@@ -249,12 +249,11 @@ def open_tokenizer(
 def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder where one was saved."""
     given = Path(path).expanduser()
-    names = (BYTES, PIECES, JSON)
-    found = given if given.is_file() else next((given / name for name in names if (given / name).is_file()), None)
+    found = given if given.is_file() else next((given / name for name in NAMES if (given / name).is_file()), None)
     if found is None:
         raise DataError(
             f"there is no tokenizer at {given}",
-            state=f"looked for {', '.join(f'`{name}`' for name in names)}",
+            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
             fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
         )
     try:

@@ -5,11 +5,16 @@ that what comes back is what was saved; each processor writes and reads its own 
 moment its `checkpoint.json` is there, which is written last and removed first.
 """
 
+import contextlib
 import functools
 import json
+import logging
 import math
+import os
+import re
 import shutil
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +24,18 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import WeftError, closest
+from .together import agreed
 
 TOLD, ARRAYS = "checkpoint.json", "arrays"
+_TOLD_KEYS = {"files", "sums", "dtypes"}
 
 
 class CheckpointError(WeftError):
     """A checkpoint that is not there, is broken, is of another model, or could not be written."""
+
+
+class OtherModelError(CheckpointError):
+    """A whole checkpoint of a model with other weights, or of another optimizer."""
 
 
 class Checkpoints:
@@ -45,14 +56,21 @@ class Checkpoints:
         """What was said with a checkpoint: the configuration, the loss it was judged by, what is in it."""
         place = self.folder / str(step)
         try:
-            return json.loads((place / TOLD).read_text(encoding="utf-8"))
+            found = json.loads((place / TOLD).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{place / TOLD} cannot be read: {error}", fix="use another step") from None
+            raise CheckpointError(f"{place / TOLD} is broken: {error}", fix="use another step") from None
+        if not isinstance(found, dict) or not found.keys() >= _TOLD_KEYS:
+            raise CheckpointError(f"{place / TOLD} is broken: it says too little", fix="use another step")
+        return found
 
     def best_step(self) -> int | None:
-        """The step with the lowest loss, of those that were judged."""
-        judged = {step: loss for step in self.steps if (loss := self.told(step).get("loss")) is not None}
-        return min(judged, key=lambda step: (judged[step], step)) if judged else None
+        """The step with the lowest loss, of those that were judged; what cannot be read does not count."""
+        judged = {}
+        for step in self.steps:
+            with contextlib.suppress(CheckpointError):
+                judged[step] = self.told(step).get("loss")
+        finite = {step: loss for step, loss in judged.items() if loss is not None and math.isfinite(loss)}
+        return min(finite, key=lambda step: (finite[step], step)) if finite else None
 
     def chosen(self, step: int | None = None, *, best: bool = False) -> int:
         """The step asked for: this one, the best one, or else the last."""
@@ -77,15 +95,32 @@ class Checkpoints:
         place = self.folder / str(step)
         if (place / TOLD).exists():
             return
+        if jax.process_index() == 0:
+            self.remove_torn()
+        self._check_room(step, sum(x.nbytes for x in arrays.values()))
         sums = _sums_of_bits(dict(arrays))
         with _said(f"step {step} could not be saved", place):
-            if jax.process_index() == 0:
-                shutil.rmtree(place, ignore_errors=True)
             self._open().save(place / ARRAYS, args=_args("PyTreeSave", dict(arrays)))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
         told = {"step": step, **told, "dtypes": dtypes}
         self._finishing = threading.Thread(target=self._finish, args=(step, sums, told), name="weft-checkpoint")
         self._finishing.start()
+
+    def _check_room(self, step: int, needed: int) -> None:
+        """Raises, in all processes, where the disk has no room for a checkpoint of so many bytes."""
+        free = needed
+        with contextlib.suppress(OSError):
+            there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+            free = shutil.disk_usage(there).free
+        if not agreed(int(free >= needed)):
+            takes, left = (f"{size / 1e6:,.1f} MB" for size in (needed, free))
+            fact = f"step {step} could not be saved: it takes {takes}, and {left} are free in {self.folder}"
+            raise CheckpointError(fact, fix="make room")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether what was begun is known to have gone wrong; `wait` raises what it was."""
+        return self._failed is not None
 
     def wait(self) -> None:
         """Until the checkpoint that was begun is whole."""
@@ -108,6 +143,8 @@ class Checkpoints:
                     part = place / f"{TOLD}.part"
                     part.write_text(json.dumps(told), encoding="utf-8")
                     part.rename(place / TOLD)
+            if jax.process_index() == 0:
+                with contextlib.suppress(OSError):  # tried again after the next one
                     self._remove_old()
         except CheckpointError as error:
             self._failed = error
@@ -123,10 +160,17 @@ class Checkpoints:
                     writer.close()
 
     def remove_torn(self) -> None:
-        """Removes what a process that was killed left half written."""
+        """Removes what a process that was killed, or a full disk, left half written."""
         for path in self.folder.glob("*"):
             if path.is_dir() and path.name.isdigit() and not (path / TOLD).exists():
                 shutil.rmtree(path, ignore_errors=True)
+
+    def set_aside(self, step: int) -> None:
+        """Leaves a broken checkpoint under another name, so that the step can be saved again."""
+        place = self.folder / str(step)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside := place.with_suffix(".broken"), ignore_errors=True)
+            place.rename(aside)
 
     def _remove_old(self) -> None:
         steps = self.steps
@@ -143,8 +187,8 @@ class Checkpoints:
         place = self.folder / str(step)
         try:
             wanted = self.told(step)["files"]
-        except (CheckpointError, KeyError, TypeError):
-            return f"{place / TOLD} is broken"
+        except CheckpointError as error:
+            return error.fact
         found = _sizes(place / ARRAYS)
         for name, size in wanted.items():
             if found.get(name) != size:
@@ -182,6 +226,8 @@ class Checkpoints:
         if self._writer is None:
             import orbax.checkpoint as ocp  # takes a second to load
 
+            for name in ("absl", "asyncio"):
+                logging.getLogger(name).addFilter(_is_not_of_orbax)
             self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         return self._writer
 
@@ -212,7 +258,17 @@ class _said:
         raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix=fix) from error
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether a record is to be logged: what Orbax raises it also logs, in several threads, by pages of traceback."""
+    told = f"{record.pathname} {record.getMessage()} {record.exc_info and traceback.format_exception(*record.exc_info)}"
+    return record.levelno < logging.ERROR or "orbax" not in told
+
+
 def _first_line(error: BaseException) -> str:
+    if of_system := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore says much around it
+        return os.strerror(int(of_system[1]))
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 
 
@@ -223,14 +279,14 @@ def _sizes(folder: Path) -> dict[str, int]:
 def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     for path, wanted in like.items():
         if path not in stored:
-            raise CheckpointError(
+            raise OtherModelError(
                 f"the checkpoint {place} has no `{path}`", fix=f"{closest(path, stored)}; it is of another model"
             )
         have, want = tuple(stored[path].shape), tuple(wanted.shape)
         if have != want or stored[path].dtype != wanted.dtype:
-            raise CheckpointError(
-                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}",
-                state=f"the model's: {wanted.dtype}{list(want)}",
+            raise OtherModelError(
+                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}, "
+                f"and {wanted.dtype}{list(want)} in the model",
                 fix="it is of another model",
             )
 

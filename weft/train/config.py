@@ -4,23 +4,32 @@ Imports the models' configurations. An error names the key, the file and the lin
 """
 
 import dataclasses
+import fnmatch
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import jax
 import tomli_w
 
-from .. import data, interop, models
-from ..errors import WeftError, closest
-from ..layout import Layout, as_layout
+from .. import interop, models
+from ..dims import Shape
+from ..errors import LayoutError, WeftError, closest
+from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
+from ..nn.weights import Weight, written
 from .tables import (
+    BELOW,
     CHOICES,
     FREE,
     FREE_TABLES,
+    ITEMS,
+    KINDS,
     MAY_BE_ZERO,
+    OPEN_TABLES,
     TABLES,
     Checkpoint,
     Evaluation,
@@ -103,7 +112,9 @@ def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}", fix="mend that line; strings need quotes") from error
+        line = f":{found[1]}" if (found := re.search(r"at line (\d+)", str(error))) else ""
+        fix = "mend that line; strings need quotes"
+        raise ConfigError(f"{path} is not TOML: {error}", fix=fix, at=f"{path}{line}") from error
     where = lines_of(path, text)
     for change in changes:
         _change(values, change, where.lines)
@@ -117,6 +128,9 @@ class Where:
         self.file, self.lines = file, lines
 
     def __call__(self, key: str) -> str:
+        """The file and line of a key; of one within `{...}`, that of the key before it."""
+        while key not in self.lines and "." in key:
+            key = key.rpartition(".")[0]
         return self.lines.get(key, self.file)
 
 
@@ -128,9 +142,9 @@ def lines_of(path: Path, text: str) -> Where:
 def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
     """The configuration of these values."""
     values = dict(values)
-    for key, stands_for in (("data", "path"), ("tokenizer", "kind")):  # `data = "python"` stands for a table
+    for key in ("data", "tokenizer"):
         if isinstance(values.get(key), str):
-            values[key] = {stands_for: values[key]}
+            values[key] = _stands_for(key, values[key])
     own = {field.name: field for field in dataclasses.fields(RunConfig)}
     for key in values:
         if key not in own:
@@ -140,8 +154,7 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
         if key in ("data", "tokenizer"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"`{key}` is {value!r}", fix=f'write  {key} = "..."  or a table', at=where(key))
-            _check_keys(key, value, data.SOURCE_KEYS if key == "data" else data.TOKENIZER_KEYS, where)
-            found[key] = dict(value)
+            found[key] = _open_table(key, value, where)
         elif key in TABLES:
             found[key] = _table(key, value, where)
         else:
@@ -149,6 +162,31 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
     config = RunConfig(**found)
     _check_together(config, where)
     return config
+
+
+def _stands_for(key: str, text: str) -> dict[str, Any]:
+    """The table that a text in its place is short for: that of `data = "python"` is `{path = "python"}`."""
+    is_kind = text in CHOICES["tokenizer.kind"]
+    return {{"data": "path", "tokenizer": "kind" if is_kind else "path"}.get(key, "preset"): text}
+
+
+def _open_table(name: str, values: Mapping[str, Any], where: Where) -> dict[str, Any]:
+    """What is said of data or of a tokenizer; the rooms that own them check it further."""
+    kinds = OPEN_TABLES[name]
+    _check_keys(name, values, kinds, where)
+    if name == "data" and "path" not in values:
+        raise ConfigError("`data` has no `path`", fix='say  path = "folder"  or  path = "python"', at=where("data"))
+    for last, value in values.items():
+        key = f"{name}.{last}"
+        items = value if isinstance(value, list) and list in kinds[last] else []
+        if type(value) not in kinds[last] or not all(type(item) is ITEMS[key] for item in items):
+            names = " or ".join(KINDS[kind] for kind in kinds[last])
+            raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
+        if isinstance(value, dict):
+            _open_table(name, value, Where(where(key), {}))
+        _check_sign(key, value, where)
+        _check_choice(key, value, where)
+    return dict(values)
 
 
 def _table(name: str, values: Any, where: Where) -> Any:
@@ -183,22 +221,32 @@ def _value(key: str, kind: Any, value: Any, where: Where) -> Any:
     elif int in kinds and is_number and float(value).is_integer():
         value = int(value)
     if type(value) not in kinds:
-        names = " or ".join(
-            {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[k] for k in kinds
-        )
+        names = " or ".join(KINDS[k] for k in kinds)
         raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
-    may_be_zero = key in MAY_BE_ZERO
-    if is_number and (value < 0 or (value == 0 and not may_be_zero)):
+    _check_sign(key, value, where)
+    _check_choice(key, value, where)
+    return value
+
+
+def _check_sign(key: str, value: Any, where: Where) -> None:
+    """Raises for a number that is not finite, is negative, or is 0 or too large where it must not be."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    may_be_zero, below = key in MAY_BE_ZERO, BELOW.get(key, math.inf)
+    if not (0 < value < below or (value == 0 and may_be_zero)):
         fix = f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
+        fix += f" and below {below}" if key in BELOW else ""
         raise ConfigError(f"`{key}` is {value!r}", fix=fix, at=where(key))
+
+
+def _check_choice(key: str, value: Any, where: Where) -> None:
     if key in CHOICES and value not in CHOICES[key]:
         raise ConfigError(f"`{key}` is {value!r}", fix=closest(str(value), CHOICES[key]), at=where(key))
-    return value
 
 
 def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfig:
     if isinstance(values, str):
-        values = {"preset": values}
+        values = _stands_for("model", values)
     if not isinstance(values, Mapping) or not ("preset" in values or "kind" in values or init_from is not None):
         raise ConfigError(
             "the run has no model",
@@ -213,8 +261,9 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
             return models.from_fields(values, where=where("model"))
         return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
     except WeftError as error:
-        named = next((key for key in values if f"`{key}`" in error.fact), "preset")
-        raise ConfigError(f"in `model`: {error.fact}", fix=error.fix, at=where(f"model.{named}")) from None
+        named = next((f"model.{key}" for key in values if f"`{key}`" in error.fact), None)
+        named = named or ("model.preset" if {"preset", "kind"} & values.keys() else "init_from")
+        raise ConfigError(f"in `{named.split('.')[0]}`: {error.fact}", fix=error.fix, at=where(named)) from None
 
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,6 +288,8 @@ def model_in(folder: Path) -> models.TransformerConfig:
 
 
 def _check_together(config: RunConfig, where: Where) -> None:
+    if not config.name:
+        raise ConfigError("`name` is empty", fix="name the run: its folder is runs/NAME", at=where("name"))
     if config.train.batch is not None and config.train.tokens is not None:
         raise ConfigError("`train.batch` and `train.tokens` are both given", fix="give one", at=where("train.tokens"))
     if config.train.tokens is not None and config.train.tokens < config.length:
@@ -261,6 +312,62 @@ def _check_together(config: RunConfig, where: Where) -> None:
                     found.check_dims(config.model.dims)
             except WeftError as error:
                 raise ConfigError(f"`{key}`: {error.fact}", fix=error.fix, at=where(key)) from None
+    if config.mesh:
+        _check_place(config, where)
+    _check_paths(config, where)
+
+
+def _check_place(config: RunConfig, where: Where) -> None:
+    """Raises where the batch or a weight does not divide over the mesh."""
+    mesh, layout = as_mesh(config.mesh), as_layout(config.layout)
+    model = dataclasses.replace(config.model, batch=config.batch, length=config.length)
+    try:
+        region = Region(mesh, layout)
+        places: dict[str, tuple[Shape, str | None]] = {
+            "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
+        }
+        for path, weight in _weights(model.blueprint(mesh, layout)).items():
+            places[f"`{path}`"] = weight.stored_dims, "params"
+        for what, (dims, store) in places.items():
+            for dim, axes in zip(dims, region.axes(dims, store), strict=True):
+                if dim.size % (ways := region.ways(axes)):
+                    lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
+                    near = f"{lower}, {upper}" if lower else f"{upper}"
+                    split = f"`{dim.name}` is {dim.size}, and axis {'+'.join(axes)} splits it by {ways}"
+                    raise ConfigError(
+                        f"{what} does not fit the mesh: {split}",
+                        state=region.state,
+                        fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
+                        at=where("train.batch" if store is None else "layout"),
+                    )
+        ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
+        if config.batch % (ways * parts):
+            fact = f"`train.microbatches` is {parts}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
+            fix = f"give a number that divides {config.batch // ways}"
+            raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches"))
+    except LayoutError as error:
+        raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=error.fix, at=where("layout")) from None
+
+
+def _check_paths(config: RunConfig, where: Where) -> None:
+    """Raises where a pattern is the path of no weight, or where nothing is left to train."""
+    known = list(_weights(config.model.blueprint()))
+    patterns = {"lora.where": config.lora.where} if config.lora.rank else {"train.freeze": config.train.freeze}
+    for key, own in patterns.items():
+        for pattern in own:
+            if not fnmatch.filter(known, pattern):
+                raise ConfigError(
+                    f"`{key}` names {pattern!r}, and no weight has such a path",
+                    fix=closest(pattern, known),
+                    at=where(key),
+                )
+    if not config.lora.rank and all(any(fnmatch.fnmatch(path, each) for each in config.train.freeze) for path in known):
+        raise ConfigError("`train.freeze` names all weights", fix="leave some to train", at=where("train.freeze"))
+
+
+def _weights(blueprint: Any) -> dict[str, Weight]:
+    found, _ = jax.tree_util.tree_flatten_with_path(blueprint)
+    return {written(path): leaf for path, leaf in found if isinstance(leaf, Weight)}
 
 
 # Changes, and the lines of keys.
@@ -278,8 +385,8 @@ def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
     *tables, last = key.split(".")
     for number, name in enumerate(tables):
         inner = values.setdefault(name, {})
-        if isinstance(inner, str):  # `data = "python"` and `model = "tiny-lm"` stand for tables
-            inner = values[name] = {"path" if name == "data" else "preset": inner}
+        if isinstance(inner, str) and not number and name in ("data", "tokenizer", "model"):
+            inner = values[name] = _stands_for(name, inner)
         if not isinstance(inner, dict):
             raise ConfigError(
                 f"`{'.'.join(tables[: number + 1])}` is no table", fix="name a key in a table", at="--set"

@@ -37,7 +37,7 @@ def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any
     """The paper's: by the root of the steps after the warmup, and over the last ones down to 0 in a line."""
 
     def value(count: Any) -> Any:
-        step = count + warmup
+        step = jnp.maximum(count, 0) + warmup  # before the warmup's end it is asked too, and not used
         down = jnp.clip((steps - step) / cooldown, 0.0, 1.0) if cooldown else 1.0
         return rate * jnp.sqrt(warmup / step) * down
 

@@ -89,7 +89,8 @@ class Run:
     def tokenizer(self) -> data.Tokenizer:
         """What its texts became tokens by."""
         try:
-            return data.load_tokenizer(self.folder)
+            own = self.settings.tokenizer if (self.folder / CONFIG).exists() else {}
+            return data.load_tokenizer(self.folder, end=own.get("end"), pad=own.get("pad"))
         except data.DataError as error:
             raise RunError(f"the run {self.folder} has no tokenizer: {error.fact}", fix=error.fix) from None
 

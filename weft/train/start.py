@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from .. import interop, models
+from .. import interop, models, nn
+from ..dims import Shape
 from ..errors import closest
 from ..layout import Layout
 from ..mesh import Mesh
@@ -16,6 +17,8 @@ from ..nn.freezing import by_path
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
 from .step import first_model, model_of, prepared, refilled
+
+POSITIONS = "positions.table"
 
 
 def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
@@ -25,7 +28,9 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     folder = Path(config.init_from).expanduser()
     own = model_of(config)
     if (folder / CONFIG).exists():
-        found = Run(folder).load(mesh, layout)
+        run = Run(folder)
+        found = run.load(mesh, layout)
+        found = nn.lora.merge(found) if run.settings.lora.rank else found
     else:
         found = interop.load(folder, mesh, layout)
     shapes = jax.eval_shape(lambda: models.init(own, jax.random.key(0), mesh, layout))
@@ -34,10 +39,18 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
         if path not in given or path not in wanted:
             lacks, known = (folder, given) if path not in given else ("the run's model", wanted)
             raise ConfigError(f"{lacks} has no `{path}`", fix=f"{closest(path, known)}; leave out what `model` changes")
-        if given[path].dims != wanted[path].dims:
+        if given[path].dims != wanted[path].dims and not _is_shorter(path, given[path].dims, wanted[path].dims):
+            what = "`train.length`, or what `model` changes" if path == POSITIONS else "what `model` changes"
             raise ConfigError(
                 f"`{path}` is [{given[path].dims}] in {folder}, and [{wanted[path].dims}] in the run",
-                fix="leave out what `model` changes, or begin without `init_from`",
+                fix=f"leave out {what}, or begin without `init_from`",
             )
     arrays = {path: x.array.astype(wanted[path].dtype) for path, x in given.items()}
+    if POSITIONS in arrays:
+        arrays[POSITIONS] = arrays[POSITIONS][: wanted[POSITIONS].dims.sizes[0]]
     return prepared(refilled(shapes, arrays), config)
+
+
+def _is_shorter(path: str, given: Shape, wanted: Shape) -> bool:
+    """Whether it is the table of positions, of which sequences that are shorter use the first."""
+    return path == POSITIONS and given.sizes[0] > wanted.sizes[0] and given.sizes[1:] == wanted.sizes[1:]

@@ -1,9 +1,11 @@
 """The tables of a run's TOML file: their keys, the values they have where none is given, and what they mean.
 
-Imports nothing of the house. `config` reads and checks them.
+Imports the data's formats. `config` reads and checks them.
 """
 
 import dataclasses
+
+from .. import data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,9 +126,27 @@ CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
     "train.sum_dtype": ("float32", "bfloat16", "float16"),
+    "data.format": data.FORMATS,
+    "data.documents": ("lines", "files"),
+    "tokenizer.kind": ("bytes", "sentencepiece", "json"),
+    "tokenizer.model": ("unigram", "bpe"),
 }
+BELOW = {"optimizer.b1": 1, "optimizer.b2": 1, "optimizer.momentum": 1, "train.average": 1, "seed": 2**32}
+KINDS: dict[type, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "a table",
+}  # fmt: skip
+_TEXT, _NUMBER = (str,), (int,)
+OPEN_TABLES: dict[str, dict[str, tuple[type, ...]]] = {
+    "data": dict.fromkeys(data.SOURCE_KEYS, _TEXT)
+    | {"path": (str, list), "fields": (list,), "range": (list,), "held_out": (int, float)}
+    | {"evaluation": (str, list, dict), "vocab": _NUMBER, "end": _NUMBER, "longest_line": _NUMBER},
+    "tokenizer": dict.fromkeys(data.TOKENIZER_KEYS, _TEXT) | {"vocab": _NUMBER, "sample": _NUMBER, "specials": (bool,)},
+}
+"""Tables whose keys are said by those who read them: `data.open_source` and `data.open_tokenizer`."""
+ITEMS: dict[str, type] = {"data.path": str, "data.fields": str, "data.evaluation": str, "data.range": int}
+"""What is in their lists."""
 MAY_BE_ZERO = {
     "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
     "optimizer.b1", "optimizer.b2", "optimizer.clip", "eval.alpha", "eval.every", "checkpoint.every", "lora.rank",
-    "seed",
+    "seed", "data.end", "data.held_out",
 }  # fmt: skip

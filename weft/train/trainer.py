@@ -6,7 +6,6 @@ any moment and goes on from its last checkpoint as if it had not been.
 
 import contextlib
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,20 @@ import jax
 import numpy as np
 
 from .. import data
-from ..dims import Shape
 from ..errors import WeftError
-from ..layout import Layout, Region, as_layout
+from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
 from ..models import Seq2SeqConfig
 from ..spmd.step import TrainState
-from .checkpoints import CheckpointError, Checkpoints
-from .config import CONFIG, ConfigError, RunConfig, changes_of
+from .checkpoints import CheckpointError, Checkpoints, OtherModelError
+from .config import ConfigError, RunConfig
 from .evaluation import Judge, number
 from .feeding import Feed
+from .folder import Folder
 from .metrics import Metrics
 from .processes import Stop
 from .profiling import Profile
-from .runs import CACHE, CHECKPOINTS, Lock, RunError
+from .runs import CACHE, CHECKPOINTS, Lock
 from .speed import flops_per_token, peak_flops
 from .start import first_weights
 from .step import arrays_of, judged_model, make_step, model_of, refilled, shapes_of_model, told_of
@@ -113,23 +112,30 @@ class Trainer:
         self.mesh: Mesh = as_mesh(mesh)
         self.layout: Layout = as_layout(layout)
         self.model = model_of(config)
-        self.checkpoints = Checkpoints(
-            self.folder / CHECKPOINTS, keep=config.checkpoint.keep, best=config.checkpoint.best
-        )
+        own = config.checkpoint
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
+        said = self.listener.said
+        self.opened = Folder(self.folder, self.checkpoints, config, may_change=options.changed, said=said)
         self.peak = config.train.peak_flops
 
     def run(self) -> Outcome:
         """Trains to the last step, or until it is asked to stop."""
-        self._check_mesh()
+        self.mesh.jax_mesh()  # raises where there are too few processors
         with self._opened_folder(), Stop() as stop:
             if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) >= self.config.train.steps:
                 return Outcome(at, self.config.train.steps, was_finished=True)
             tokenizer, learned, held_out = self._opened_data()
             self.learned = learned
+            if held_out is None and self.config.eval.metrics:
+                fix = "say `held_out` or `evaluation` in `data`, or leave `eval.metrics` out"
+                raise ConfigError("`eval.metrics` asks for scores, and no data are held out for them", fix=fix)
             self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
             self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
             self.step = make_step(self.config, self.mesh, self.layout)
             state, at = self._first_or_last_state()
+            if jax.process_index() == 0:
+                with self.opened.written():
+                    self.opened.write(tokenizer)
             steps = self.config.train.steps
             self.profile = Profile(self.folder, self.options.profile, at=at, steps=steps, said=self.listener.said)
             if at:
@@ -151,7 +157,7 @@ class Trainer:
     def _steps(self, state: TrainState, at: int, placed: Iterator[Any], note: Metrics, stop: Stop) -> Outcome:
         config, steps, first = self.config, self.config.train.steps, at
         log = _Log(self, note, at)
-        is_stopped, is_saved = False, True
+        is_stopped, is_saved = jax.process_count() == 1 and stop.reason is not None, True
         while at < steps and not is_stopped:
             with self._profiled(at), self._first_stage(at == first):
                 state, told = self.step(state, next(placed), np.int32(at))
@@ -162,6 +168,8 @@ class Trainer:
             is_stopped = stop.is_wanted(at)
             is_last = at == steps or is_stopped
             log.write()
+            if self.checkpoints.has_failed:
+                self._said_if_not_saved(self.checkpoints.wait, is_last)
             if at % config.train.log_every == 0 or is_last or at == first + 1:
                 log.hold(at, told, state)
             if self.options.find_nan:
@@ -212,6 +220,7 @@ class Trainer:
 
     def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool) -> bool:
         told = {"config": self.config.to_dict(), "loss": loss, "seed": self.config.seed}
+        self._said_if_not_saved(self.checkpoints.wait, is_last)  # that the one before it failed keeps nothing from it
         return self._said_if_not_saved(lambda: self.checkpoints.save(at, arrays_of(state), told), is_last)
 
     def _closed(self) -> bool:
@@ -234,7 +243,7 @@ class Trainer:
         """The state of the last whole checkpoint and its step; a broken one is named and passed over."""
         if jax.process_index() == 0:
             self.checkpoints.remove_torn()
-        steps = self.checkpoints.steps if jax.process_index() == 0 else []
+        steps = every = self.checkpoints.steps if jax.process_index() == 0 else []
         tried = False
         while True:
             at = agreed(self._last_unbroken(steps))
@@ -243,7 +252,13 @@ class Trainer:
             try:
                 shapes = self.step.shapes(shapes_of_model(self.config, self.mesh, self.layout))
                 with self.listener.stage(f"reading the checkpoint of step {at}"):
-                    return refilled(shapes, self.checkpoints.load(at, arrays_of(shapes))), at
+                    found = refilled(shapes, self.checkpoints.load(at, arrays_of(shapes)))
+                for broken in [number for number in every if number > at]:
+                    self.checkpoints.set_aside(broken)
+                return found, at
+            except OtherModelError as error:
+                fix = "name another folder with --run, or train the model that this one is of"
+                raise TrainingError(error.fact, fix=fix, at=str(self.folder)) from error
             except CheckpointError as error:
                 tried = True
                 self.listener.said(f"{error.fact}; the one before it is taken")
@@ -262,28 +277,18 @@ class Trainer:
             if problem is None:
                 return at
             if not quiet:
-                self.listener.said(f"the checkpoint of step {at} is broken: {problem}; the one before it is taken")
+                before = "the one before it is taken" if at > steps[0] else "there is none before it"
+                self.listener.said(f"the checkpoint of step {at} is broken: {problem}; {before}")
         return -1
 
     # Before the first step.
-
-    def _check_mesh(self) -> None:
-        """Raises where the batch or the weights do not divide over the mesh, or there are too few processors."""
-        region = Region(self.mesh, self.layout)
-        try:
-            region.placement(Shape([self.model.dim("batch"), self.model.dim("length")]))
-        except WeftError as error:
-            raise ConfigError(
-                f"the batch does not fit the mesh: {error.fact}", state=error.state, fix=error.fix
-            ) from None
-        self.mesh.jax_mesh()
 
     def _opened_data(self) -> tuple[Any, Any, Any]:
         """The tokenizer, what is learned from, and what is held out to judge by; None for what there is not."""
         with _first_alone(self.folder):
             found = open_data(self.config, self.folder, self.listener.progress)
-            if jax.process_index() == 0 and found[0] is not None:
-                found[0].save(self.folder)
+            if jax.process_index() == 0:
+                self.opened.check_data(found[0])
             return found
 
     @contextlib.contextmanager
@@ -292,30 +297,12 @@ class Trainer:
         is_first = jax.process_index() == 0
         with contextlib.ExitStack() as open_while:
             if is_first:
-                try:
+                with self.opened.written():
                     self.folder.mkdir(parents=True, exist_ok=True)
                     open_while.enter_context(Lock(self.folder))
-                    self._check_folder()
-                except OSError as error:
-                    fix = "name a place you may write to with --run"
-                    raise RunError(f"{self.folder} cannot be written: {error.strerror}", fix=fix) from error
+                    self.opened.check_config()
             wait_for_all("folder")
             yield
-
-    def _check_folder(self) -> None:
-        path, now = self.folder / CONFIG, self.config.to_dict()
-        if path.exists():
-            changed, free = changes_of(tomllib.loads(path.read_text(encoding="utf-8")), now)
-            if changed and not self.options.changed:
-                raise ConfigError(
-                    f"{self.folder} was begun with another configuration: {'; '.join(changed)}",
-                    fix="name another folder with --run, or say --changed to go on so",
-                )
-            if changed or free:
-                self.listener.said(f"goes on with another configuration: {'; '.join(changed + free)}")
-        part = path.with_suffix(".part")
-        part.write_text(self.config.to_toml(), encoding="utf-8")
-        part.rename(path)
 
 
 def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple[Any, Any, Any]:

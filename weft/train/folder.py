@@ -1,0 +1,153 @@
+"""The folder of a run that is about to train: what it was begun with, and whether that is still so.
+
+Imports the data, the configuration and the checkpoints. As long as nothing was learned, that is while there is no
+checkpoint, everything may change; afterwards what would be learned otherwise stops the run unless that is wanted.
+What is on disk already is not written again, so that a full disk does not keep a run from going on.
+"""
+
+import contextlib
+import errno
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import data
+from ..data.files import write_whole
+from ..data.tokenizers import NAMES
+from .checkpoints import CheckpointError, Checkpoints
+from .config import CONFIG, ConfigError, RunConfig, changes_of
+from .runs import CACHE, RunError
+
+DATA = "data.json"
+_MOST_NAMED = 3
+
+
+class Folder:
+    """What a run's folder says of its beginning; `may_change` lets it go on with something else."""
+
+    def __init__(
+        self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, said: Callable[[str], None]
+    ):
+        self.path, self.checkpoints, self.config, self.said = path, checkpoints, config, said
+        self.may_change = may_change
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Says what cannot be written in it."""
+        try:
+            yield
+        except OSError as error:
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "there is a file in its place" if is_file else error.strerror or error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            fix = f"{'make room, or ' if is_full else ''}name another place, where you may write, with --run"
+            raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
+
+    def write(self, tokenizer: data.Tokenizer | None) -> None:
+        """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
+        _write(self.path / CONFIG, self.config.to_toml().encode())
+        _write(self.path / DATA, json.dumps(self._data_now()).encode())
+        if tokenizer is not None and ((before := self._tokenizer_before()) is None or before.key != tokenizer.key):
+            for name in NAMES:
+                (self.path / name).unlink(missing_ok=True)
+            tokenizer.save(self.path)
+
+    def check_config(self) -> None:
+        """Names the keys where the run was begun with another configuration."""
+        before, now = self._config_before(), self.config.to_dict()
+        if before is not None:
+            changed, free = changes_of(before, now)
+            if changed:
+                self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
+            if changed or free:
+                self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+
+    def _config_before(self) -> Mapping[str, Any] | None:
+        """What it was begun with, if something was learned; where its file is gone or broken, by a checkpoint."""
+        steps, path = self.checkpoints.steps, self.path / CONFIG
+        if not steps:
+            return None
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self.said(f"there is no {path}; what the last checkpoint says is taken for it")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            self.said(f"{path} is not TOML: {error}; what the last checkpoint says is taken for it")
+        for step in reversed(steps):
+            with contextlib.suppress(CheckpointError, KeyError):
+                return self.checkpoints.told(step)["config"]
+        return None
+
+    def check_data(self, tokenizer: data.Tokenizer | None) -> None:
+        """Names what the run was begun with otherwise: its tokenizer, or the files it learns from."""
+        if not self.checkpoints.steps:
+            self._compare_with_start(tokenizer)
+            return
+        own = None if tokenizer is None else self._tokenizer_before()
+        if own is not None and tokenizer is not None and own.key != tokenizer.key:
+            self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {own.vocab} ids")
+            self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
+        if (before := self._data_before()) is not None:
+            now = self._data_now()
+            if learned := _told(before["learned"], now["learned"]):
+                self._refuse_unless_wanted(f"{self.path} was begun with other data: {learned}")
+                self.said(f"goes on with other data: {learned}")
+            if judged := _told(before["evaluation"], now["evaluation"]):
+                self.said(f"is judged by other data than before: {judged}")
+
+    def _compare_with_start(self, tokenizer: data.Tokenizer | None) -> None:
+        """Says that the first weights were learned with another tokenizer."""
+        start, own = self.config.init_from, self.config.tokenizer
+        if start is None or tokenizer is None:
+            return
+        with contextlib.suppress(data.DataError):
+            theirs = data.load_tokenizer(start, end=own.get("end"), pad=own.get("pad"))
+            if theirs.key != tokenizer.key:
+                say = f'it lies there: `tokenizer = "{start}"`'
+                self.said(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
+
+    def _data_now(self) -> dict[str, Any]:
+        source = data.open_source(self.config.data)
+        cache, apart = self.path / CACHE, source.held_apart
+        return {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}
+
+    def _data_before(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / DATA).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) and {"learned", "evaluation"} <= found.keys() else None
+        return None
+
+    def _tokenizer_before(self) -> data.Tokenizer | None:
+        own = self.config.tokenizer
+        with contextlib.suppress(data.DataError):
+            return data.load_tokenizer(self.path, end=own.get("end"), pad=own.get("pad"))
+        return None
+
+    def _refuse_unless_wanted(self, fact: str) -> None:
+        if not self.may_change:
+            fix = "name another folder with --run, or say --changed to go on so"
+            raise ConfigError(fact, fix=fix, at=str(self.path))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file unless it is there as it should be."""
+    if not path.is_file() or path.read_bytes() != content:
+        write_whole(path, content)
+
+
+def _told(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """In which files two lists of names and prints differ; empty where they do not.
+
+    >>> _told([["a.txt", "1"], ["b.txt", "2"]], [["a.txt", "1"], ["b.txt", "3"], ["c.txt", "4"]])
+    'b.txt is another, c.txt is new'
+    """
+    old, new = dict(before), dict(now)
+    found = [f"{name} is another" for name, x in new.items() if name in old and old[name] != x]
+    found += [f"{name} is new" for name in new if name not in old]
+    found += [f"{name} is gone" for name in old if name not in new]
+    if not found and list(map(list, before)) != list(map(list, now)):
+        found = ["the same files in another order"]
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return ", ".join(found[:_MOST_NAMED]) + more
