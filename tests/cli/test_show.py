@@ -201,7 +201,7 @@ def test_version_and_help():
     assert weft("--version")[0] == f"weft {importlib.metadata.version('weft')}\n"
     assert "show" in weft("--help")[0]
     said = weft("show", "--help")[0]
-    assert said.count("  weft show ") == 2
+    assert said.count("  weft show ") == 3
     assert all(len(line) < 112 for line in said.splitlines())
 
 

@@ -9,7 +9,6 @@ import time
 from collections import namedtuple
 
 import pytest
-from tests.compiling import compile_quickly  # noqa: F401
 
 from tests.cli.command import error_of, started, weft
 from tests.train.conftest import compile_each_step_once  # noqa: F401

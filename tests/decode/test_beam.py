@@ -44,7 +44,7 @@ def every_sequence(log_chances, steps, vocab, end, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.6, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (0.0, 2.0))])
-@pytest.mark.parametrize("preset", ["tiny-lm", "tiny-mt"])
+@pytest.mark.parametrize("preset", ["tiny-lm", pytest.param("tiny-mt", marks=pytest.mark.slow)])
 def test_with_enough_beams_the_best_of_all_sequences_are_found(preset, alpha):
     vocab, steps, end, prompt = 4, 3, 2, [1, 3]
     model = tiny(preset, vocab=vocab, vocab_multiple=8, dropout=0.0)
@@ -110,7 +110,7 @@ def reference(preset):
 @pytest.mark.parametrize(
     ("preset", "layout"),
     [
-        ("tiny-lm", "batch:a,heads:b,vocab:b,d_ff:b"),
+        pytest.param("tiny-lm", "batch:a,heads:b,vocab:b,d_ff:b", marks=pytest.mark.slow),
         pytest.param("tiny-lm", "batch:a,memory_length:b", marks=pytest.mark.slow),
         pytest.param("tiny-lm", "beam:b,vocab:a", marks=pytest.mark.slow),
         pytest.param("tiny-mt", "batch:b,heads:a", marks=pytest.mark.slow),

@@ -50,11 +50,14 @@ def at_once(model):
     return np.asarray(wf.get(model.logits(TOKENS, before)))
 
 
+UNSPLIT = ("relative, window", "learned, softcap", "translation", "rotary, grouped", "experts", "t5")
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *[(name, None) for name in ("relative, window", "learned, softcap", "experts every second", "translation")],
-        *[pytest.param(name, None, marks=pytest.mark.slow) for name in ("rotary, grouped", "experts", "t5")],
+        ("experts every second", None),
+        *[pytest.param(name, None, marks=pytest.mark.slow) for name in UNSPLIT],
         ("paper's", "batch:a,memory_length:b"),
         pytest.param("rotary, grouped", "batch:a,heads:b,d_ff:b,vocab:b", marks=pytest.mark.slow),
         pytest.param("relative, window", "heads:a+b,vocab:b", marks=pytest.mark.slow),

@@ -14,7 +14,7 @@ PROMPTS = [[3, 9, 27], [5], [60, 2, 8, 4, 4, 1, 7], [11, 12]]
 LAYOUTS = [
     "batch:a,heads:b,vocab:b,d_ff:b",
     pytest.param("batch:a,memory_length:b", marks=pytest.mark.slow),
-    "batch:b,length:a",
+    pytest.param("batch:b,length:a", marks=pytest.mark.slow),
     pytest.param("heads:a+b,vocab:a+b,d_ff:a+b", marks=pytest.mark.slow),
     pytest.param("batch:a,stream:b,heads:b,params.d_model:a", marks=pytest.mark.slow),
 ]

@@ -69,8 +69,8 @@ def known_rules(family: str, layout: str) -> wf.Layout:
 
 
 def cases() -> list[Any]:
-    """Every family at every place; all but the first and the last of the usual places are left to the slow run."""
-    slow = {(family, place) for family in FAMILIES for place in (*PLACES[1:-1], *MORE)}
+    """Every family at every place; all but the first of the usual places are left to the slow run."""
+    slow = {(family, place) for family in FAMILIES for place in (*PLACES[1:], *MORE)}
     return [
         pytest.param(
             family, place, id=f"{family} {' '.join(place)}", marks=[pytest.mark.slow] * ((family, place) in slow)

@@ -93,6 +93,12 @@ def check_all(cases: dict[str, tuple[Any, Any, tuple[wf.Tensor, ...]]], mesh: st
 
 # ---- convolution under layouts
 
+NONE = pytest.param(None, "", marks=pytest.mark.slow)
+QUICK = [
+    (1, "a=2,b=2", "width:a+b"),
+    (2, "a=2,b=4", "height:a,width:b"),
+    (3, "a=2,b=2,c=2", "depth:a,height:b,width:c"),
+]
 PLACES = [
     (1, None, ""),
     (2, None, ""),
@@ -141,7 +147,10 @@ def conv_cases(dims: int, place: str) -> dict[str, Any]:
     return cases
 
 
-@pytest.mark.parametrize(("dims", "mesh", "layout"), PLACES)
+@pytest.mark.parametrize(
+    ("dims", "mesh", "layout"),
+    [place if place in QUICK else pytest.param(*place, marks=pytest.mark.slow) for place in PLACES],
+)
 def test_a_convolution_under_a_layout_is_that_of_lax(dims, mesh, layout):
     check_all(conv_cases(dims, f"{dims} {mesh} {layout}"), mesh, layout)
 
@@ -508,13 +517,13 @@ def transpose_cases(dims: int, sizes: tuple[int, ...], paddings: Any) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("mesh", "layout"), [(None, ""), ("x=4", "width:x"), ("a=2,b=2,c=2", "width:b+a,channels:c"), ("x=8", "width:x")]
+    ("mesh", "layout"), [NONE, ("x=4", "width:x"), ("a=2,b=2,c=2", "width:b+a,channels:c"), ("x=8", "width:x")]
 )
 def test_a_transposed_convolution_under_a_layout_is_that_of_lax(mesh, layout):
     check_all(transpose_cases(1, (8,), ["SAME"]), mesh, layout)
 
 
-@pytest.mark.parametrize(("mesh", "layout"), [(None, ""), ("x=2", "width:x"), ("x=4", "width:x")])
+@pytest.mark.parametrize(("mesh", "layout"), [NONE, ("x=2", "width:x"), ("x=4", "width:x")])
 def test_what_a_transposed_convolution_makes_need_not_lie_alike_on_all_processors(mesh, layout):
     def divides(case: Any) -> bool:
         return jax.eval_shape(case[1], *(x.array for x in case[2])).shape[1] % 4 == 0
@@ -596,8 +605,8 @@ def pool_cases() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [
-        (None, ""),
-        ("x=4", "height:x"),
+        NONE,
+        pytest.param("x=4", "height:x", marks=pytest.mark.slow),
         ("a=2,b=4", "height:a,width:b"),
         ("a=2,b=2,c=2", "width:c+a,channels:b"),
         ("a=2,b=4", "height:b+a"),
@@ -667,7 +676,7 @@ def test_a_pool_whose_windows_are_its_strides_sends_nothing():
 
 @pytest.mark.parametrize("method", ["nearest", "linear"])
 @pytest.mark.parametrize(
-    ("mesh", "layout"), [(None, ""), ("a=2,b=4", "height:a,width:b"), ("a=2,b=4", "width:b+a"), ("x=4", "channels:x")]
+    ("mesh", "layout"), [NONE, ("a=2,b=4", "height:a,width:b"), ("a=2,b=4", "width:b+a"), ("x=4", "channels:x")]
 )
 def test_upsampling_under_a_layout_is_that_of_jax_image(method, mesh, layout):
     cases = {

@@ -67,6 +67,12 @@ class RunConfig:
     eval: Evaluation = dataclasses.field(default_factory=Evaluation)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     lora: Lora = dataclasses.field(default_factory=Lora)
+    where: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """Where each key stands, for errors that come later."""
+
+    def place(self, key: str) -> str | None:
+        """The file and line a key stands in."""
+        return None if self.where is None else self.where(key)
 
     @property
     def length(self) -> int:
@@ -145,7 +151,7 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
     for key in ("data", "tokenizer"):
         if isinstance(values.get(key), str):
             values[key] = _stands_for(key, values[key])
-    own = {field.name: field for field in dataclasses.fields(RunConfig)}
+    own = {field.name: field for field in dataclasses.fields(RunConfig) if field.name != "where"}
     for key in values:
         if key not in own:
             raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, own), at=where(key))
@@ -159,7 +165,7 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
             found[key] = _table(key, value, where)
         else:
             found[key] = _value(key, own[key].type, value, where)
-    config = RunConfig(**found)
+    config = RunConfig(**found, where=where)
     _check_together(config, where)
     return config
 
@@ -191,7 +197,7 @@ def _open_table(name: str, values: Mapping[str, Any], where: Where) -> dict[str,
 
 def _table(name: str, values: Any, where: Where) -> Any:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"`{name}` is {values!r}, and a table", fix=f"write it so:  [{name}]", at=where(name))
+        raise ConfigError(f"`{name}` is {values!r}, no table", fix=f"write it so:  [{name}]", at=where(name))
     known = {field.name: field for field in dataclasses.fields(TABLES[name])}
     _check_keys(name, values, known, where)
     return TABLES[name](
@@ -311,7 +317,8 @@ def _check_together(config: RunConfig, where: Where) -> None:
                 if isinstance(found, Layout):
                     found.check_dims(config.model.dims)
             except WeftError as error:
-                raise ConfigError(f"`{key}`: {error.fact}", fix=error.fix, at=where(key)) from None
+                fix = re.sub(r": `layout\.drop\(.*?\)`", "", error.fix)  # the user has a file, no layout
+                raise ConfigError(f"`{key}`: {error.fact}", fix=fix, at=where(key)) from None
     if config.mesh:
         _check_place(config, where)
     _check_paths(config, where)
@@ -393,7 +400,8 @@ def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
             )
         values = inner
     values[last] = value
-    where[key] = f"--set {key}"
+    for upto in range(1, len(tables) + 2):
+        where[".".join([*tables, last][:upto])] = f"--set {key}"
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -120,7 +120,11 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Trains to the last step, or until it is asked to stop."""
-        self.mesh.jax_mesh()  # raises where there are too few processors
+        first = self.mesh.jax_mesh().devices.flat[0]  # raises where there are too few processors
+        if first.platform == "cpu" and self.mesh.size > 1 and jax.config.values.get("jax_compilation_cache_dir"):
+            # Read back from there, a program's collectives are no longer in one order on all virtual processors.
+            jax.config.update("jax_enable_compilation_cache", False)
+            self.listener.said("JAX's compilation cache is left out: virtual processors may wait for ever with it")
         with self._opened_folder(), Stop() as stop:
             if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) >= self.config.train.steps:
                 return Outcome(at, self.config.train.steps, was_finished=True)
@@ -177,11 +181,12 @@ class Trainer:
             loss = None
             if self.judge is not None and config.eval.every and (at % config.eval.every == 0 or at == steps):
                 log.write()
-                loss = self._judged(state, at, note)
-                log.skip()
+                with log.paused(state):
+                    loss = self._judged(state, at, note)
             if is_last or (config.checkpoint.every and at % config.checkpoint.every == 0):
                 log.write()
-                is_saved = self._saved(at, state, loss, is_last)
+                with log.paused(state):
+                    is_saved = self._saved(at, state, loss, is_last)
         log.write()
         is_saved = self._closed() and is_saved
         return Outcome(at, steps, (stop.reason or "") if is_stopped else "", is_saved)
@@ -308,7 +313,8 @@ class Trainer:
 def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple[Any, Any, Any]:
     """The tokenizer of a run, what it learns from, and what is held out; None for what there is not."""
     cache = folder / CACHE
-    source = data.open_source(config.data)
+    with _in_file(config, "data"):
+        source = data.open_source(config.data)
     is_pair_model = isinstance(config.model, Seq2SeqConfig)
     if is_pair_model != source.is_pairs:
         needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
@@ -316,14 +322,30 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple
             f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
             fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
         )
-    tokenizer = None if source.format == "tokens" else data.open_tokenizer(config.tokenizer, source, cache, progress)
+    with _in_file(config, "tokenizer"):
+        is_text = source.format != "tokens"
+        tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
     how: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
     make: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
     how |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
-    learned = make(source, tokenizer, part="train", **how)
-    data.check_vocab_of(learned, config.model.vocab)
     is_held_out = bool(source.held_out) or source.held_apart is not None
-    return tokenizer, learned, make(source, tokenizer, part="evaluation", **how) if is_held_out else None
+    with _in_file(config, "data"):
+        learned = make(source, tokenizer, part="train", **how)
+        held_out = make(source, tokenizer, part="evaluation", **how) if is_held_out else None
+    with _in_file(config, "model"):
+        data.check_vocab_of(learned, config.model.vocab)
+    return tokenizer, learned, held_out
+
+
+@contextlib.contextmanager
+def _in_file(config: RunConfig, table: str) -> Iterator[None]:
+    """Says of what is wrong with data where in the run's file they are named."""
+    try:
+        yield
+    except data.DataError as error:
+        state = error.state.rpartition("at ")[0].strip()
+        fact = f"in `{table}`: {error.fact}"
+        raise data.DataError(fact, state=state, fix=error.fix, at=config.place(table)) from error
 
 
 @contextlib.contextmanager
@@ -374,6 +396,10 @@ class _Log:
                 fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
             )
 
-    def skip(self) -> None:
-        """What was done since the last row is no step: time counts from now on."""
-        self.since = time.perf_counter()
+    @contextlib.contextmanager
+    def paused(self, state: TrainState) -> Iterator[None]:
+        """What is done inside is no step: its time does not count, once the steps before it are done."""
+        jax.block_until_ready(state.step)
+        began = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - began
