@@ -43,7 +43,9 @@ def generate(
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many tokens more.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is wilder.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, metavar="K", help="Draw from the K likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Draw from the likeliest that make up P.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Draw from the likeliest that make up P.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="So many continuations of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="What is drawn follows from it.")] = 0,
     begin: Annotated[

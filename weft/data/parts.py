@@ -33,7 +33,7 @@ def check_vocab_of(dataset: Dataset, vocab: int) -> None:
     if dataset.vocab is not None and dataset.vocab > vocab:
         raise DataError(
             f"the data's tokenizer has {dataset.vocab} ids, and the model's vocabulary {vocab}",
-            fix=f"say `vocab = {dataset.vocab}` in the model's configuration, or use the tokenizer it was trained with",
+            fix=f"say `vocab = {dataset.vocab}` in `model`, or use the tokenizer the model was trained with",
         )
 
 

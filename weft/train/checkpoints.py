@@ -76,7 +76,8 @@ class Checkpoints:
         """The step asked for: this one, the best one, or else the last."""
         steps = self.steps
         if not steps:
-            raise CheckpointError(f"there is no checkpoint in {self.folder}", fix="check the folder's name")
+            fix = "check the folder's name; a run writes one every `checkpoint.every` steps and at its end"
+            raise CheckpointError(f"there is no checkpoint in {self.folder}", fix=fix)
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps))
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}", fix=f"there are: {there}")

@@ -29,6 +29,7 @@ from .tables import (
     ITEMS,
     KINDS,
     MAY_BE_ZERO,
+    METRICS,
     OPEN_TABLES,
     TABLES,
     Checkpoint,
@@ -319,6 +320,9 @@ def _check_together(config: RunConfig, where: Where) -> None:
             except WeftError as error:
                 fix = re.sub(r": `layout\.drop\(.*?\)`", "", error.fix)  # the user has a file, no layout
                 raise ConfigError(f"`{key}`: {error.fact}", fix=fix, at=where(key)) from None
+    if unknown := next((name for name in config.eval.metrics if name not in METRICS), None):
+        at = where("eval.metrics")
+        raise ConfigError(f"`eval.metrics` names {unknown!r}", fix=closest(unknown, METRICS), at=at)
     if config.mesh:
         _check_place(config, where)
     _check_paths(config, where)

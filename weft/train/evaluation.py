@@ -23,7 +23,6 @@ from .config import ConfigError, RunConfig
 from .feeding import Feed
 from .translating import translated
 
-METRICS = ("bleu", "chrf")
 TOKENISATIONS = tuple("13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
 """How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
@@ -120,8 +119,6 @@ class Scores:
 
     def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
         self.config, self.own = config, config.eval
-        if unknown := next((name for name in self.own.metrics if name not in METRICS), None):
-            raise ConfigError(f"`eval.metrics` names {unknown!r}", fix=closest(unknown, METRICS))
         if self.own.bleu_tokenize not in TOKENISATIONS:
             raise ConfigError(
                 f"`eval.bleu_tokenize` is {self.own.bleu_tokenize!r}",

@@ -122,6 +122,8 @@ TABLES: dict[str, type] = {
     "checkpoint": Checkpoint,
     "lora": Lora,
 }
+METRICS = ("bleu", "chrf")
+
 CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
