@@ -14,8 +14,11 @@ from weft.train import nonfinite, trainer
 from weft.train.config import read
 from weft.train.feeding import Feed
 from weft.train.nonfinite import first_bad_operation
+from weft.train.runs import Run
 from weft.train.step import arrays_of, first_model, make_step, model_of, refilled, told_of
 from weft.train.trainer import Options, Trainer, TrainingError, open_data
+
+from .running import config_of, run, text_in
 
 COUNTERS = re.compile(r"\.(step|in_a_row|in_all|norm)$")
 CONFIG = """
@@ -33,13 +36,6 @@ class Silent:
 
     def __getattr__(self, name):
         return lambda *_: jax.named_scope(name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +187,16 @@ def test_what_cannot_be_named_is_said_to_be_so(ready, monkeypatch, found, senten
 
 def raised(error):
     raise error
+
+
+def test_a_run_gone_wrong_stops_between_rows_and_keeps_what_was_saved_before(tmp_path):
+    config = config_of(
+        text_in(tmp_path),
+        schedule={"rate": 1e30, "warmup": 0},
+        optimizer={"clip": 0.0},
+        train={"steps": 100, "log_every": 90, "bad_steps": 5},
+        checkpoint={"every": 1, "keep": 2},
+    )
+    with pytest.raises(TrainingError, match=r"steps in a row were not finite, up to step (5|10)\b"):
+        run(config, tmp_path / "run")
+    assert max(Run(tmp_path / "run").checkpoints.steps) <= 4

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 
-import jax
 import pytest
 
 from weft.program.profile import names_of
@@ -65,11 +64,9 @@ def run(tmp_path_factory):
         Trainer(read(folder / "run.toml"), folder / name, listener, Options(profile=(first, last))).run()
         return folder / name / "profile", listener.heard
 
-    jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "make_step", once)
         yield begun
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,7 @@ class Checkpoints:
         """Those arrays of a step that are asked for by their shapes, each placed as its shape says."""
         place = self.folder / str(step)
         if problem := self.problem(step):
-            raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix="use another step")
+            raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix=self._another(step))
         sums = self.told(step)["sums"]
         try:
             stored = self._open().metadata(place / ARRAYS).item_metadata.tree
@@ -215,13 +215,17 @@ class Checkpoints:
             raise
         except Exception as error:  # Orbax and TensorStore raise many kinds
             fact = f"the checkpoint {place} is broken: {_first_line(error)}"
-            raise CheckpointError(fact, fix="use another step") from error
+            raise CheckpointError(fact, fix=self._another(step)) from error
         for path, value in _sums_of_bits(found).items():
             if int(value) != sums[path]:
                 raise CheckpointError(
-                    f"the checkpoint {place} is broken: `{path}` is not what was saved", fix="use another step"
+                    f"the checkpoint {place} is broken: `{path}` is not what was saved", fix=self._another(step)
                 )
         return found
+
+    def _another(self, step: int) -> str:
+        others = [str(other) for other in self.steps if other != step]
+        return f"use another step, of {', '.join(others)}" if others else "there is no other; begin anew"
 
     def _open(self) -> Any:
         if self._writer is None:

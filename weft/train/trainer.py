@@ -176,6 +176,8 @@ class Trainer:
                 self._said_if_not_saved(self.checkpoints.wait, is_last)
             if at % config.train.log_every == 0 or is_last or at == first + 1:
                 log.hold(at, told, state)
+            elif at % config.train.bad_steps == 0:
+                log.watch(at, state)
             if self.options.find_nan:
                 self._find_nan(state, at, log)
             loss = None
@@ -224,6 +226,8 @@ class Trainer:
     # Checkpoints.
 
     def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool) -> bool:
+        if not is_last and number(told_of(state)["bad_in_a_row"]):
+            return True  # nothing has changed, and one from before it all went wrong would have to go
         told = {"config": self.config.to_dict(), "loss": loss, "seed": self.config.seed}
         self._said_if_not_saved(self.checkpoints.wait, is_last)  # that the one before it failed keeps nothing from it
         return self._said_if_not_saved(lambda: self.checkpoints.save(at, arrays_of(state), told), is_last)
@@ -365,6 +369,7 @@ class _Log:
         self.trainer, self.note = trainer, note
         self.since, self.from_step = time.perf_counter(), at
         self.held: tuple[int, dict[str, Any]] | None = None
+        self.watched: tuple[int, Any] | None = None
         self.work = flops_per_token(trainer.model)
         peak = trainer.peak if trainer.peak is not None else peak_flops(trainer.mesh.jax_mesh().devices.flat[0])
         self.peak = None if peak is None else peak * trainer.mesh.size
@@ -373,8 +378,15 @@ class _Log:
         """Takes what a step told; the state is overwritten by the next one, so what it tells is copied."""
         self.held = (at, {**told, **jax.tree.map(jax.numpy.copy, told_of(state))})
 
+    def watch(self, at: int, state: TrainState) -> None:
+        """Takes from a step that has no row how many in a row were not finite."""
+        self.watched = (at, jax.numpy.copy(told_of(state)["bad_in_a_row"]))
+
     def write(self) -> None:
-        """Writes the row that is held, when its step is done."""
+        """Writes the row that is held, when its step is done; raises where too many steps were not finite."""
+        if self.watched is not None:
+            (at, in_a_row), self.watched = self.watched, None
+            self._check(at, number(in_a_row))
         if self.held is None:
             return
         (at, told), self.held = self.held, None
@@ -390,9 +402,12 @@ class _Log:
         row = {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
         self.note(row)
         self.trainer.listener.logged(row)
-        if row["bad_in_a_row"] >= config.train.bad_steps:
+        self._check(at, row["bad_in_a_row"])
+
+    def _check(self, at: int, in_a_row: float) -> None:
+        if in_a_row >= self.trainer.config.train.bad_steps:
             raise TrainingError(
-                f"{row['bad_in_a_row']:.0f} steps in a row were not finite, up to step {at}",
+                f"{in_a_row:.0f} steps in a row were not finite, up to step {at}",
                 fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
             )
 
