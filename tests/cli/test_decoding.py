@@ -58,7 +58,6 @@ def test_generate_takes_several_prompts_and_samples_from_any_checkpoint(lm):
         (["--prompt", "a", "--step", 1, "--best"], "both --step and --best were given", "give one"),
         (["--prompt", "a", "--average", 9], "9 checkpoints were to be averaged, and there are 3", "average fewer"),
         (["--prompt", "a", "--mesh", "rows=2"], "only one of --mesh and --layout was given", "give both"),
-        (["--prompt", "a", "--top-p", 3], "`top_p` is 3.0", "give a share"),
     ],
 )
 def test_what_cannot_be_continued(lm, words, fact, fix):

@@ -33,7 +33,6 @@ LAYOUTS = {
 }
 QUICK = {  # those that the others say little beyond
     ("t5", "3-D"),
-    ("experts", "experts"),
 }
 CASES = [
     pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)

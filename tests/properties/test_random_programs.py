@@ -105,7 +105,7 @@ def has_dim(program, rule):
     return name in (stored_names(program) if "params." in rule else {d.name for n in program.nodes for d in n.dims})
 
 
-@sampled(20)
+@sampled(12)
 @given(randoms())
 def test_a_layout_never_changes_values_or_gradients(rng):
     program, mesh, layout = draw_case(rng)

@@ -40,6 +40,7 @@ def check_same(found: Path, wanted: Path, steps: int) -> None:
     assert [found[step] for step in found] == pytest.approx([wanted[step] for step in wanted], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_train_to_the_losses_of_one(tmp_path):
     config, few = write_config(tmp_path), ["--set", "train.steps=4", "--set", "checkpoint.every=2"]
     finished(launched(1, config, tmp_path / "one", *few))

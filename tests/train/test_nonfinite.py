@@ -137,6 +137,7 @@ def test_training_stops_after_so_many_bad_steps_in_a_row(settings, bad_weights, 
 # Named.
 
 
+@pytest.mark.slow
 def test_a_run_whose_rate_is_far_too_high_names_the_operation_on_any_mesh(settings, tmp_path):
     on = "mesh=rows=2,cols=2", "layout=batch:rows,heads:cols,d_ff:cols,vocab:cols"
     error, rows = run_of(settings("schedule.rate=1e38", "train.bad_steps=1", *on), tmp_path, find_nan=True)
@@ -162,6 +163,7 @@ def test_a_layer_whose_weights_are_bad_is_named(ready):
     )
 
 
+@pytest.mark.slow
 def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, ready):
     config = settings("model.dtype=float16", "train.loss_scale=1e9")
     said = first_bad_operation(config, first_model(config), *ready[2:], 0)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import weft as wf
-from weft.train.optimizers import decays, optimizer, schedule
+from weft.train.optimizers import decays, schedule
 from weft.train.step import Averaged, told_of, update
 from weft.train.tables import CHOICES, Schedule
 
@@ -137,7 +137,7 @@ def test_an_update_is_that_of_the_paper_on_clipped_gradients_with_decay_by_path(
         for part, x in given.items():
             decay = DECAY * wanted[part] if part == "w" else 0.0
             wanted[part] = wanted[part] - rate * (ways[part](x * min(1, CLIP / norm)) + decay)
-    found, rule = jax.tree.map(jnp.float32, params), optimizer(settings(name, clip=CLIP))
+    found, rule = jax.tree.map(jnp.float32, params), update(settings(name, clip=CLIP))
     state = rule.init(found)
     for given in gradients:
         changes, state = rule.update(jax.tree.map(jnp.float32, given), state, found)
@@ -150,7 +150,7 @@ def test_short_gradients_and_a_clip_of_0_are_left_alone():
     params, gradients = draws()
     small = jax.tree.map(lambda x: jnp.float32(x * 1e-4), gradients[0])
     for clip, given in ((CLIP, small), (0.0, jax.tree.map(jnp.float32, gradients[0]))):
-        rule = optimizer(settings("sgd", clip=clip, weight_decay=0.0))
+        rule = update(settings("sgd", clip=clip, weight_decay=0.0))
         changes, _ = rule.update(given, rule.init(params), params)
         np.testing.assert_allclose(changes["w"], -0.01 * given["w"], rtol=1e-6)
 

@@ -272,7 +272,9 @@ def wait_for(*paths):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("to", ["0", "1", "launcher", "1 by SIGINT"])
+@pytest.mark.parametrize(
+    "to", ["launcher", *(pytest.param(to, marks=pytest.mark.slow) for to in ("0", "1", "1 by SIGINT"))]
+)
 def test_two_processes_stop_after_the_same_step(to, tmp_path):
     running = two_processes(tmp_path, "100000")
     wait_for(tmp_path / "ready_0", tmp_path / "ready_1")

@@ -132,7 +132,7 @@ def test_a_vocabulary_that_does_not_hold_the_datas_is_named_before_anything_is_l
     with pytest.raises(data.DataError) as caught:
         run(started(GPT2, text_in(tmp_path)), tmp_path / "run")
     assert "tokenizer has 256 ids, and the model's vocabulary 63" in caught.value.fact
-    assert "the tokenizer it was trained with" in caught.value.fix
+    assert "the tokenizer the model was trained with" in caught.value.fix
 
 
 def test_weights_of_another_tokenizer_are_said_to_be(ids, tmp_path):
