@@ -34,10 +34,10 @@ demo: $(STAMP) ## show what a small Transformer sends, train it on Python's own 
 	$(BIN)/weft generate runs/demo --prompt "$$(printf 'import os\nimport sys\n\ndef ')" --tokens 600 --temperature 0.9
 
 test: $(STAMP) ## run the tests, without the slow ones
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## run all tests, the whole tables included
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
 	$(BIN)/pytest tests/test_goldens.py --accept
