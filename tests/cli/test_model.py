@@ -1,25 +1,12 @@
 """MODEL on the command line: what it may name, and what is said when it names nothing that can be shown."""
 
 import re
-import sys
 
 import pytest
 
 from weft.cli import model
 
 from .command import NETS, ON, error_of, weft
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty working directory; modules loaded from it are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    known = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
 
 
 def test_a_module_of_the_working_directory(here):

@@ -210,10 +210,9 @@ def test_the_console_script_is_main():
     assert project["scripts"] == {"weft": "weft.cli:main"} and callable(main)
 
 
-def test_in_a_pipe_lines_are_whole_and_plain(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(NETS.read_text())
-    with started("show", "mine:example", *ON, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+def test_in_a_pipe_lines_are_whole_and_plain(here):
+    (here / "mine.py").write_text(NETS.read_text())
+    with started("show", "mine:example", *ON, cwd=here, stdout=subprocess.PIPE) as process:
         printed, said = process.communicate()
     assert (process.returncode, said) == (0, "")
     assert not CODES.search(printed) and max(map(len, printed.splitlines())) > 80
