@@ -9,7 +9,6 @@ loaded) to its end, two evaluations and two saves included.
 """
 
 import argparse
-import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -20,10 +19,10 @@ import numpy as np
 from weft.train import trainer as training
 from weft.train.config import read
 from weft.train.feeding import Feed
-from weft.train.step import first_model, make_step, model_of
+from weft.train.step import first_model, make_step
 
 
-class Clock:
+class Clock(training.Unheard):
     """Hears of a run and notes when."""
 
     def __init__(self, first: int):
@@ -41,23 +40,11 @@ class Clock:
                 self.from_step, self.began = row["step"], self.ended
             self.losses.append((row["step"], row["loss"]))
 
-    def progress(self, what, done, whole):
-        pass
-
-    def stage(self, what):
-        return contextlib.nullcontext()
-
-    def step(self, at, steps):
-        pass
-
 
 def bare(config, steps: int) -> float:
     """Seconds of one step, on batches that are there already; several, as numbers that repeat need less power."""
-    mesh, layout = (
-        training.as_mesh(config.mesh or training.ONE[0]),
-        training.as_layout(config.layout or training.ONE[1]),
-    )
-    step, feed = make_step(config, mesh, layout), Feed(model_of(config), mesh, layout, seed=0)
+    mesh, layout = config.runs_on
+    step, feed = make_step(config, mesh, layout), Feed(config.sized_model, mesh, layout, seed=0)
     state = step.init(first_model(config, mesh, layout))
     with tempfile.TemporaryDirectory() as folder:
         _, learned, _ = training.open_data(config, Path(folder), lambda *_: None)

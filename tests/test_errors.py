@@ -25,6 +25,7 @@ def test_every_error_descends_from_the_root(kind):
 def test_text_is_fact_state_and_fix_a_line_each():
     error = wf.WeftError("the fact", state="layout: batch:rows", fix="do this")
     assert (error.fact, error.fix) == ("the fact", "do this")
+    assert error.given_state == "layout: batch:rows"
     assert error.state.startswith("layout: batch:rows   at ") and "test_errors.py" in error.state
     assert [line.strip() for line in str(error).splitlines()] == ["the fact", error.state, "fix: do this"]
 

@@ -15,10 +15,13 @@ _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pyte
 
 
 class WeftError(Exception):
-    """The root of all errors; `str(error)` is the fact, the state and the fix, a line each."""
+    """The root of all errors; `str(error)` is the fact, the state and the fix, a line each.
+
+    `given_state` is the state as it was given: without the region around it, and without the line.
+    """
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
-        self.fact, self.is_placed = fact, at is not None
+        self.fact, self.given_state, self.is_placed = fact, state, at is not None
         around = "" if "layout:" in state else _region_state()
         self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)
         self.fix = fix

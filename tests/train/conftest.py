@@ -1,9 +1,11 @@
-"""What runs again with the same configuration is compiled once."""
+"""What runs again with the same configuration is compiled once; a text, and a run of it that nothing stopped."""
 
 import pytest
 
 from weft.train import trainer
 from weft.train.step import make_step
+
+from .running import config_of, run, text_in
 
 NOT_OF_A_STEP = ("name", "data", "tokenizer", "init_from", "eval", "checkpoint")
 
@@ -22,3 +24,17 @@ def compile_each_step_once():
     patch.setattr(trainer, "make_step", once)
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return text_in(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def straight(text, tmp_path_factory):
+    """The folder of a run that went to its end at once."""
+    folder = tmp_path_factory.mktemp("straight")
+    outcome, _ = run(config_of(text), folder)
+    assert outcome.is_finished
+    return folder

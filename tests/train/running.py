@@ -1,12 +1,11 @@
 """Tiny runs, and something that hears of them."""
 
-import contextlib
 import json
 from pathlib import Path
 
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import lines_of, parsed
-from weft.train.trainer import OPTIONS, Trainer
+from weft.train.trainer import OPTIONS, Trainer, Unheard
 
 MODEL = {
     "preset": "tiny-lm",
@@ -24,7 +23,7 @@ class Crash(Exception):
     """As if the machine had failed."""
 
 
-class Heard:
+class Heard(Unheard):
     """A listener that keeps what it hears, and fails where it is told to."""
 
     def __init__(self, crash_at: int | None = None):
@@ -38,12 +37,9 @@ class Heard:
     def logged(self, row):
         self.rows.append(row)
 
-    def progress(self, what, done, whole):
-        pass
-
     def stage(self, what):
         self.messages.append(what)
-        return contextlib.nullcontext()
+        return super().stage(what)
 
     def step(self, at, steps):
         if at == self.crash_at:

@@ -27,18 +27,6 @@ from .running import Crash, Heard, config_of, losses, run, sums, text_in
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def straight(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight")
-    run(config_of(text), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def begun(text, tmp_path_factory):
     """A run with the checkpoints 2, 4 and 6 of 8 steps."""
     folder = tmp_path_factory.mktemp("begun")

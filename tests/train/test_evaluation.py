@@ -12,11 +12,10 @@ from weft import data, models
 from weft.layout import as_layout
 from weft.mesh import as_mesh
 from weft.train import evaluation
-from weft.train.config import ConfigError, read
+from weft.train.config import ONE, ConfigError, read
 from weft.train.evaluation import Judge, Scores, amounts, scored
 from weft.train.feeding import Feed
-from weft.train.step import model_of
-from weft.train.trainer import ONE, open_data
+from weft.train.trainer import open_data
 
 SMALL = "layers = 1\nd_model = 16\nheads = 4\nd_kv = 4\nd_ff = 32\nvocab = 259"
 SPLIT = ("rows=2,cols=4", "batch:rows,heads:cols,d_ff:cols,vocab:cols")
@@ -33,8 +32,8 @@ def judged(config, folder, model=None, where=ONE):
     """What a judge says of the model a run begins with."""
     mesh, layout = as_mesh(where[0]), as_layout(where[1])
     tokenizer, _, held_out = open_data(config, folder, None)
-    feed = Feed(model_of(config), mesh, layout, seed=config.seed)
-    model = models.init(model_of(config), jax.random.key(0), mesh, layout) if model is None else model
+    feed = Feed(config.sized_model, mesh, layout, seed=config.seed)
+    model = models.init(config.sized_model, jax.random.key(0), mesh, layout) if model is None else model
     return Judge(config, feed, held_out, tokenizer)(model)
 
 

@@ -15,7 +15,7 @@ from weft.train.config import read
 from weft.train.feeding import Feed
 from weft.train.nonfinite import first_bad_operation
 from weft.train.runs import Run
-from weft.train.step import arrays_of, first_model, make_step, model_of, refilled, told_of
+from weft.train.step import arrays_of, first_model, make_step, refilled, told_of
 from weft.train.trainer import Options, Trainer, TrainingError, open_data
 
 from .running import config_of, run, text_in
@@ -53,7 +53,7 @@ def ready(settings, tmp_path_factory):
     config = settings()
     _, learned, _ = open_data(config, tmp_path_factory.mktemp("data"), lambda *_: None)
     where = Mesh("all=1"), Layout("batch:all")
-    return config, make_step(config, *where), Feed(model_of(config), *where, seed=config.seed), learned
+    return config, make_step(config, *where), Feed(config.sized_model, *where, seed=config.seed), learned
 
 
 def with_weights(config, changed):

@@ -13,7 +13,7 @@ from weft.train.optimizers import decays, schedule
 from weft.train.step import Averaged, told_of, update
 from weft.train.tables import CHOICES, Schedule
 
-from .running import config_of, losses, run, text_in
+from .running import config_of, losses, run
 
 RATE, STEPS, COOLDOWN = 0.5, 40, 8
 NAMES = CHOICES["optimizer.name"]
@@ -215,11 +215,6 @@ def test_averaged_weights_are_the_running_mean_of_all_before():
 
 
 # In whole runs.
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
 
 
 UNEVEN = {

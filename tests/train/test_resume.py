@@ -6,25 +6,12 @@ from weft.train.config import ConfigError
 from weft.train.runs import Run, RunError
 from weft.train.trainer import Options
 
-from .running import config_of, losses, run, sums, text_in
+from .running import config_of, losses, run, sums
 
 OTHERS = {
     "one processor": {"mesh": "", "layout": ""},
     "fully sharded": {"mesh": "x=8", "layout": "batch:x,params.d_model:x"},
 }
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def straight(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight")
-    outcome, _ = run(config_of(text), folder)
-    assert outcome.is_finished
-    return folder
 
 
 def test_a_run_that_crashed_ends_with_the_same_bits(text, straight, tmp_path):

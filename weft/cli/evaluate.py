@@ -9,17 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from .. import data as texts
-from ..layout import Layout as Rules
-from ..layout import as_layout
-from ..mesh import Mesh as Processors
+from ..layout import Region, as_layout
 from ..mesh import as_mesh
-from ..models import TransformerConfig
 from ..train import Run
-from ..train.config import CONFIG, RunConfig, read
+from ..train.config import CONFIG, ONE, RunConfig, read
 from ..train.evaluation import EvaluationError, Judge
-from ..train.feeding import Feed
-from ..train.step import model_of
-from ..train.trainer import ONE, open_data
+from ..train.feeding import Feed, whole_batch
+from ..train.trainer import open_data
 from .terminal import reported, write
 from .trained import (
     Average,
@@ -31,8 +27,8 @@ from .trained import (
     Mesh,
     Step,
     checkpoint_of,
+    has_tokenizer,
     place_for,
-    tokenizer_of,
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -64,13 +60,15 @@ def evaluate(
     """Judge a checkpoint of a run by its held-out data, or by other data."""
     with reported():
         opened = Run(run)
-        settings = opened.settings
+        settings = opened.settings  # raises where there is no run
         settings = read(run / CONFIG, changes) if changes else settings
         at = checkpoint_of(opened, step, best)
         own = place_for(settings, mesh, layout)
         on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if own[0] is None else own
         settings, tokenizer, dataset = _judged_by(settings, opened, data)
-        feed = Feed(_divided(model_of(settings), on, under), on, under, seed=settings.seed)
+        Region(on, under)  # raises where the layout is none of the mesh
+        sized = dataclasses.replace(settings.sized_model, batch=whole_batch(settings.batch, on, under))
+        feed = Feed(sized, on, under, seed=settings.seed)
         judge = Judge(settings, feed, dataset, tokenizer)
         found = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
     write(json_format.dumps(_finite(found)) if json else shown(found))
@@ -80,7 +78,7 @@ def _judged_by(
     settings: RunConfig, run: Run, paths: list[str] | None
 ) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
     """The configuration by which the data are read, the tokenizer of the run, and the data."""
-    if tokenizer_of(run) is not None:  # the very one that it learned with, also where its data have changed
+    if has_tokenizer(run):  # the very one that it learned with, also where its data have changed
         named = {key: value for key, value in settings.tokenizer.items() if key in ("end", "pad")}
         settings = dataclasses.replace(settings, tokenizer={"path": str(run.folder), **named})
     if paths:
@@ -96,12 +94,6 @@ def _judged_by(
             fix="give other data: `--data PATH`, or `--set data.held_out=0.05`",
         )
     return settings, tokenizer, held_out
-
-
-def _divided(model: TransformerConfig, mesh: Processors, layout: Rules) -> TransformerConfig:
-    """The model's configuration with a batch that divides over the processors its rows are split between."""
-    ways = math.prod(mesh.axes.get(axis, 1) for axis in layout.rules.get("batch", ()))
-    return dataclasses.replace(model, batch=-(-model.batch // ways) * ways)
 
 
 def _finite(found: Mapping[str, Any]) -> dict[str, Any]:

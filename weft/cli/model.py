@@ -27,7 +27,6 @@ from ..spmd import train_step
 from ..tensor import tensor
 from ..train.config import read
 from ..train.step import make_step, shapes_of_model
-from ..train.trainer import ONE
 from .terminal import UsersError, users_code
 
 
@@ -70,8 +69,7 @@ def is_run(name: str) -> bool:
 def load_run(name: str, changes: Sequence[str] = ()) -> Model:
     """The train step of a run, with its own mesh and layout."""
     config = read(Path(name), changes)
-    on, under = (config.mesh, config.layout) if config.mesh else ONE
-    step = make_step(config, as_mesh(on), as_layout(under))
+    step = make_step(config, *config.runs_on)
     model = shapes_of_model(config)
     ids, weights = (_shape(config.batch, config.length, dtype) for dtype in ("int32", "float32"))
     batch = {"inputs": ids, "targets": ids, "weights": weights}

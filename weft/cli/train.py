@@ -10,10 +10,9 @@ import jax
 import typer
 
 from ..errors import WeftError
-from ..mesh import as_mesh
 from ..train import processes
 from ..train.config import read
-from ..train.trainer import ONE, Options, Outcome, Trainer
+from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
 from .terminal import reported
 
@@ -55,7 +54,7 @@ def train(
         options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
         count = processes.join(coordinator, processes_, process)
         found = read(config, changes or [])
-        processes.share_out(as_mesh(found.mesh or ONE[0]).size, count)
+        processes.share_out(found.runs_on[0].size, count)
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:

@@ -14,7 +14,7 @@ import jax
 import typer
 
 from .. import data
-from ..data.tokenizers import BYTES, JSON, PIECES
+from ..data.tokenizers import NAMES
 from ..errors import MeshError, WeftError
 from ..layout import Layout as Rules
 from ..layout import as_layout
@@ -65,7 +65,12 @@ def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_v
 
 def tokenizer_of(run: Run) -> data.Tokenizer | None:
     """What its texts became tokens by; None where there is nothing of that kind in its folder."""
-    return run.tokenizer if any((run.folder / name).is_file() for name in (BYTES, PIECES, JSON)) else None
+    return run.tokenizer if has_tokenizer(run) else None
+
+
+def has_tokenizer(run: Run) -> bool:
+    """Whether there is one in its folder."""
+    return any((run.folder / name).is_file() for name in NAMES)
 
 
 # What is told.

@@ -69,11 +69,11 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
         layout.check_dims(model.config.dims)
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
         layout = _that_holds(layout, mesh, {"batch": len(rows), **continuations})
-        ways = {name: _ways(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
+        ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     each = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
-    longest = _up(most, each)
-    room = _up(longest + steps if is_lm else steps, each)
+    longest = rounded_up(most, each)
+    room = rounded_up(longest + steps if is_lm else steps, each)
     needed = most + steps if is_lm else max(most, steps)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
@@ -145,7 +145,7 @@ def _begins_aligned(rows: Sequence[np.ndarray], size: int, padding: int | None) 
 def _that_holds(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
     """The layout without the rules whose dims do not divide at these sizes; each of them is told."""
     for name, size in sizes.items():
-        ways = _ways(layout, mesh, name)
+        ways = ways_of(layout, mesh, name)
         if size % ways:
             rule = f"{name}:{'+'.join(layout.rules[name])}"
             layout = layout.drop(name)
@@ -158,11 +158,13 @@ def _that_holds(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
     return layout
 
 
-def _ways(layout: Layout, mesh: Mesh, name: str) -> int:
+def ways_of(layout: Layout, mesh: Mesh, name: str) -> int:
+    """Over how many processors a layout splits the dim of that name."""
     return math.prod(mesh.axes[axis] for axis in layout.rules.get(name, ()))
 
 
-def _up(size: int, multiple: int) -> int:
+def rounded_up(size: int, multiple: int) -> int:
+    """The size, or the next larger one that is a multiple."""
     return -(-size // multiple) * multiple
 
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..models import LMConfig, Seq2SeqConfig
 from ..nn.freezing import by_path
 from ..spmd.place import check_values
+from ..spmd.together import wait_for_all
 from .architecture import Architecture
 from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
@@ -33,7 +34,7 @@ def written(model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any])
     params = parameters(config.blueprint(), architecture.entries(config))
     arrays = _arrays_of(model, params)
     check_free(folder)
-    _wait_for_all(f"before {folder.name}")  # or a quick one would be done before a slow one has looked
+    wait_for_all(f"before saving {folder.name}")  # or a quick one would be done before a slow one has looked
     dtypes = {path: array.dtype for path, array in arrays.items()}
     made_of = to_store(params, dtypes)
     made_of |= {copy: made_of[original] for copy, original in architecture.repeated(config).items()}
@@ -55,14 +56,7 @@ def written(model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any])
     else:
         for _ in values():  # takes its part in gathering
             pass
-    _wait_for_all(f"after {folder.name}")
-
-
-def _wait_for_all(where: str) -> None:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(f"weft.interop.save: {where}")
+    wait_for_all(f"after saving {folder.name}")
 
 
 def _config_of(model: Any) -> Any:

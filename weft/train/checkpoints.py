@@ -1,8 +1,8 @@
 """Arrays on disk by step, through Orbax: written beside the training, whole once they count, read onto any mesh.
 
-Imports the language. Each array is kept under its path (`params.decoder.layers.attention.q`) with a sum of its bits, so
-that what comes back is what was saved; each processor writes and reads its own slices. A checkpoint counts from the
-moment its `checkpoint.json` is there, which is written last and removed first.
+Imports the language and the data's files. Each array is kept under its path (`params.decoder.layers.attention.q`) with
+a sum of its bits, so that what comes back is what was saved; each processor writes and reads its own slices. A
+checkpoint counts from the moment its `checkpoint.json` is there, which is written last and removed first.
 """
 
 import contextlib
@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..data.files import write_whole
 from ..errors import WeftError, closest
-from .together import agreed
+from ..spmd.together import agreed
 
 TOLD, ARRAYS = "checkpoint.json", "arrays"
 _TOLD_KEYS = {"files", "sums", "dtypes"}
@@ -101,7 +102,7 @@ class Checkpoints:
         self._check_room(step, sum(x.nbytes for x in arrays.values()))
         sums = _sums_of_bits(dict(arrays))
         with _said(f"step {step} could not be saved", place):
-            self._open().save(place / ARRAYS, args=_args("PyTreeSave", dict(arrays)))
+            self._open().save(place / ARRAYS, args=_to_save(dict(arrays)))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
         told = {"step": step, **told, "dtypes": dtypes}
         self._finishing = threading.Thread(target=self._finish, args=(step, sums, told), name="weft-checkpoint")
@@ -141,9 +142,7 @@ class Checkpoints:
                 if jax.process_index() == 0:
                     told["sums"] = {path: int(value) for path, value in sums.items()}
                     told["files"] = _sizes(place / ARRAYS)
-                    part = place / f"{TOLD}.part"
-                    part.write_text(json.dumps(told), encoding="utf-8")
-                    part.rename(place / TOLD)
+                    write_whole(place / TOLD, json.dumps(told).encode())
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
                     self._remove_old()
@@ -210,7 +209,7 @@ class Checkpoints:
         try:
             stored = self._open().metadata(place / ARRAYS).item_metadata.tree
             _check_shapes(place, like, stored)
-            found = self._open().restore(place / ARRAYS, args=_args("PyTreeRestore", dict(like)))
+            found = self._open().restore(place / ARRAYS, args=_to_load(dict(like)))
         except WeftError:
             raise
         except Exception as error:  # Orbax and TensorStore raise many kinds
@@ -237,13 +236,17 @@ class Checkpoints:
         return self._writer
 
 
-def _args(kind: str, arrays: dict[str, Any]) -> Any:
+def _to_save(arrays: dict[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    if kind == "PyTreeSave":
-        return ocp.args.PyTreeSave(arrays)
-    how = ocp.checkpoint_utils.construct_restore_args(arrays)
-    return ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
+    return ocp.args.PyTreeSave(arrays)
+
+
+def _to_load(like: dict[str, Any]) -> Any:
+    import orbax.checkpoint as ocp
+
+    how = ocp.checkpoint_utils.construct_restore_args(like)
+    return ocp.args.PyTreeRestore(like, restore_args=how, partial_restore=True)
 
 
 class _said:

@@ -19,7 +19,7 @@ from .. import interop, models
 from ..dims import Shape
 from ..errors import LayoutError, WeftError, closest
 from ..layout import Layout, Region, as_layout
-from ..mesh import as_mesh
+from ..mesh import Mesh, as_mesh
 from ..nn.weights import Weight, written
 from .tables import (
     BELOW,
@@ -29,7 +29,6 @@ from .tables import (
     ITEMS,
     KINDS,
     MAY_BE_ZERO,
-    METRICS,
     OPEN_TABLES,
     TABLES,
     Checkpoint,
@@ -41,6 +40,7 @@ from .tables import (
 )
 
 CONFIG = "config.toml"
+ONE = ("all=1", "batch:all")  # where a run without a mesh runs
 
 
 class ConfigError(WeftError):
@@ -85,6 +85,17 @@ class RunConfig:
         if self.train.tokens is not None:
             return self.train.tokens // self.length
         return self.train.batch or self.model.batch
+
+    @property
+    def sized_model(self) -> models.TransformerConfig:
+        """The model's configuration with the sizes of the run's batches."""
+        return dataclasses.replace(self.model, batch=self.batch, length=self.length)
+
+    @property
+    def runs_on(self) -> tuple[Mesh, Layout]:
+        """Its mesh and layout; one processor where it names none."""
+        mesh, layout = (self.mesh, self.layout) if self.mesh else ONE
+        return as_mesh(mesh), as_layout(layout)
 
     def to_toml(self) -> str:
         """The whole configuration as it is read again."""
@@ -221,6 +232,8 @@ def _value(key: str, kind: Any, value: Any, where: Where) -> Any:
         listed = value.split() if isinstance(value, str) and item is str else value
         if not isinstance(listed, list | tuple) or not all(type(each) is item for each in listed):
             raise ConfigError(f"`{key}` is {value!r}", fix=f"give a list: {key} = {example}", at=where(key))
+        if key in CHOICES and (unknown := [each for each in listed if each not in CHOICES[key]]):
+            raise ConfigError(f"`{key}` names {unknown[0]!r}", fix=closest(unknown[0], CHOICES[key]), at=where(key))
         return tuple(listed)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if float in kinds and is_number:
@@ -320,9 +333,6 @@ def _check_together(config: RunConfig, where: Where) -> None:
             except WeftError as error:
                 fix = re.sub(r": `layout\.drop\(.*?\)`", "", error.fix)  # the user has a file, no layout
                 raise ConfigError(f"`{key}`: {error.fact}", fix=fix, at=where(key)) from None
-    if unknown := next((name for name in config.eval.metrics if name not in METRICS), None):
-        at = where("eval.metrics")
-        raise ConfigError(f"`eval.metrics` names {unknown!r}", fix=closest(unknown, METRICS), at=at)
     if config.mesh:
         _check_place(config, where)
     _check_paths(config, where)
@@ -330,8 +340,8 @@ def _check_together(config: RunConfig, where: Where) -> None:
 
 def _check_place(config: RunConfig, where: Where) -> None:
     """Raises where the batch or a weight does not divide over the mesh."""
-    mesh, layout = as_mesh(config.mesh), as_layout(config.layout)
-    model = dataclasses.replace(config.model, batch=config.batch, length=config.length)
+    mesh, layout = config.runs_on
+    model = config.sized_model
     try:
         region = Region(mesh, layout)
         places: dict[str, tuple[Shape, str | None]] = {

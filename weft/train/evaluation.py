@@ -15,16 +15,13 @@ import numpy as np
 
 from .. import data
 from ..data.problems import library
-from ..errors import WeftError, closest
+from ..errors import WeftError
 from ..models import EncoderConfig
 from ..models.encoder import hide
 from ..spmd import spmd
 from .config import ConfigError, RunConfig
 from .feeding import Feed
 from .translating import translated
-
-TOKENISATIONS = tuple("13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
-"""How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
 
 class EvaluationError(WeftError):
@@ -71,8 +68,7 @@ class Judge:
         return model.loss_and_metrics(batch)[1]
 
     def _batches(self, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-        batches = data.Batches(self.dataset, batch=self.feed.model.batch, seed=self.config.seed, rows=rows)
-        for turn, batch in enumerate(batches.evaluation()):
+        for turn, batch in enumerate(self.feed.batches(self.dataset, rows).evaluation()):
             if self.config.eval.batches is not None and turn >= self.config.eval.batches:
                 return
             yield batch
@@ -119,11 +115,6 @@ class Scores:
 
     def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
         self.config, self.own = config, config.eval
-        if self.own.bleu_tokenize not in TOKENISATIONS:
-            raise ConfigError(
-                f"`eval.bleu_tokenize` is {self.own.bleu_tokenize!r}",
-                fix=closest(self.own.bleu_tokenize, TOKENISATIONS),
-            )
         if not isinstance(dataset, data.PackedPairs | data.BucketedPairs) or tokenizer is None:
             raise ConfigError(
                 f"`eval.metrics` names {self.own.metrics[0]!r}, which is of translations, and the data are no pairs",

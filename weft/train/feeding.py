@@ -1,6 +1,6 @@
 """Batches for a mesh: each process reads the rows its processors hold, and each processor gets its slice of them.
 
-Imports the data and the language.
+Imports the data, decoding and the language.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,18 @@ import jax
 import numpy as np
 
 from .. import data
+from ..decode.prompts import rounded_up, ways_of
 from ..dims import Dim, Shape
 from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..models import EncoderConfig, TransformerConfig
 from ..spmd.place import put, sharding_of
 from ..tensor import Tensor, make, tensor
+
+
+def whole_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
+    """The batch, or the next larger one that divides over the processors its rows are split between."""
+    return rounded_up(batch, ways_of(layout, mesh, "batch"))
 
 
 class Feed:
@@ -26,9 +32,10 @@ class Feed:
         self.region = Region(mesh, layout)
         self.rows = self._own_rows()
 
-    def batches(self, dataset: data.Dataset) -> data.Batches:
-        """This process's rows of every batch."""
-        return data.Batches(dataset, batch=self.model.batch, seed=self.seed, rows=self.rows)
+    def batches(self, dataset: data.Dataset, rows: np.ndarray | None = None) -> data.Batches:
+        """This process's rows of every batch, or those named."""
+        rows = self.rows if rows is None else rows
+        return data.Batches(dataset, batch=self.model.batch, seed=self.seed, rows=rows)
 
     def placed(self, batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """The batch of all processes on the mesh, given this one's rows."""

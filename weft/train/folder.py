@@ -7,6 +7,7 @@ What is on disk already is not written again, so that a full disk does not keep 
 
 import contextlib
 import errno
+import functools
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,10 @@ _MOST_NAMED = 3
 
 
 class Folder:
-    """What a run's folder says of its beginning; `may_change` lets it go on with something else."""
+    """What a run's folder says of its beginning; `may_change` lets it go on with something else.
+
+    It is made for one start: the data and the tokenizer before it are looked at once.
+    """
 
     def __init__(
         self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, said: Callable[[str], None]
@@ -48,8 +52,8 @@ class Folder:
     def write(self, tokenizer: data.Tokenizer | None) -> None:
         """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
-        _write(self.path / DATA, json.dumps(self._data_now()).encode())
-        if tokenizer is not None and ((before := self._tokenizer_before()) is None or before.key != tokenizer.key):
+        _write(self.path / DATA, json.dumps(self._data_now).encode())
+        if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
@@ -85,12 +89,12 @@ class Folder:
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
             return
-        own = None if tokenizer is None else self._tokenizer_before()
+        own = None if tokenizer is None else self._tokenizer_before
         if own is not None and tokenizer is not None and own.key != tokenizer.key:
             self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {own.vocab} ids")
             self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
-            now = self._data_now()
+            now = self._data_now
             if learned := _told(before["learned"], now["learned"]):
                 self._refuse_unless_wanted(f"{self.path} was begun with other data: {learned}")
                 self.said(f"goes on with other data: {learned}")
@@ -108,6 +112,7 @@ class Folder:
                 say = f'it lies there: `tokenizer = "{start}"`'
                 self.said(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
 
+    @functools.cached_property
     def _data_now(self) -> dict[str, Any]:
         source = data.open_source(self.config.data)
         cache, apart = self.path / CACHE, source.held_apart
@@ -119,6 +124,7 @@ class Folder:
             return found if isinstance(found, dict) and {"learned", "evaluation"} <= found.keys() else None
         return None
 
+    @functools.cached_property
     def _tokenizer_before(self) -> data.Tokenizer | None:
         own = self.config.tokenizer
         with contextlib.suppress(data.DataError):

@@ -8,7 +8,7 @@ import fcntl
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, lines_of, parsed
 from .step import arrays_of, refilled, shapes_of_model
 
-CHECKPOINTS, METRICS, CACHE, LOCK = "checkpoints", "metrics.jsonl", "cache", ".lock"
+CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
 
 
 class RunError(WeftError):
@@ -121,27 +121,18 @@ class Run:
         return refilled(shapes, found[0] if average == 1 else jax.tree.map(lambda *each: sum(each) / average, *found))
 
 
-def weights_like(shapes: Any, where: Sequence[Any], dtypes: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a model's weights by path, each with how it lies and the dtype it is stored in."""
-    region = Region(*where) if where else None
-    own = SingleDeviceSharding(jax.devices()[0])
-    return {
-        path: jax.ShapeDtypeStruct(
-            x.dims.sizes,
-            dtypes.get(path, x.dtype),
-            sharding=own if region is None else sharding_of(x.dims, x._kind.store, region),
-        )
-        for path, x in by_path(shapes).items()
-    }
-
-
 def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:
-    """A model's weights of a step by path; the averaged ones, where they were kept."""
+    """A model's weights of a step by path, in the dtypes they are stored in; averaged ones, where they were kept."""
     stored = checkpoints.dtypes(step)
     averaged = {is_one[1]: path for path in stored if (is_one := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
-    names = {path: averaged.get(path, f"params.{path}") for path in by_path(shapes)}
-    like = weights_like(shapes, where, {path: stored.get(name) for path, name in names.items() if name in stored})
-    found = checkpoints.load(step, {names[path]: x for path, x in like.items()})
+    region = Region(*where) if where else None
+    alone = SingleDeviceSharding(jax.devices()[0])
+    names, like = {}, {}
+    for path, x in by_path(shapes).items():
+        names[path] = name = averaged.get(path, f"params.{path}")
+        lies = alone if region is None else sharding_of(x.dims, x._kind.store, region)
+        like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=lies)
+    found = checkpoints.load(step, like)
     return {path: found[name] for path, name in names.items()}
 
 

@@ -16,7 +16,7 @@ from ..mesh import Mesh
 from ..nn.freezing import by_path
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
-from .step import first_model, model_of, prepared, refilled
+from .step import first_model, prepared, refilled
 
 POSITIONS = "positions.table"
 
@@ -26,7 +26,7 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     if config.init_from is None:
         return first_model(config, mesh, layout)
     folder = Path(config.init_from).expanduser()
-    own = model_of(config)
+    own = config.sized_model
     if (folder / CONFIG).exists():
         run = Run(folder)
         found = run.load(mesh, layout)

@@ -3,7 +3,6 @@
 Imports the configuration and the optimizers. A step whose gradients are not finite changes nothing and is counted.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -41,14 +40,9 @@ class Averaged(NamedTuple):
     averaged: Any
 
 
-def model_of(config: RunConfig) -> models.TransformerConfig:
-    """The model's configuration with the sizes of the run's batches."""
-    return dataclasses.replace(config.model, batch=config.batch, length=config.length)
-
-
 def first_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
     """The model a run begins with, where no weights are given: what is frozen is frozen, thin weights are beside."""
-    return prepared(models.init(model_of(config), _key(config, _WEIGHTS), mesh, layout), config)
+    return prepared(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
 
 
 def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:

@@ -122,8 +122,6 @@ TABLES: dict[str, type] = {
     "checkpoint": Checkpoint,
     "lora": Lora,
 }
-METRICS = ("bleu", "chrf")
-
 CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
@@ -132,6 +130,8 @@ CHOICES = {
     "data.documents": ("lines", "files"),
     "tokenizer.kind": ("bytes", "sentencepiece", "json"),
     "tokenizer.model": ("unigram", "bpe"),
+    "eval.metrics": ("bleu", "chrf"),
+    "eval.bleu_tokenize": tuple("13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split()),
 }
 BELOW = {"optimizer.b1": 1, "optimizer.b2": 1, "optimizer.momentum": 1, "train.average": 1, "seed": 2**32}
 KINDS: dict[type, str] = {

@@ -16,10 +16,9 @@ import numpy as np
 
 from .. import data
 from ..errors import WeftError
-from ..layout import Layout, as_layout
-from ..mesh import Mesh, as_mesh
 from ..models import Seq2SeqConfig
 from ..spmd.step import TrainState
+from ..spmd.together import agreed, wait_for_all
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
 from .config import ConfigError, RunConfig
 from .evaluation import Judge, number
@@ -31,10 +30,7 @@ from .profiling import Profile
 from .runs import CACHE, CHECKPOINTS, Lock
 from .speed import flops_per_token, peak_flops
 from .start import first_weights
-from .step import arrays_of, judged_model, make_step, model_of, refilled, shapes_of_model, told_of
-from .together import agreed, wait_for_all
-
-ONE = ("all=1", "batch:all")  # where a run without a mesh runs
+from .step import arrays_of, judged_model, make_step, refilled, shapes_of_model, told_of
 
 
 class TrainingError(WeftError):
@@ -56,7 +52,7 @@ class Listener(Protocol):
 
 
 class Unheard:
-    """A listener that tells nobody."""
+    """A listener that tells nobody; the base of one that tells of some things only."""
 
     def said(self, text: str) -> None: ...
 
@@ -108,15 +104,10 @@ class Trainer:
     ):
         self.config, self.folder, self.options = config, Path(folder), options
         self.listener: Listener = listener or Unheard()
-        mesh, layout = (config.mesh, config.layout) if config.mesh else ONE
-        self.mesh: Mesh = as_mesh(mesh)
-        self.layout: Layout = as_layout(layout)
-        self.model = model_of(config)
+        self.mesh, self.layout = config.runs_on
+        self.model = config.sized_model
         own = config.checkpoint
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
-        said = self.listener.said
-        self.opened = Folder(self.folder, self.checkpoints, config, may_change=options.changed, said=said)
-        self.peak = config.train.peak_flops
 
     def run(self) -> Outcome:
         """Trains to the last step, or until it is asked to stop."""
@@ -163,7 +154,10 @@ class Trainer:
         log = _Log(self, note, at)
         is_stopped, is_saved = jax.process_count() == 1 and stop.reason is not None, True
         while at < steps and not is_stopped:
-            with self._profiled(at), self._first_stage(at == first):
+            with (
+                self.profile.step(at),
+                self.listener.stage("compiling the step") if at == first else contextlib.nullcontext(),
+            ):
                 state, told = self.step(state, next(placed), np.int32(at))
                 if at == first:
                     jax.block_until_ready(told)
@@ -202,15 +196,6 @@ class Trainer:
         self.listener.logged(row)
         return found["loss"]
 
-    @contextlib.contextmanager
-    def _first_stage(self, is_first: bool) -> Iterator[None]:
-        with self.listener.stage("compiling the step") if is_first else contextlib.nullcontext():
-            yield
-
-    def _profiled(self, at: int) -> contextlib.AbstractContextManager[None]:
-        """Starts and stops a profile at the steps asked for."""
-        return self.profile.step(at)
-
     def _find_nan(self, state: TrainState, at: int, log: "_Log") -> None:
         """Where a step was not finite, says which operation was the first."""
         if not number(told_of(state)["bad_in_a_row"]):
@@ -228,7 +213,7 @@ class Trainer:
     def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool) -> bool:
         if not is_last and number(told_of(state)["bad_in_a_row"]):
             return True  # nothing has changed, and one from before it all went wrong would have to go
-        told = {"config": self.config.to_dict(), "loss": loss, "seed": self.config.seed}
+        told = {"config": self.config.to_dict(), "loss": loss}
         self._said_if_not_saved(self.checkpoints.wait, is_last)  # that the one before it failed keeps nothing from it
         return self._said_if_not_saved(lambda: self.checkpoints.save(at, arrays_of(state), told), is_last)
 
@@ -294,7 +279,7 @@ class Trainer:
 
     def _opened_data(self) -> tuple[Any, Any, Any]:
         """The tokenizer, what is learned from, and what is held out to judge by; None for what there is not."""
-        with _first_alone(self.folder):
+        with _first_alone():
             found = open_data(self.config, self.folder, self.listener.progress)
             if jax.process_index() == 0:
                 self.opened.check_data(found[0])
@@ -303,9 +288,10 @@ class Trainer:
     @contextlib.contextmanager
     def _opened_folder(self) -> Iterator[None]:
         """The folder as it was left by the same configuration, or new; while it is open nobody else trains in it."""
-        is_first = jax.process_index() == 0
+        may_change, said = self.options.changed, self.listener.said
+        self.opened = Folder(self.folder, self.checkpoints, self.config, may_change=may_change, said=said)
         with contextlib.ExitStack() as open_while:
-            if is_first:
+            if jax.process_index() == 0:
                 with self.opened.written():
                     self.folder.mkdir(parents=True, exist_ok=True)
                     open_while.enter_context(Lock(self.folder))
@@ -347,13 +333,12 @@ def _in_file(config: RunConfig, table: str) -> Iterator[None]:
     try:
         yield
     except data.DataError as error:
-        state = error.state.rpartition("at ")[0].strip()
         fact = f"in `{table}`: {error.fact}"
-        raise data.DataError(fact, state=state, fix=error.fix, at=config.place(table)) from error
+        raise data.DataError(fact, state=error.given_state, fix=error.fix, at=config.place(table)) from error
 
 
 @contextlib.contextmanager
-def _first_alone(folder: Path) -> Iterator[None]:
+def _first_alone() -> Iterator[None]:
     """The first process goes through alone, then the others: they find what it made."""
     if jax.process_index() > 0:
         wait_for_all("data")
@@ -371,7 +356,8 @@ class _Log:
         self.held: tuple[int, dict[str, Any]] | None = None
         self.watched: tuple[int, Any] | None = None
         self.work = flops_per_token(trainer.model)
-        peak = trainer.peak if trainer.peak is not None else peak_flops(trainer.mesh.jax_mesh().devices.flat[0])
+        own = trainer.config.train.peak_flops
+        peak = own if own is not None else peak_flops(trainer.mesh.jax_mesh().devices.flat[0])
         self.peak = None if peak is None else peak * trainer.mesh.size
 
     def hold(self, at: int, told: dict[str, Any], state: TrainState) -> None:

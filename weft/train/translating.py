@@ -4,7 +4,6 @@ Imports the data and decoding. What becomes of a text does not depend on those b
 how many tokens are written at most, follow from its own length.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from .. import data
 from ..decode import beam_search
 from ..errors import WeftError
 from ..models import Seq2Seq
+from .feeding import whole_batch
 
 BATCH = 32
 SHORTEST = 16
@@ -121,11 +121,8 @@ def filled_size(length: int, longest: int) -> int:
 
 
 def batch_for(model: Any, batch: int) -> int:
-    """The batch, or the next larger one that divides over the processors its rows are split between."""
-    if model.mesh is None or model.layout is None:
-        return batch
-    ways = math.prod(model.mesh.axes[axis] for axis in model.layout.rules.get("batch", ()))
-    return -(-batch // ways) * ways
+    """The batch, or the next larger one that divides over the processors of a model that lies on some."""
+    return batch if model.mesh is None or model.layout is None else whole_batch(batch, model.mesh, model.layout)
 
 
 def text_of(tokenizer: data.Tokenizer, ids: Sequence[int]) -> str:

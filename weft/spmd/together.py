@@ -1,4 +1,4 @@
-"""What the processes of a run do together; with one process, nothing.
+"""What the processes of a program do together; with one process, nothing.
 
 Imports nothing of the house.
 """
