@@ -74,6 +74,10 @@ class Body:
     work: list[Work]
 
 
+_Seen = dict[Any, list[Value]]
+"""The results of equations, by what makes them what they are: XLA computes equal ones once."""
+
+
 def read(closed: Any, mesh_axes: dict[str, int]) -> Body:
     """The program as one body; of its arguments each processor holds its slice."""
     reader = _Reader(mesh_axes)
@@ -113,21 +117,26 @@ class _Reader:
         names = dict(zip(jaxpr.invars, given, strict=True))
         fixed = [Value(self.bytes(var.aval), var.aval) for var in jaxpr.constvars]
         names |= dict(zip(jaxpr.constvars, fixed, strict=True))
-        self._equations(jaxpr, names, scopes, is_global, work)
+        self._equations(jaxpr, names, scopes, is_global, work, {})
         return Body(given, [self._value(var, names) for var in jaxpr.outvars], work)
 
     def _value(self, var: Any, names: dict[Any, Value]) -> Value:
-        return Value(0, var.aval) if isinstance(var, Literal) else names[var]
+        return Value(self.bytes(var.aval), var.aval) if isinstance(var, Literal) else names[var]
 
-    def _equations(self, jaxpr: Any, names: dict[Any, Value], scopes: str, is_global: bool, work: list[Work]) -> None:
+    def _equations(
+        self, jaxpr: Any, names: dict[Any, Value], scopes: str, is_global: bool, work: list[Work], seen: _Seen
+    ) -> None:
         for eqn in jaxpr.eqns:
             kind = eqn.primitive.name
             within = f"{scopes}/{eqn.source_info.name_stack}"
             operands = [self._value(var, names) for var in eqn.invars]
             if kind in CALLS or (kind not in _BODIES and kind not in PRIMITIVES and self._is_call(eqn)):
-                self._call(eqn, operands, names, within, is_global and kind != "shard_map", work)
+                inside = {} if eqn.params.get("prevent_cse") else seen
+                self._call(eqn, operands, names, within, is_global and kind != "shard_map", work, inside)
             elif kind in SAME_BYTES and len(eqn.outvars) <= len(operands) and self._is_same(eqn, operands, is_global):
                 names.update(zip(eqn.outvars, operands, strict=False))
+            elif (key := self._key(eqn, operands)) is not None and key in seen:
+                names.update(zip(eqn.outvars, seen[key], strict=True))
             else:
                 made = Work(kind, eqn, within, is_global, operands, [])
                 made.results = [
@@ -137,6 +146,24 @@ class _Reader:
                 names.update(zip(eqn.outvars, made.results, strict=True))
                 made.bodies = [self._inner(sub, within, is_global) for sub in self._bodies(eqn)]
                 work.append(made)
+                if key is not None:
+                    seen[key] = made.results
+
+    def _key(self, eqn: Any, operands: list[Value]) -> Any:
+        """What two equations have in common that give the same; None where they may not."""
+        if eqn.effects or eqn.primitive.name in _BODIES:
+            return None
+        given = [
+            (str(var.val), str(var.aval)) if isinstance(var, Literal) else id(value)
+            for var, value in zip(eqn.invars, operands, strict=True)
+        ]
+        shapes = tuple(var.aval.shape for var in eqn.outvars)
+        key = (eqn.primitive.name, shapes, tuple(given), tuple(eqn.params.items()))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def _is_same(self, eqn: Any, operands: list[Value], is_global: bool) -> bool:
         sizes = [self.bytes(var.aval, split_of(var) if is_global else ()) for var in eqn.outvars]
@@ -147,13 +174,20 @@ class _Reader:
         return len(inner) == 1 and len(getattr(inner[0], "jaxpr", inner[0]).invars) == len(eqn.invars)
 
     def _call(
-        self, eqn: Any, operands: list[Value], names: dict[Any, Value], scopes: str, is_global: bool, work: list[Work]
+        self,
+        eqn: Any,
+        operands: list[Value],
+        names: dict[Any, Value],
+        scopes: str,
+        is_global: bool,
+        work: list[Work],
+        seen: _Seen,
     ) -> None:
         sub = next(iter(jaxprs_in_params(eqn.params)))
         jaxpr = getattr(sub, "jaxpr", sub)
         inner = dict(zip(jaxpr.invars, operands, strict=True))
         inner |= {var: Value(self.bytes(var.aval), var.aval) for var in jaxpr.constvars}
-        self._equations(jaxpr, inner, scopes, is_global, work)
+        self._equations(jaxpr, inner, scopes, is_global, work, seen)
         names.update(zip(eqn.outvars, (self._value(var, inner) for var in jaxpr.outvars), strict=True))
 
     def _bodies(self, eqn: Any) -> list[Any]:
