@@ -21,6 +21,8 @@ class Rules:
     """Whether an all-reduce overwrites its operand."""
     fills_early: bool = False
     """Whether buffers that are filled bit by bit are made while collectives before them run."""
+    puts_off: bool = False
+    """Whether products for the gradients of weights are left for a loop's end, so that sums run meanwhile."""
     keeps_masks: bool = False
     """Whether random bits are not drawn again for each use."""
     into_products: int = 0
@@ -32,7 +34,7 @@ class Rules:
 
 
 RULES = {
-    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, keeps_masks=True, pipelines=True),
+    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, puts_off=True, keeps_masks=True, pipelines=True),
     "tpu": Rules(fuses=True, sums_in_place=True, into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True),
 }
@@ -85,12 +87,39 @@ class Course:
         self._streamed = {id(value) for value in streamed}
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
+        self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Value, ...]] = {}
+        if rules.puts_off and around is not None and around[1].kind == "scan":
+            self._put_off_gradients()
         self._link()
         self._find_lasts()
         self.points: list[Point] = []
         self.peak, self.at = 0, -1
         self._sweep()
+
+    def _put_off_gradients(self) -> None:
+        """Moves products that only lead to what a loop piles up, gradients of weights, behind all else.
+
+        While they are summed over processors the next product runs, so the compiler leaves them for the end.
+        """
+        if not any(work.kind in PRIMITIVES for work in self.body.work):
+            return
+        needed = {id(value) for value in self.body.results if id(value) not in self._streamed}
+        late: list[Work] = []
+        for work in reversed(self.body.work):
+            if any(id(value) in needed for value in work.results) or work.kind == BARRIER or not work.results:
+                needed.update(id(value) for value in work.operands)
+            else:
+                late.append(work)
+        after: set[int] = set()
+        for work in reversed(late):
+            if work.kind in _PRODUCTS or any(
+                value.maker is not None and id(value.maker) in after for value in work.operands
+            ):
+                after.add(id(work))
+        self.body.work = [work for work in self.body.work if id(work) not in after] + [
+            work for work in self.body.work if id(work) in after
+        ]
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
@@ -263,12 +292,13 @@ class Course:
         """What the bodies of a piece of work need beyond its operands and results, and their own points."""
         if not work.bodies:
             return 0, []
-        courses = [self._course(work, i, body) for i, body in enumerate(work.bodies)]
+        courses = [self._course(work, body) for body in work.bodies]
         largest = max(courses, key=lambda course: course.peak)
+        self._named[work.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
         self._inner[work.at] = largest
         return largest.peak, largest.points
 
-    def _course(self, work: Work, index: int, body: Body) -> "Course":
+    def _course(self, work: Work, body: Body) -> "Course":
         if work.kind == "scan":
             consts, carry = work.eqn.params["num_consts"], work.eqn.params["num_carry"]
             streamed = [*body.given[consts + carry :], *body.results[carry:]]
@@ -276,13 +306,16 @@ class Course:
         return Course(body, self.rules, (), around=(self, work))
 
     def inner(self, work: Work) -> "Course":
-        """The course of the body of a piece of work that needs most."""
-        return self._inner[work.at]
+        """The course of a body that gives the results of a piece of work."""
+        return self._named[work.at]
 
-    def called_operand(self, work: Work, index: int) -> Value | None:
-        """What a body's input is outside of it."""
-        offset = len(work.operands) - len(self.inner(work).body.given)
-        return work.operands[index + offset] if index + offset >= 0 else None
+    def outside(self, index: int) -> "tuple[Value, Course] | None":
+        """What an input of this body is outside of it, and where."""
+        if self.around is None:
+            return None
+        outer, work = self.around
+        at = index + len(work.operands) - len(self.body.given)
+        return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
 
     def alive(self, at: int | None = None) -> Iterator[tuple[Value, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""

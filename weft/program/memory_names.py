@@ -162,12 +162,10 @@ class Names:
         assert value.given is not None
         if course.around is None:
             return self._argument(value)
-        outer, work = course.around
-        found = outer.called_operand(work, value.given)
-        if found is None:
-            return Called("carried", _plain(value), self.phase(work), "", None)
-        called = self.called(found, outer)
-        return replace(called, type=_plain(value)) if found.bytes != value.bytes else called
+        if (found := course.outside(value.given)) is None:
+            return Called("carried", _plain(value), self.phase(course.around[1]), "", None)
+        called = self.called(*found)
+        return replace(called, type=_plain(value)) if found[0].bytes != value.bytes else called
 
     def _argument(self, value: Value) -> Called:
         assert value.given is not None
