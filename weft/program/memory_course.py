@@ -21,8 +21,6 @@ class Rules:
     """Whether an all-reduce overwrites its operand."""
     fills_early: bool = False
     """Whether buffers that are filled bit by bit are made while collectives before them run."""
-    puts_off: bool = False
-    """Whether products for the gradients of weights are left for a loop's end, so that sums run meanwhile."""
     keeps_masks: bool = False
     """Whether random bits are not drawn again for each use."""
     into_products: int = 0
@@ -34,7 +32,7 @@ class Rules:
 
 
 RULES = {
-    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, puts_off=True, keeps_masks=True, pipelines=True),
+    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, keeps_masks=True, pipelines=True),
     "tpu": Rules(fuses=True, sums_in_place=True, into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True),
 }
@@ -89,37 +87,11 @@ class Course:
         self._inner: dict[int, Course] = {}
         self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Value, ...]] = {}
-        if rules.puts_off and around is not None and around[1].kind == "scan":
-            self._put_off_gradients()
         self._link()
         self._find_lasts()
         self.points: list[Point] = []
         self.peak, self.at = 0, -1
         self._sweep()
-
-    def _put_off_gradients(self) -> None:
-        """Moves products that only lead to what a loop piles up, gradients of weights, behind all else.
-
-        While they are summed over processors the next product runs, so the compiler leaves them for the end.
-        """
-        if not any(work.kind in PRIMITIVES for work in self.body.work):
-            return
-        needed = {id(value) for value in self.body.results if id(value) not in self._streamed}
-        late: list[Work] = []
-        for work in reversed(self.body.work):
-            if any(id(value) in needed for value in work.results) or work.kind == BARRIER or not work.results:
-                needed.update(id(value) for value in work.operands)
-            else:
-                late.append(work)
-        after: set[int] = set()
-        for work in reversed(late):
-            if work.kind in _PRODUCTS or any(
-                value.maker is not None and id(value.maker) in after for value in work.operands
-            ):
-                after.add(id(work))
-        self.body.work = [work for work in self.body.work if id(work) not in after] + [
-            work for work in self.body.work if id(work) in after
-        ]
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
@@ -260,7 +232,7 @@ class Course:
             self._deaths[min(max(value.last, 0), self.end)].append(value)
         for work in self.body.work:
             alive += sum(value.bytes for value in self._births[work.at])
-            now = alive - self._reused(work)
+            now = alive - sum(value.bytes for value in self._overwritten(work))
             inner = self._loop(work)
             self.points.append(Point(work, now + inner[0], now, inner[1]))
             now += inner[0]
@@ -270,20 +242,30 @@ class Course:
         if alive + sum(value.bytes for value in self._births[self.end]) > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _reused(self, work: Work) -> int:
-        """Bytes of results that are written over operands that end here."""
-        is_sum = work.kind in PRIMITIVES and work.kind in _SUMS and self.rules.sums_in_place
-        if work.kind not in _IN_PLACE and not is_sum and not work.bodies:
-            return 0
-        ending = [value for value in self.sources(work) if value.last == work.at and self._counts(value)]
-        saved = 0
-        for result in work.results:
+    def _overwritten(self, work: Work) -> list[Value]:
+        """The operands that end here and that a result of the same size is written over."""
+        ending = [value for value in self._over(work) if value.last == work.at and self._counts(value)]
+        if not ending:
+            return []
+        found = []
+        carried = work.eqn.params["num_carry"] if work.kind == "scan" else len(work.results)
+        for result in work.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
                     ending.remove(match)
-                    saved += match.bytes
-        return saved
+                    found.append(match)
+        return found
+
+    def _over(self, work: Work) -> Sequence[Value]:
+        """The values a piece of work may write its results over: of a loop, what it starts with."""
+        if work.kind == "scan":
+            first = work.eqn.params["num_consts"]
+            return work.operands[first : first + work.eqn.params["num_carry"]]
+        if work.kind == "while":
+            return work.operands[work.eqn.params["cond_nconsts"] + work.eqn.params["body_nconsts"] :]
+        is_sum = work.kind in _SUMS and self.rules.sums_in_place
+        return self.sources(work) if work.kind in _IN_PLACE or is_sum else ()
 
     def _counts(self, value: Value) -> bool:
         return value.maker is not None or any(value is one for one in self._owned) or id(value) in self._streamed
@@ -320,7 +302,7 @@ class Course:
     def alive(self, at: int | None = None) -> Iterator[tuple[Value, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
         at = self.at if at is None else at
-        reused = self._overwritten(at)
+        reused = {id(value) for value in self._overwritten(self.body.work[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
             if not value.bytes or not value.is_stored or id(value) in reused:
@@ -335,19 +317,3 @@ class Course:
                 yield value, self
         if at in self._inner:
             yield from self._inner[at].alive()
-
-    def _overwritten(self, at: int) -> set[int]:
-        if at >= self.end:
-            return set()
-        work = self.body.work[at]
-        if self._reused(work) == 0:
-            return set()
-        ending = [value for value in self.sources(work) if value.last == work.at and self._counts(value)]
-        found = set()
-        for result in work.results:
-            if result.is_stored and result.bytes:
-                match = next((value for value in ending if value.bytes == result.bytes), None)
-                if match is not None:
-                    ending.remove(match)
-                    found.add(id(match))
-        return found
