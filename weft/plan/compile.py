@@ -188,7 +188,7 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
             child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise WeftError(
-                f"compiling for {machine.text} took more than {timeout:.0f} s",
+                f"compiling for {machine.text} took more than {timeout:g} s",
                 fix="give it longer (`timeout=`), or compile a smaller program",
             ) from None
     lines = child.stdout.splitlines()

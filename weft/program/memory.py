@@ -16,6 +16,8 @@ from .memory_course import RULES, Course, Point
 from .memory_names import Names
 
 _SHOWN = 8
+_UNROLLED = 2.0
+_SMALL = 2**20  # what alignment and many small buffers may add
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Memory:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Between which two numbers the compiler's own peak lies."""
-        return int(self.peak * 0.9), int(self.peak * 1.15)
+        """Between which two numbers the compiler's own peak lies; arguments are exact, the rest is not."""
+        low, high = RULES[self.target].margins
+        if self._course.recomputes_outside_loops:
+            high = _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
+        rest = self.peak - self.arguments
+        return self.arguments + int(rest * low), self.arguments + int(rest * high) + _SMALL
 
     def fits(self, capacity: int) -> bool:
         """Whether the program surely fits into so many bytes."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.extend.core import jaxprs_in_params
+
 from ..ops.collectives import PRIMITIVES
 from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
 
@@ -19,6 +21,8 @@ class Rules:
     """Whether results that only kernels of the same kind use are folded into those."""
     sums_in_place: bool
     """Whether an all-reduce overwrites its operand."""
+    margins: tuple[float, float]
+    """How far the compiler's own peak may lie from the one found here, as shares of what is no argument."""
     fills_early: bool = False
     """Whether buffers that are filled bit by bit are made while collectives before them run."""
     keeps_masks: bool = False
@@ -32,9 +36,11 @@ class Rules:
 
 
 RULES = {
-    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, keeps_masks=True, pipelines=True),
-    "tpu": Rules(fuses=True, sums_in_place=True, into_products=2, is_tiled=True),
-    "cpu": Rules(fuses=False, sums_in_place=True),
+    "gpu": Rules(
+        fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, pipelines=True
+    ),
+    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.25), into_products=2, is_tiled=True),
+    "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.5, 1.5)),
 }
 
 _IN_PLACE = ELEMENTWISE | REDUCTIONS | frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
@@ -53,6 +59,15 @@ def _is_filled(value: Value) -> bool:
 
 def _type(value: Value) -> tuple[Any, ...]:
     return value.aval.shape, value.aval.dtype
+
+
+def _has_product(jaxpr: Any) -> bool:
+    """Whether a part that is recomputed has a product in it; a gather done again has none."""
+    return any(
+        (eqn.primitive.name in _PRODUCTS and "rematted_computation" in str(eqn.source_info.name_stack))
+        or any(_has_product(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -298,6 +313,11 @@ class Course:
         outer, work = self.around
         at = index + len(work.operands) - len(self.body.given)
         return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
+
+    @property
+    def recomputes_outside_loops(self) -> bool:
+        """Whether products of this body itself are computed again for its gradients."""
+        return any(work.kind == BARRIER and _has_product(work.eqn.params["jaxpr"]) for work in self.body.work)
 
     def alive(self, at: int | None = None) -> Iterator[tuple[Value, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""

@@ -163,7 +163,8 @@ class Names:
         return self.reading.local_elements(placed, _held(placed) | entry.dims) * self.reading.mapped_times(entry)
 
     def _input(self, value: Value, course: Course) -> Called:
-        assert value.given is not None
+        if value.given is None:
+            return Called("a constant", _plain(value), "", "", None)
         if course.around is None:
             return self._argument(value)
         if (found := course.outside(value.given)) is None:
