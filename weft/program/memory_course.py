@@ -47,6 +47,7 @@ _IN_PLACE = ELEMENTWISE | REDUCTIONS | frozenset(("dynamic_update_slice", "scatt
 _FOLDS = ELEMENTWISE | REDUCTIONS
 _BITS = frozenset("shift_right_logical or sub mul add max min and convert_element_type".split())
 """What makes numbers of random bits."""
+_MOVES = frozenset(("transpose", "convert_element_type"))
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _SUMS = frozenset(("psum", "psum_invariant", "pmax", "pmin"))
 
@@ -102,11 +103,33 @@ class Course:
         self._inner: dict[int, Course] = {}
         self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Value, ...]] = {}
+        self._carried: set[int] = set()
+        if rules.pipelines and around is None:
+            self._put_off_gradients()
         self._link()
         self._find_lasts()
         self.points: list[Point] = []
         self.peak, self.at = 0, -1
         self._sweep()
+
+    def _put_off_gradients(self) -> None:
+        """Moves the products whose results are scattered as gradients behind the last loop, where all are sent."""
+        last = max((at for at, work in enumerate(self.body.work) if work.kind == "scan"), default=0)
+        late: set[int] = set()
+        for work in self.body.work[:last]:
+            if work.kind == "reduce_scatter":
+                maker = work.operands[0].maker
+                while maker is not None and maker.kind in _MOVES:
+                    maker = maker.operands[0].maker
+                if maker is not None and maker.kind in _PRODUCTS:
+                    late.add(id(maker))
+        for work in self.body.work[:last] if late else ():
+            if any(value.maker is not None and id(value.maker) in late for value in work.operands):
+                late.add(id(work))
+        work = self.body.work
+        put_off = [each for each in work[:last] if id(each) in late]
+        self.body.work = [each for each in work[:last] if id(each) not in late] + [work[last]] * bool(work)
+        self.body.work += put_off + work[last + 1 :]
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
@@ -123,7 +146,7 @@ class Course:
             for work in self.body.work
             if work.kind == BARRIER
             for value in work.operands
-            if value.maker is None or value.maker.kind in ELEMENTWISE
+            if value.maker is None
         }
         self._loops = [work.at for work in self.body.work if work.kind == "scan"]
         self._has_collectives = self.around is None and any(work.kind in PRIMITIVES for work in self.body.work)
@@ -188,12 +211,13 @@ class Course:
             for work in self.body.work:
                 if work.kind == "reduce_scatter":
                     work.operands[0].last = self.end
+                    self._carried.add(id(work.operands[0]))
         for work in self.body.work:
             if work.kind == "scan" and any(inner.kind == "reduce_scatter" for inner in work.bodies[0].work):
                 alike = {_type(value) for inner in work.bodies[0].work for value in inner.results if _is_filled(value)}
                 for value in self._made:
                     if value.is_stored and _is_filled(value) and value.last < work.at and _type(value) in alike:
-                        value.last = work.at
+                        value.last = work.at - 1
 
     def sources(self, work: Work) -> tuple[Value, ...]:
         """The stored values that a piece of work reads, through those that are folded into it."""
@@ -210,6 +234,8 @@ class Course:
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
+        if id(value) in self._carried:
+            return 0
         if not self._is_busy or at < self._loops[0]:
             return at
         if value.maker.kind == "scan" and self._is_piled(value) and at > self._loops[0]:
