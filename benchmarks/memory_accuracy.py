@@ -2,7 +2,7 @@
 
 XLA's figures are kept in `memory_xla.json`; `--compile gpu` or `--compile tpu` makes them anew (`compiled_for`, 10 s to
 minutes each). Without it nothing is compiled, and the table takes seconds. The rules of `weft/program/memory_course.py`
-were tuned on the rows marked so, and on no other.
+were tuned on the rows marked so.
 """
 
 import argparse
@@ -35,8 +35,8 @@ class Case:
     mesh: str
     layout: str
     optimizer: str = "adam"
-    kind: str = "held out"
-    """`tuned`, `held out`, `other` (no scanned language model) or `unrolled`."""
+    kind: str = "scanned"
+    """`scanned`, `unrolled`, or `other`, which is no language model of one stack."""
     sizes: dict[str, Any] = field(default_factory=dict)
 
     def model(self) -> Model:
@@ -53,10 +53,6 @@ class Case:
         return f"h100:1x{max(count // 8, 1)}x{min(count, 8)}"
 
 
-def _tuned(*args: Any, **sizes: Any) -> Case:
-    return Case(*args, kind="tuned", sizes=sizes)
-
-
 def _case(*args: Any, **sizes: Any) -> Case:
     return Case(*args, sizes=sizes)
 
@@ -70,22 +66,22 @@ def _unrolled(*args: Any, **sizes: Any) -> Case:
 
 
 CASES = [
-    _tuned("8 M", "tiny-lm", "rows=4,cols=2", PAPER, "adam", layers=4, d_model=256, d_kv=64, d_ff=1024, vocab=8192,
+    _case("8 M", "tiny-lm", "rows=4,cols=2", PAPER, "adam", layers=4, d_model=256, d_kv=64, d_ff=1024, vocab=8192,
            batch=64, length=128, **SMALL),
-    _tuned("0.14 B", "lm-0.14b", "rows=2,cols=4", PAPER, "adam", batch=32),
-    _tuned("0.14 B, one processor", "lm-0.14b", "all=1", "", "sgd", batch=8),
-    _tuned("0.14 B, no remat", "lm-0.14b", "rows=4,cols=2", PAPER, "adam", batch=64, remat=False),
-    _tuned("GPT-2", "gpt2", "all=8", "batch:all", "adam"),
-    _tuned("0.37 B, fully sharded", "lm-0.37b", "all=16", f"batch:all,{SHARDED}:all", "adam"),
-    _tuned("0.67 B", "lm-0.67b", "rows=4,cols=8", PAPER, "adafactor"),
-    _tuned("0.22 B", "lm-0.22b", "rows=2,cols=4", PAPER, "adam", batch=64, length=128),
-    _tuned("1.28 B, fully sharded", "lm-1.28b", "rows=8,cols=8", f"{PAPER},{SHARDED}:rows", "adam"),
-    _tuned("2.48 B", "lm-2.48b", "rows=8,cols=32", PAPER, "sgd"),
-    _tuned("2.48 B, fully sharded", "lm-2.48b", "rows=32,cols=4", f"{PAPER},{SHARDED}:rows", "adam", batch=512),
-    _tuned("4.90 B, 8 x 64", "lm-4.90b", "rows=8,cols=64", PAPER, "adafactor"),
-    _tuned("4.90 B", "lm-4.90b", "rows=16,cols=32", PAPER, "adam"),
-    _case("17 M", "tiny-lm", "all=1", "", "adam", layers=6, d_model=384, heads=6, d_kv=64, d_ff=1536, vocab=16384,
-          batch=16, length=256, dropout=0.0, **SMALL),
+    _case("0.14 B", "lm-0.14b", "rows=2,cols=4", PAPER, "adam", batch=32),
+    _case("0.14 B, one processor", "lm-0.14b", "all=1", "", "sgd", batch=8),
+    _case("0.14 B, no remat", "lm-0.14b", "rows=4,cols=2", PAPER, "adam", batch=64, remat=False),
+    _case("GPT-2", "gpt2", "all=8", "batch:all", "adam"),
+    _case("0.37 B, fully sharded", "lm-0.37b", "all=16", f"batch:all,{SHARDED}:all", "adam"),
+    _case("0.67 B", "lm-0.67b", "rows=4,cols=8", PAPER, "adafactor"),
+    _case("0.22 B", "lm-0.22b", "rows=2,cols=4", PAPER, "adam", batch=64, length=128),
+    _case("1.28 B, fully sharded", "lm-1.28b", "rows=8,cols=8", f"{PAPER},{SHARDED}:rows", "adam"),
+    _case("2.48 B", "lm-2.48b", "rows=8,cols=32", PAPER, "sgd"),
+    _case("2.48 B, fully sharded", "lm-2.48b", "rows=32,cols=4", f"{PAPER},{SHARDED}:rows", "adam", batch=512),
+    _case("4.90 B, 8 x 64", "lm-4.90b", "rows=8,cols=64", PAPER, "adafactor"),
+    _case("4.90 B", "lm-4.90b", "rows=16,cols=32", PAPER, "adam"),
+    _case("23 M, one processor", "tiny-lm", "all=1", "", "adam", layers=6, d_model=384, heads=6, d_kv=64, d_ff=1536,
+          vocab=16384, batch=16, length=256, dropout=0.0, **SMALL),
     _case("23 M", "tiny-lm", "rows=4,cols=2", PAPER, "adafactor", layers=12, d_model=320, heads=4, d_kv=80, d_ff=1280,
           vocab=12288, batch=32, length=128, **SMALL),
     _case("59 M, no remat", "tiny-lm", "rows=2,cols=2", PAPER, "adam", d_model=512, d_kv=64, d_ff=2048, vocab=32768,
@@ -107,6 +103,16 @@ CASES = [
               vocab=32768, batch=32, length=256, dtype="bfloat16", remat=False),
     _unrolled("GPT-2, unrolled, fully sharded", "gpt2", "all=8", f"batch:all,{SHARDED}:all", "adam", batch=32),
 ]  # fmt: skip
+
+
+# On whose figures the rules were tuned; those of the others were looked at afterwards.
+TUNED = {
+    "gpu": {
+        "8 M", "0.14 B", "0.14 B, one processor", "0.14 B, no remat", "GPT-2", "0.37 B, fully sharded", "0.67 B",
+        "0.22 B", "1.28 B, fully sharded", "2.48 B", "2.48 B, fully sharded", "4.90 B, 8 x 64", "4.90 B",
+    },
+    "tpu": {"8 M", "0.14 B", "0.37 B, fully sharded", "4.90 B"},
+}  # fmt: skip
 
 
 def recorded() -> dict[str, dict[str, dict[str, int]]]:
@@ -134,28 +140,28 @@ def table(kind: str) -> bool:
     """Prints the errors on a target; whether all rows that no rule was tuned on lie within the limit."""
     print(f"\n| {kind} | params | mesh | layout | optimizer | arguments | XLA's peak | Weft's | error | range |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    errors: dict[str, list[float]] = {kind: [] for kind in ("tuned", "held out", "other", "unrolled")}
+    errors: dict[str, list[float]] = {}
     for case in CASES:
         if (xla := recorded().get(case.name, {}).get(kind)) is None:
             continue
         memory = case.program().memory_on(kind)
         error = memory.peak / xla["peak"] - 1
-        errors[case.kind].append(error)
+        group = case.kind if case.kind != "scanned" else "tuned" if case.name in TUNED[kind] else "held out"
+        errors.setdefault(group, []).append(error)
         low, high = memory.range
         inside = "holds" if low <= xla["peak"] <= high else "**missed**"
         exact = "exact" if memory.arguments == xla["arguments"] else f"{memory.arguments - xla['arguments']:+,} B"
         params = wf.models.preset(case.preset, **case.sizes).param_count
         print(
-            f"| {case.name}{' (tuned)' * (case.kind == 'tuned')} | {params / 1e6:,.0f} M | `{case.mesh}` "
+            f"| {case.name}{' (tuned)' * (group == 'tuned')} | {params / 1e6:,.0f} M | `{case.mesh}` "
             f"| `{case.layout}` | {case.optimizer} | {exact} | {xla['peak'] / 2**20:,.0f} MiB "
             f"| {memory.peak / 2**20:,.0f} MiB | {100 * error:+.1f} % "
             f"| {low / xla['peak']:.2f}–{high / xla['peak']:.2f}, {inside} |"
         )
     for name, found in errors.items():
-        if found:
-            sizes = [abs(error) for error in found]
-            print(f"\n{name}: mean {100 * statistics.mean(sizes):.1f} %, largest {100 * max(sizes):.1f} %")
-    return all(abs(error) <= LIMITS[kind] for error in errors["held out"])
+        sizes = [abs(error) for error in found]
+        print(f"\n{name}: {len(sizes)}, mean {100 * statistics.mean(sizes):.1f} %, largest {100 * max(sizes):.1f} %")
+    return all(abs(error) <= LIMITS[kind] for error in errors.get("held out", []))
 
 
 def main() -> None:

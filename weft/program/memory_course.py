@@ -97,7 +97,6 @@ class Course:
         self.body, self.rules, self.around = body, rules, around
         self._kept = {id(value) for value, is_kept in zip(owned, kept, strict=False) if is_kept}
         self.end = len(body.work)
-        self.slices: list[Value] = []
         self._streamed = {id(value) for value in streamed}
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
@@ -123,17 +122,18 @@ class Course:
                     maker = maker.operands[0].maker
                 if maker is not None and maker.kind in _PRODUCTS:
                     late.add(id(maker))
-        for work in self.body.work[:last] if late else ():
+        for work in self.body.work[: last + 1] if late else ():
             if any(value.maker is not None and id(value.maker) in late for value in work.operands):
                 late.add(id(work))
-        work = self.body.work
-        put_off = [each for each in work[:last] if id(each) in late]
-        self.body.work = [each for each in work[:last] if id(each) not in late] + [work[last]] * bool(work)
-        self.body.work += put_off + work[last + 1 :]
+                if work.bodies:
+                    return  # a loop needs one of them
+        if late:
+            before, rest = self.body.work[:last], self.body.work[last + 1 :]
+            kept, put_off = ([work for work in before if (id(work) in late) == is_late] for is_late in (False, True))
+            self.body.work = [*kept, self.body.work[last], *put_off, *rest]
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
-        self._given = {id(value): value for value in self.body.given}
         made: list[Value] = list(self.body.given)
         for at, work in enumerate(self.body.work):
             work.at = at
