@@ -1,0 +1,221 @@
+"""Programs compiled for machines that are not there: what is refused and why, and what XLA says beside Weft.
+
+What needs a compiler runs where one is installed: `pip install 'weft[cuda]'` or `'weft[tpu]'`.
+"""
+
+import importlib.util
+
+import optax
+import pytest
+
+import weft as wf
+from tests.program.cases import B, D, F, shape, weight
+from weft.plan import Proof, Sent, compile, compiled_for
+from weft.plan.sent import sent_by
+from weft.plan.targets import read_target
+
+MESH, LAYOUT = "rows=2,cols=4", "batch:rows,d_ff:cols"
+ARGS = (shape(B, D), weight(D, F), weight(F, D))
+
+CUDA = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="the CUDA plugin of JAX is not installed"
+)
+TPU = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+def layers(x, w, v):
+    return wf.einsum(wf.relu(wf.einsum(x, w, over=D)), v, over=F)
+
+
+# ---- the machine
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "processors"),
+    [("h100:1x64x8", "gpu", 512), ("a100:1x1x8", "gpu", 8), ("v5p:8x8x8", "tpu", 512), ("v5e:4x4", "tpu", 16)]
+    + [("v3:4x4", "tpu", 32), ("v4:2x2x4", "tpu", 16), ("b200:2x4x8", "gpu", 64), ("v6e:16x16", "tpu", 256)],
+)
+def test_a_target_names_a_machine_and_its_processors(text, kind, processors):
+    target = read_target(text)
+    assert (target.kind, target.processors) == (kind, processors)
+
+
+@pytest.mark.parametrize(
+    ("text", "fact", "fix"),
+    [
+        ("h10:1x1x8", "`h10:1x1x8` names no machine", "did you mean `h100`?"),
+        ("abacus", "`abacus` names no machine", "use one of: `a100`"),
+        ("h100", "does not say how many processors", "h100:1x64x8"),
+        ("h100:1x0x8", "does not say how many processors", "h100:1x64x8"),
+        ("v5p:8xx8", "does not say how many processors", "v5p:8x8x8"),
+        ("h100:8", "has 1 sizes; h100 has 3", "h100:1x64x8"),
+        ("v5p:4x4", "has 2 sizes; v5p has 3", "v5p:8x8x8"),
+        ("v5e:32x16", "more than one slice of v5e", "v5e:16x16"),
+    ],
+)
+def test_a_machine_that_is_not_known_is_refused(text, fact, fix):
+    with pytest.raises(wf.WeftError) as error:
+        compiled_for(layers, ARGS, MESH, LAYOUT, text)
+    assert fact in error.value.fact
+    assert fix in error.value.fix
+
+
+def test_a_machine_of_another_size_than_the_mesh_is_refused():
+    with pytest.raises(wf.WeftError, match="`v5p:4x4x4` has 64 processors and the mesh has 8"):
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:4x4x4")
+
+
+@pytest.mark.parametrize(("target", "extra"), [("h100:1x1x8", "weft[cuda]"), ("v5p:2x2x2", "weft[tpu]")])
+def test_a_compiler_that_is_missing_is_named_with_its_install_line(target, extra, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(wf.WeftError, match="is not installed") as error:
+        compiled_for(layers, ARGS, MESH, LAYOUT, target)
+    assert error.value.fix == f"pip install '{extra}'"
+
+
+# ---- the process that compiles
+
+
+def child(monkeypatch, script):
+    """Lets a few lines of Python stand for the process that compiles."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    run = compile.subprocess.run
+    monkeypatch.setattr(
+        compile.subprocess, "run", lambda command, **how: run([command[0], "-c", script, command[-1]], **how)
+    )
+
+
+SAYS = {"argument_bytes": 10, "peak_bytes": 30, "output_bytes": 5, "alias_bytes": 5, "temporary_bytes": 20}
+
+
+def test_what_the_process_says_becomes_a_proof(monkeypatch):
+    sent = {"collective": "all_reduce", "axes": ["cols"], "group": 4, "bytes": 8, "count": 6}
+    child(monkeypatch, f"import json; print(json.dumps({SAYS | {'seconds': 1.0, 'collectives': [sent]}!r}))")
+    proof = compiled_for(layers, ARGS, MESH, LAYOUT, "h100:1x1x8")
+    assert (proof.peak_bytes, proof.argument_bytes, proof.sent_bytes) == (30, 10, {"cols": 48})
+    assert proof.collectives == (Sent("all_reduce", ("cols",), 4, 8, 6),)
+    assert proof.to_dict()["collectives"][0]["count"] == 6
+
+
+def test_a_process_that_is_ended_ends_nothing_else(monkeypatch):
+    child(monkeypatch, "import os, sys; print('F0000 no such torus', file=sys.stderr, flush=True); os.abort()")
+    with pytest.raises(wf.WeftError, match="was ended by signal 6: F0000 no such torus"):
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2")
+
+
+def test_a_program_that_does_not_fit_says_so(monkeypatch):
+    told = "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.7G hbm."
+    child(monkeypatch, f"import sys; print({told!r}, file=sys.stderr); sys.exit(1)")
+    with pytest.raises(wf.WeftError, match="does not fit: Ran out of memory in memory space hbm"):
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2")
+
+
+def test_a_process_that_takes_too_long_is_stopped(monkeypatch):
+    child(monkeypatch, "import time; time.sleep(60)")
+    with pytest.raises(wf.WeftError, match=r"took more than 0\.5 s"):
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2", timeout=0.5)
+
+
+def test_a_program_that_calls_back_to_python_is_refused(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+    def checked(x):
+        wf.print("x {}", x)
+        return x
+
+    with pytest.raises(wf.WeftError, match="cannot be compiled in a process of its own"):
+        compiled_for(checked, (shape(B, D),), MESH, "batch:rows", "h100:1x1x8")
+
+
+# ---- what is read off the compiled code
+
+
+LOOP = """
+HloModule jit_f, is_scheduled=true
+
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[], f32[8,16]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,16] get-tuple-element(%p), index=1
+  %sum = f32[8,16] all-reduce(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %out = (s32[], f32[8,16]) tuple(%i, %sum)
+}
+
+%until (q: (s32[], f32[8,16])) -> pred[] {
+  %q = (s32[], f32[8,16]) parameter(0)
+  ROOT %more = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[8,16]) -> f32[32,16] {
+  %a = f32[8,16] parameter(0)
+  %i0 = s32[] constant(0)
+  %start = (s32[], f32[8,16]) tuple(%i0, %a)
+  %loop = (s32[], f32[8,16]) while(%start), condition=%until, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %x1 = f32[8,16] get-tuple-element(%loop), index=1
+  ROOT %all = f32[16,16] all-gather(%x1), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+}
+"""
+
+
+def test_collectives_are_read_with_their_axes_groups_and_turns():
+    found = sent_by(LOOP, {"rows": 2, "cols": 4})
+    assert found == [Sent("all_reduce", ("cols",), 4, 512, 5), Sent("all_gather", ("rows",), 2, 1024, 1)]
+
+
+def test_xlas_figures_stand_beside_wefts():
+    program = wf.trace(layers, *ARGS, mesh=MESH, layout=LAYOUT)
+    sent = (Sent("all_reduce", ("cols",), 4, program.ledger.rows[0].bytes, 1),)
+    proof = Proof("h100:1x1x8", *SAYS.values(), collectives=sent, seconds=1.0)
+    lines = proof.beside(program).splitlines()
+    assert lines[0].split() == ["Weft", "XLA", "for", "h100:1x1x8"]
+    assert [line.split("  ")[0] for line in lines[1:]] == ["arguments", "peak", "sent over cols"]
+
+
+# ---- with the compilers
+
+
+def adam_step():
+    def loss(params, x, key):
+        return wf.mean(wf.square(layers(x, params["w"], params["v"])), over=[B, D])
+
+    step = wf.train_step(loss, optax.adam(1e-3))
+    return step, (step.init({"w": weight(D, F), "v": weight(F, D)}), shape(B, D))
+
+
+@CUDA
+@pytest.mark.slow
+def test_a_train_step_is_compiled_for_gpus_that_are_not_there():
+    step, args = adam_step()
+    proof = compiled_for(step, args, MESH, LAYOUT, "h100:1x1x8")
+    program = wf.trace(step, *args, mesh=MESH, layout=LAYOUT)
+    assert proof.argument_bytes == program.memory.arguments
+    assert proof.alias_bytes >= program.memory.donated
+    assert proof.peak_bytes <= program.memory.range[1]
+    assert proof.sent_bytes["cols"] == sum(row.bytes * row.count for row in program.ledger if row.axes == ("cols",))
+
+
+@CUDA
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["a100:1x1x8", "h200:1x1x8", "b200:1x2x4"])
+def test_a_function_is_compiled_for_every_kind_of_gpu(target):
+    proof = compiled_for(layers, ARGS, MESH, LAYOUT, target)
+    program = wf.trace(layers, *ARGS, mesh=MESH, layout=LAYOUT)
+    assert proof.argument_bytes == program.memory.arguments
+    assert proof.peak_bytes <= program.memory.range[1]
+
+
+@TPU
+@pytest.mark.slow
+def test_a_train_step_is_compiled_for_tpus_that_are_not_there():
+    step, args = adam_step()
+    proof = compiled_for(step, args, MESH, LAYOUT, "v5p:2x2x2")
+    memory = wf.trace(step, *args, mesh=MESH, layout=LAYOUT).memory_on("tpu")
+    assert proof.argument_bytes == memory.arguments
+    assert proof.peak_bytes <= memory.range[1]
+
+
+@TPU
+@pytest.mark.slow
+def test_a_shape_that_does_not_exist_is_xlas_own_refusal():
+    with pytest.raises(wf.WeftError, match="compiling for v5p:1x2x4 failed"):
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:1x2x4")
