@@ -55,21 +55,30 @@ class _Part:
 
 
 class Plan:
-    """A program's course on some hardware; `seconds` of a step, `memory`, and `why` it takes them."""
+    """A program's course on some hardware: `seconds` of a step, `memory`, and `why` it takes them.
 
-    def __init__(self, program: Program, hardware: str | Hardware, *, memory: int | float | None = None):
+    `memory` is what a processor has, if not what the table says. A program is traced with no devices, so it does not
+    tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
+    """
+
+    def __init__(
+        self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True
+    ):
         self.program, self.hardware = program, find_hardware(hardware)
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
-        self.capacity = int(self.hardware.memory if memory is None else memory)
+        shared = self.mesh.size if self.hardware.is_shared else 1
+        self.capacity = int(self.hardware.memory // shared if memory is None else memory)
         self.compute_seconds = self.exposed = 0.0
         self.communication: dict[str, float] = defaultdict(float)
         """Seconds of all collectives over each group of axes, hidden or not."""
         self.phases: dict[str, float] = defaultdict(float)
+        self.kinds: dict[str, float] = defaultdict(float)
+        """Seconds of each kind of kernel: `product`, `attention`, `elementwise`, `moved`, `sent`."""
         self._parts: dict[Any, _Part] = {}
         self._dtypes: dict[str, float] = defaultdict(float)
-        self._cost(kernels(program._reading, self.hardware.kind))
-        self.communication, self.phases = dict(self.communication), dict(self.phases)
+        self._cost(kernels(program._reading, self.hardware.kind, fused=fused))
+        self.communication, self.phases, self.kinds = dict(self.communication), dict(self.phases), dict(self.kinds)
 
     @property
     def seconds(self) -> float:
@@ -118,6 +127,7 @@ class Plan:
         part.bytes += kernel.bytes * kernel.count
         part.count = max(part.count, kernel.count)
         self.phases[kernel.phase] += took
+        self.kinds[kernel.kind] += took
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:

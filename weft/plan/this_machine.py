@@ -172,7 +172,7 @@ def measure() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "jax": jax.__version__,
-        "memory": memory // PROCESSORS,
+        "memory": memory,
     }
 
 

@@ -69,15 +69,15 @@ class Kernel:
     body: int = 0
 
 
-def kernels(reading: Reading, kind: str) -> list[Kernel]:
-    """The kernels of a program on a kind of hardware."""
-    return list(_Fusion(reading, kind).of(bodies_of(reading)))
+def kernels(reading: Reading, kind: str, *, fused: bool = True) -> list[Kernel]:
+    """The kernels of a program on a kind of hardware; with `fused=False` attention is as it is written, on a GPU too."""
+    return list(_Fusion(reading, kind, fused).of(bodies_of(reading)))
 
 
 class _Fusion:
-    def __init__(self, reading: Reading, kind: str):
+    def __init__(self, reading: Reading, kind: str, fused: bool):
         self.reading = reading
-        self.groups: dict[int | None, Group] = groups_of(reading) if kind == "gpu" else {}
+        self.groups: dict[int | None, Group] = groups_of(reading) if kind == "gpu" and fused else {}
         self.longest_row = _LONGEST_ROW.get(kind, 0)
         self._bodies = 0
 
