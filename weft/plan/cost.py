@@ -61,9 +61,7 @@ class Plan:
     tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
     """
 
-    def __init__(
-        self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True
-    ):
+    def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True):
         self.program, self.hardware = program, find_hardware(hardware)
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
@@ -77,7 +75,7 @@ class Plan:
         """Seconds of each kind of kernel: `product`, `attention`, `elementwise`, `moved`, `sent`."""
         self._parts: dict[Any, _Part] = {}
         self._dtypes: dict[str, float] = defaultdict(float)
-        self._cost(kernels(program._reading, self.hardware.kind, fused=fused))
+        self._cost(kernels(program._reading, self.hardware, fused=fused))
         self.communication, self.phases, self.kinds = dict(self.communication), dict(self.phases), dict(self.kinds)
 
     @property
@@ -104,9 +102,7 @@ class Plan:
                 self._dtypes[kernel.dtype] += kernel.flops * kernel.count
             self._add(kernel, took, bound_by)
         share = roofline.BESIDE[self.hardware.kind]
-        left = {
-            body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()
-        }
+        left = {body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()}
         for kernel, took in sent:
             assert kernel.row is not None
             self.communication["+".join(kernel.row.axes)] += took
@@ -197,8 +193,8 @@ class Plan:
         lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
         for op in self.ops[:most]:
             share = op.seconds / self.seconds if self.seconds else 0.0
-            text = f"{time_text(op.seconds):>10}  {share:6.1%}  {op.bound_by:9} {op.phase:9} {op.label[:60]:60} {op.source}"
-            lines.append(text.rstrip())
+            figures = f"{time_text(op.seconds):>10}  {share:6.1%}  {op.bound_by:9} {op.phase:9}"
+            lines.append(f"{figures} {op.label[:60]:60} {op.source}".rstrip())
         if len(self.ops) > most:
             rest = sum(op.seconds for op in self.ops[most:])
             lines.append(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more")

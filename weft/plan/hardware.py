@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import WeftError, closest
 
-GB, TB = 1e9, 1e12
+MB, GB, TB = 1e6, 1e9, 1e12
 TFLOP = 1e12
 GIB = 2**30
 
@@ -58,6 +58,8 @@ class Hardware:
     """Parts of JAX's `device_kind` by which it is known."""
     call: float = 0.0
     """Seconds a kernel takes at least."""
+    cache: float = 0.0
+    """Bytes that need not go to memory when they are read again at once."""
     is_shared: bool = False
     """Whether all processors of a mesh are one machine, which does the work of all of them."""
 
@@ -85,6 +87,7 @@ def _gpu(
     cores: int,
     memory: float,
     bandwidth: float,
+    cache: float,
     inside: Link,
     between: Link,
     network: str,
@@ -110,11 +113,13 @@ def _gpu(
             "cores": f"{sheet}: streaming multiprocessors",
             "memory": sheet,
             "bandwidth": sheet,
+            "cache": f"{sheet} and architecture paper: L2",
             inside.name: f"{sheet}: half of the total of both directions",
             between.name: network,
         },
         device_kinds=tuple(kinds),
         call=2.5e-6,
+        cache=cache,
     )
 
 
@@ -179,33 +184,39 @@ _ALL = (
     _gpu(
         "a100", "NVIDIA A100 SXM 80 GB", "A100",
         bfloat16=312 * TFLOP, tf32=156 * TFLOP, vector=19.5 * TFLOP, cores=108, memory=80 * GB, bandwidth=2.039 * TB,
+        cache=40 * MB,
         inside=_nvlink("NVLink 3", 300 * GB), between=_HDR, network=_DGX.format("DGX A100", 200), kinds=["A100"],
     ),
     _gpu(
         "h100-nvl", "NVIDIA H100 NVL 94 GB", "H100 NVL",
         bfloat16=835 * TFLOP, tf32=417 * TFLOP, vector=60 * TFLOP, cores=132, memory=94 * GB, bandwidth=3.9 * TB,
+        cache=50 * MB,
         inside=_nvlink("NVLink bridge", 300 * GB, reach=2), between=_NDR, network=_DGX.format("DGX H100", 400),
         kinds=["H100 NVL"],
     ),
     _gpu(
         "h100-pcie", "NVIDIA H100 PCIe 80 GB", "H100 PCIe",
         bfloat16=756 * TFLOP, tf32=378 * TFLOP, vector=51 * TFLOP, cores=114, memory=80 * GB, bandwidth=2.0 * TB,
+        cache=50 * MB,
         inside=_nvlink("NVLink bridge", 300 * GB, reach=2), between=_NDR, network=_DGX.format("DGX H100", 400),
         kinds=["H100 PCIe"],
     ),
     _gpu(
         "h100", "NVIDIA H100 SXM 80 GB", "H100",
         bfloat16=989 * TFLOP, tf32=494 * TFLOP, vector=67 * TFLOP, cores=132, memory=80 * GB, bandwidth=3.35 * TB,
+        cache=50 * MB,
         inside=_nvlink("NVLink 4", 450 * GB), between=_NDR, network=_DGX.format("DGX H100", 400), kinds=["H100"],
     ),
     _gpu(
         "h200", "NVIDIA H200 SXM 141 GB", "H200",
         bfloat16=989 * TFLOP, tf32=494 * TFLOP, vector=67 * TFLOP, cores=132, memory=141 * GB, bandwidth=4.8 * TB,
+        cache=50 * MB,
         inside=_nvlink("NVLink 4", 450 * GB), between=_NDR, network=_DGX.format("DGX H200", 400), kinds=["H200"],
     ),
     _gpu(
         "b200", "NVIDIA B200 SXM 180 GB", "DGX B200",
         bfloat16=2250 * TFLOP, tf32=1125 * TFLOP, vector=75 * TFLOP, cores=148, memory=180 * GB, bandwidth=8 * TB,
+        cache=126 * MB,
         inside=_nvlink("NVLink 5", 900 * GB), between=_NDR, network=_DGX.format("DGX B200", 400), kinds=["B200"],
     ),
     _tpu(

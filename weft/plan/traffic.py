@@ -6,8 +6,8 @@ The rules of fusion, which are XLA's in broad strokes:
 - Elementwise equations join those they are connected with, as far as no other kernel lies between; such a group reads
   what comes from outside once, and writes only what someone outside needs. What can be made again from no more bytes
   than it has (a cast, a mask) is made again instead.
-- A sum along short rows joins too (on a GPU); any other sum reads its operands by itself, and what follows it is
-  another group.
+- A sum joins too where what it reads stays in the cache, or its rows are short (on a GPU); any other sum reads its
+  operands by itself, and what follows it is another group.
 - A turn of a loop copies the slices it is given, unless an elementwise group reads them, and copies what is stacked,
   unless such a group made it.
 - Attention of `weft.nn` is one kernel on a GPU where it can be: scores never reach memory.
@@ -24,6 +24,7 @@ from ..program.ledger import Row
 from ..program.reading import Reading
 from ..program.update import implied
 from .attention import Group, groups_of
+from .hardware import Hardware
 from .values import Body, Node, Value, bodies_of
 
 _PRODUCTS = frozenset("dot_general conv_general_dilated".split())
@@ -43,7 +44,8 @@ _DEAR = {  # operations an element, where they are not about one
     "rsqrt": 4, "sqrt": 4, "div": 4, "rem": 8, "integer_pow": 2, "random_bits": 60, "threefry2x32": 60, "sort": 100,
 }  # fmt: skip
 _NO_WORK = frozenset("broadcast_in_dim iota convert_element_type select_n concatenate pad".split()) | _VIEWS
-_LONGEST_ROW = {"gpu": 16384}
+_LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
+_CACHED = 1.5  # caches: of what is a little larger, a part is still there
 
 
 @dataclass(slots=True)
@@ -69,16 +71,16 @@ class Kernel:
     body: int = 0
 
 
-def kernels(reading: Reading, kind: str, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on a kind of hardware; with `fused=False` attention is as it is written, on a GPU too."""
-    return list(_Fusion(reading, kind, fused).of(bodies_of(reading)))
+def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
+    """The kernels of a program on some hardware; with `fused=False` attention is as it is written, on a GPU too."""
+    return list(_Fusion(reading, hardware, fused).of(bodies_of(reading)))
 
 
 class _Fusion:
-    def __init__(self, reading: Reading, kind: str, fused: bool):
+    def __init__(self, reading: Reading, hardware: Hardware, fused: bool):
         self.reading = reading
-        self.groups: dict[int | None, Group] = groups_of(reading) if kind == "gpu" and fused else {}
-        self.longest_row = _LONGEST_ROW.get(kind, 0)
+        self.groups: dict[int | None, Group] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
+        self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
     def of(self, bodies: Iterable[Body]) -> Iterator[Kernel]:
@@ -102,13 +104,14 @@ class _Fusion:
         """Says of each node when it runs and what it reads; the elementwise results that are stored."""
         stored: set[Value] = set()
         for node in body.nodes:
-            node.is_joined, node.is_hard = self._is_joined(node), self._is_hard(node)
+            node.is_joined = self._is_joined(node)
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in _VIEWS:
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
                 continue
             node.leaves = _leaves(node, stored)
+            node.is_hard = self._is_hard(node)
             if node.is_hard:
                 stored.update(node.outs)
         stored.update(body.kept)
@@ -132,7 +135,8 @@ class _Fusion:
             return False
         shape, axes = node.eqn.invars[0].aval.shape, node.eqn.params["axes"]
         is_last = sorted(axes) == list(range(len(shape) - len(axes), len(shape)))
-        return not (is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row)
+        is_short = is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row
+        return not is_short and max((leaf.bytes for leaf in node.leaves), default=0) > _CACHED * self.cache
 
     def _alone(self, body: Body) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
@@ -206,10 +210,8 @@ class _Fusion:
             maker = value.maker
             if maker is None or self._is_score(value):
                 continue
-            if not maker.is_joined:
+            if not maker.is_joined or any(not node.is_joined for node in value.uses):
                 yield Kernel("moved", maker.op, maker.phase, bytes=2 * value.bytes)
-            elif any(not node.is_joined for node in value.uses):
-                yield Kernel("moved", maker.op, maker.phase, bytes=value.bytes, calls=0)
 
     def _is_score(self, value: Value) -> bool:
         """Whether a value is one of those that a fused attention never stores."""
@@ -230,7 +232,7 @@ def _leaves(node: Node, stored: set[Value]) -> frozenset[Value]:
     found: set[Value] = set()
     for value in node.ins:
         maker = value.maker
-        if maker is None or not maker.is_joined or maker.is_hard:
+        if maker is None or not maker.is_joined or maker.is_hard or maker.is_global != node.is_global:
             found.add(value)
         elif maker.stage == node.stage or _bytes(maker.leaves) <= value.bytes:
             found |= maker.leaves
@@ -282,7 +284,7 @@ def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
         root[node] = node
         for value in node.ins:
             maker = value.maker
-            if maker in root and maker.stage == node.stage and not maker.is_hard:
+            if maker in root and maker.stage == node.stage and not maker.is_hard and maker.is_global == node.is_global:
                 root[find(maker)] = find(node)
     found: dict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
@@ -315,9 +317,7 @@ def product(node: Node) -> Kernel:
     dtype = max((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
     moved = _bytes({*node.ins, *node.outs})
     shape = (many, max(m // ways, 1), n, k)
-    return Kernel(
-        "product", node.op, node.phase, bytes=moved, flops=2 * out * k / ways, dtype=str(dtype), shape=shape
-    )
+    return Kernel("product", node.op, node.phase, bytes=moved, flops=2 * out * k / ways, dtype=str(dtype), shape=shape)
 
 
 def _fused_attention(node: Node) -> Kernel:
