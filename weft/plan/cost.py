@@ -160,7 +160,7 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Any:
         """What one processor holds at the peak."""
-        return self.program.memory_on(self.hardware.kind)  # type: ignore[attr-defined]
+        return self.program.memory_on(self.hardware.kind)
 
     @property
     def fits(self) -> bool:
