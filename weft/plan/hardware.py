@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import WeftError, closest
+from .this_machine import measured
 
 MB, GB, TB = 1e6, 1e9, 1e12
 TFLOP = 1e12
@@ -277,9 +278,31 @@ def hardware_of(device: Any) -> Hardware | None:
 
 @functools.cache
 def _this() -> Hardware:
-    from .this_machine import measured
+    return made_of(measured())
 
-    return measured()
+
+def made_of(found: dict[str, Any]) -> Hardware:
+    """The hardware of measured figures."""
+    source = f"measured on this machine ({found['cpu']}, JAX {found['jax']})"
+    link = Link(
+        "memory", found["sent_per_s"], found["sending_s_a_processor"], reach=0, efficiency=1.0, call=found["sending_s"]
+    )
+    flops = {"float32": found["float32"], "bfloat16": found["bfloat16"]}
+    names = [*flops, "vector", "bandwidth", "memory", "cores", "call"]
+    return Hardware(
+        THIS,
+        f"this machine: {found['cpu']}, {found['cores']} cores",
+        "cpu",
+        flops=flops,
+        vector=found["elementwise_per_s"],
+        cores=found["cores"],
+        memory=found["memory"],
+        bandwidth=found["bandwidth"],
+        links=(link,),
+        sources=dict.fromkeys(names, source),
+        call=found["call_s"],
+        is_shared=True,
+    )
 
 
 def ways_inside(link: Link, sizes: Sequence[int], strides: Sequence[int]) -> int:

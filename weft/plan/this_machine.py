@@ -18,15 +18,14 @@ from typing import Any
 import jax
 
 from ..errors import WeftError
-from .hardware import THIS, Hardware, Link
 
 PROCESSORS = 8
 VERSION = 1
 _LONGEST = 300  # seconds
 
 
-def measured() -> Hardware:
-    """This machine; from the cache where it was measured before."""
+def measured() -> dict[str, Any]:
+    """The figures of this machine; from the cache where it was measured before."""
     file = cache_file()
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -37,7 +36,7 @@ def measured() -> Hardware:
             file.write_text(json.dumps(found, indent=1), encoding="utf-8")
         except OSError:
             pass  # measured again next time
-    return made_of(found)
+    return found
 
 
 def cache_file() -> Path:
@@ -56,30 +55,6 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def made_of(found: dict[str, Any]) -> Hardware:
-    """The hardware of measured figures."""
-    source = f"measured on this machine ({found['cpu']}, JAX {found['jax']})"
-    link = Link(
-        "memory", found["sent_per_s"], found["sending_s_a_processor"], reach=0, efficiency=1.0, call=found["sending_s"]
-    )
-    flops = {"float32": found["float32"], "bfloat16": found["bfloat16"]}
-    names = [*flops, "vector", "bandwidth", "memory", "cores", "call"]
-    return Hardware(
-        THIS,
-        f"this machine: {found['cpu']}, {found['cores']} cores",
-        "cpu",
-        flops=flops,
-        vector=found["elementwise_per_s"],
-        cores=found["cores"],
-        memory=found["memory"],
-        bandwidth=found["bandwidth"],
-        links=(link,),
-        sources=dict.fromkeys(names, source),
-        call=found["call_s"],
-        is_shared=True,
-    )
 
 
 def _in_a_child() -> dict[str, Any]:
