@@ -52,9 +52,14 @@ class Memory:
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
         self.target, self._names = target, names
-        body = liveness.read(jaxpr, mesh_axes)
+        rules = RULES[target]
+        size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
+        body = liveness.read(jaxpr, mesh_axes, size)
         donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.given))]
-        self._course = Course(body, RULES[target], body.given, kept=[not is_gone for is_gone in donated])
+        if rules.is_tiled:
+            liveness.cast_before_barriers(body)
+            liveness.cast_before_loops(body, size)
+        self._course = Course(body, rules, body.given, kept=[not is_gone for is_gone in donated])
         self.arguments = sum(value.bytes for value in body.given)
         self.outputs = sum(value.bytes for value in body.results)
         self.donated = sum(value.bytes for value, is_gone in zip(body.given, donated, strict=True) if is_gone)

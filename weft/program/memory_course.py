@@ -5,9 +5,10 @@ Reads what `liveness` read. A loop stands for what its largest turn needs, over 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..ops.collectives import PRIMITIVES
-from .liveness import ELEMENTWISE, REDUCTIONS, Body, Value, Work
+from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,40 @@ class Rules:
     """Whether results that only kernels of the same kind use are folded into those."""
     sums_in_place: bool
     """Whether an all-reduce overwrites its operand."""
+    fills_early: bool = False
+    """Whether buffers that are filled bit by bit are made while collectives before them run."""
+    keeps_masks: bool = False
+    """Whether random bits are not drawn again for each use."""
+    into_products: int = 0
+    """Into how many products a result is folded at most."""
+    is_tiled: bool = False
+    """Whether arrays lie in tiles, and weights are cast before loops: a TPU."""
+    pipelines: bool = False
+    """Whether a loop sends the gradients of one turn during the next, and has its first turn taken out of it."""
 
 
 RULES = {
-    "gpu": Rules(fuses=True, sums_in_place=False),
-    "tpu": Rules(fuses=True, sums_in_place=True),
+    "gpu": Rules(fuses=True, sums_in_place=False, fills_early=True, keeps_masks=True, pipelines=True),
+    "tpu": Rules(fuses=True, sums_in_place=True, into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True),
 }
 
 _IN_PLACE = ELEMENTWISE | REDUCTIONS | frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
 _FOLDS = ELEMENTWISE | REDUCTIONS
+_BITS = frozenset("shift_right_logical or sub mul add max min and convert_element_type".split())
+"""What makes numbers of random bits."""
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _SUMS = frozenset(("psum", "psum_invariant", "pmax", "pmin"))
+
+
+def _is_filled(value: Value) -> bool:
+    """Whether a value is one number all over, written in the program."""
+    work = value.maker
+    return work is not None and work.kind == "broadcast_in_dim" and all(one.is_written for one in work.operands)
+
+
+def _type(value: Value) -> tuple[Any, ...]:
+    return value.aval.shape, value.aval.dtype
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +102,22 @@ class Course:
                 value.uses.append(work)
             made += work.results
         self._made = made
+        self._barred = {
+            id(value)
+            for work in self.body.work
+            if work.kind == BARRIER
+            for value in work.operands
+            if value.maker is None or value.maker.kind in ELEMENTWISE
+        }
+        self._loops = [work.at for work in self.body.work if work.kind == "scan"]
+        self._has_collectives = self.around is None and any(work.kind in PRIMITIVES for work in self.body.work)
+        self._drawn: set[int] = set()
+        for work in self.body.work:
+            if work.kind == "random_bits" or any(
+                value.maker is not None and id(value.maker) in self._drawn and work.kind in _BITS
+                for value in work.operands
+            ):
+                self._drawn.add(id(work))
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
 
@@ -92,7 +132,19 @@ class Course:
             return True
         if is_result and id(value) not in self._streamed:
             return True
-        return any(use.kind not in _FOLDS for use in value.uses)
+        others = [use for use in value.uses if use.kind not in _FOLDS]
+        if others:
+            is_folded = all(use.kind in _PRODUCTS for use in others) and len(others) <= self.rules.into_products
+            return value.maker is None or not is_folded
+        return (
+            self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
+        )
+
+    def _is_random(self, work: Work) -> bool:
+        """Whether work tells random bits apart: they are not drawn again for each use."""
+        return work.kind in ("lt", "le", "gt", "ge") and any(
+            value.maker is not None and id(value.maker) in self._drawn for value in work.operands
+        )
 
     def _find_lasts(self) -> None:
         for value in self._made:
@@ -103,12 +155,29 @@ class Course:
         for value in self.body.given:
             if id(value) in self._kept:
                 value.last = self.end
+        if self.rules.pipelines:
+            self._pipeline()
         for work in reversed(self.body.work):
             unstored = [value.last for value in work.results if not value.is_stored]
+            if self.rules.pipelines and work.kind == "convert_element_type" and id(work.operands[0]) in self._barred:
+                unstored = [work.results[0].last]  # the product that takes it may read it unconverted
             if unstored:
                 last = max(unstored)
                 for value in work.operands:
                     value.last = max(value.last, last)
+
+    def _pipeline(self) -> None:
+        """Keeps what a loop still has to send in the next turn, and what its first turn, outside, has in common."""
+        if self.around is not None and self.around[1].kind == "scan":
+            for work in self.body.work:
+                if work.kind == "reduce_scatter":
+                    work.operands[0].last = self.end
+        for work in self.body.work:
+            if work.kind == "scan" and any(inner.kind == "reduce_scatter" for inner in work.bodies[0].work):
+                alike = {_type(value) for inner in work.bodies[0].work for value in inner.results if _is_filled(value)}
+                for value in self._made:
+                    if value.is_stored and _is_filled(value) and value.last < work.at and _type(value) in alike:
+                        value.last = work.at
 
     def sources(self, work: Work) -> tuple[Value, ...]:
         """The stored values that a piece of work reads, through those that are folded into it."""
@@ -124,7 +193,24 @@ class Course:
         """Where a value comes to be: of one that can be made at any time, just before it is needed."""
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
-        return value.maker.at
+        at = value.maker.at
+        if not self._is_busy or at < self._loops[0]:
+            return at
+        if value.maker.kind == "scan" and self._is_piled(value) and at > self._loops[0]:
+            return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
+        if _is_filled(value) and any(use.kind.startswith("scatter") for use in value.uses):
+            return max((loop for loop in self._loops if loop < at), default=at)
+        return at
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether there are collectives between loops, for which a compiler finds other work to do meanwhile."""
+        return self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
+
+    def _is_piled(self, value: Value) -> bool:
+        """Whether a value is filled by a loop turn by turn."""
+        work = value.maker
+        return work is not None and any(value is one for one in work.results[work.eqn.params["num_carry"] :])
 
     def _sweep(self) -> None:
         self._births: list[list[Value]] = [[] for _ in range(self.end + 1)]

@@ -1,0 +1,214 @@
+"""Proof by compiling: a program compiled for a real target without owning one, and what XLA says of it.
+
+The program is lowered here and compiled in a process of its own (`compile_child`), since some failures of these
+compilers end the process. The compilers are optional extras of the package.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from ..errors import WeftError
+from ..layout import Layout, Region, as_layout
+from ..mesh import Mesh, as_mesh
+from ..program.ledger import size_text
+from ..spmd import spmd
+from ..spmd.arguments import with_statics
+from .sent import Sent
+from .targets import Target, read_target
+
+if TYPE_CHECKING:
+    from ..program import Program
+
+_EXTRAS = {  # the module each compiler comes as, and how it is installed
+    "cuda": ("jax_cuda12_plugin", "pip install 'weft[cuda]'"),
+    "tpu": ("libtpu", "pip install 'weft[tpu]'"),
+}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # what is compiled for is not what compiles
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # there is no driver to ask
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What XLA says of a program it has compiled for a target: bytes on one processor, and what is sent."""
+
+    target: str
+    argument_bytes: int
+    peak_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    """Those of the output that lie where arguments lay."""
+    temporary_bytes: int
+    collectives: tuple[Sent, ...]
+    seconds: float
+    """How long compiling took."""
+
+    @property
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes of all calls over each group of axes, as a program's ledger counts them."""
+        found: dict[str, int] = {}
+        for sent in self.collectives:
+            axes = "+".join(sent.axes)
+            found[axes] = found.get(axes, 0) + sent.bytes * sent.count
+        return found
+
+    def beside(self, program: "Program") -> str:
+        """XLA's figures beside those Weft found by reading the program."""
+        memory = program.memory_on(read_target(self.target).kind)
+        own: dict[str, int] = {}
+        for row in program.ledger:
+            axes = "+".join(axis for axis in program.mesh.axes if axis in row.axes)
+            own[axes] = own.get(axes, 0) + row.bytes * row.count
+        rows = [("", "Weft", f"XLA for {self.target}")]
+        rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
+        low, high = map(size_text, memory.range)
+        rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
+        for axes in dict.fromkeys([*own, *self.sent_bytes]):
+            pair = size_text(own.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
+            rows.append((f"sent over {axes or 'no axis'}", *pair))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The proof as plain values."""
+        return dataclasses.asdict(self)
+
+
+def compiled_for(
+    fn: Callable[..., Any], args: Sequence[Any], mesh: Any, layout: Any, target: str, *, timeout: float = 1800
+) -> Proof:
+    """What XLA says of `fn(*args)` on a mesh under a layout, compiled for a target like `"h100:1x64x8"`.
+
+    Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
+    compiler: `pip install 'weft[cuda]'` or `'weft[tpu]'`.
+    """
+    mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
+    _check(machine, mesh)
+    arrays, donated, run = _flat(fn, args, mesh, layout)
+    exported = _exported(run, arrays, machine)
+    request = {
+        "exported": exported,
+        "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in arrays],
+        "donated": [i for i, is_gone in enumerate(donated) if is_gone],
+        "mesh": str(mesh),
+        "target": target,
+    }
+    found = _run_child(pickle.dumps(request), machine, timeout)
+    collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in found.pop("collectives"))
+    return Proof(target=target, collectives=collectives, **found)
+
+
+def _check(machine: Target, mesh: Mesh) -> None:
+    if machine.processors != mesh.size:
+        raise WeftError(
+            f"`{machine.text}` has {machine.processors} processors and the mesh has {mesh.size}",
+            state=f"mesh: {mesh}",
+            fix="name a machine of the mesh's size, or give the mesh another",
+        )
+    module, install = _EXTRAS[machine.platform]
+    if importlib.util.find_spec(module) is None:
+        raise WeftError(
+            f"the compiler for {machine.name} is not installed (`{module}`)",
+            state=f"target: {machine.text}",
+            fix=install,
+        )
+
+
+def _flat(
+    fn: Callable[..., Any], args: Sequence[Any], mesh: Mesh, layout: Layout
+) -> tuple[list[Any], list[bool], Callable[..., Any]]:
+    """The shapes of a program's arrays, each with how it lies; which may be overwritten; the program of them alone."""
+    bound: Any = spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
+    devices = mesh.abstract()
+    if hasattr(bound, "optimizer"):
+        state, batch, key = [*args, None][:3]
+        typed = bound._typed_state(state, devices), bound._typed(batch, devices), bound._typed(key, devices)
+        leaves, structure = jax.tree.flatten((with_statics(typed[0]), with_statics(typed[1]), typed[2]))
+        count = len(jax.tree.leaves(with_statics(typed[0])))
+
+        def step(*arrays: Any) -> list[Any]:
+            return jax.tree.leaves(bound._run(*jax.tree.unflatten(structure, arrays), devices))
+
+        return leaves, [i < count for i in range(len(leaves))], step
+    call, arrays = bound._read(args, {})
+    specs = call.specs(Region(mesh, layout))
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(devices, spec), weak_type=x.weak_type)
+        for x, spec in zip((jax.eval_shape(lambda x: x, array) for array in arrays), specs, strict=True)
+    ]
+
+    def run(*arrays: Any) -> list[Any]:
+        return jax.tree.leaves(bound.run(call, *call.parted(arrays), devices))
+
+    return shapes, list(call.donated), run
+
+
+def _exported(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
+    """The program lowered for the target, as something another process can take up."""
+    try:
+        exported = jax.export.export(jax.jit(run), platforms=[machine.platform])(*arrays)
+    except (NotImplementedError, ValueError) as error:
+        raise WeftError(
+            f"the program cannot be compiled in a process of its own: {str(error).splitlines()[0]}",
+            fix="leave out what calls back to Python while it runs (`wf.check`, `wf.print`, callbacks)",
+        ) from error
+    functions: dict[str, Any] = {
+        field.name: None for field in dataclasses.fields(exported) if callable(getattr(exported, field.name, None))
+    }
+    return dataclasses.replace(exported, **functions)  # its gradient is not needed, and cannot be sent
+
+
+def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "request")
+        path.write_bytes(request)
+        command = [sys.executable, "-m", "weft.plan.compile_child", str(path)]
+        # Where this package lies comes first: the child may start in another folder than the parent did.
+        places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+        environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": places}
+        try:
+            child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise WeftError(
+                f"compiling for {machine.text} took more than {timeout:.0f} s",
+                fix="give it longer (`timeout=`), or compile a smaller program",
+            ) from None
+    lines = child.stdout.splitlines()
+    if child.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    raise _failure(child.stderr, child.returncode, machine)
+
+
+def _failure(printed: str, status: int, machine: Target) -> WeftError:
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
+    if told is not None:
+        return WeftError(
+            f"XLA says that the program does not fit: {told.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
+            state=f"target: {machine.text}",
+            fix="split what is largest (`program.memory`), or use fewer examples at once",
+        )
+    ended = f"was ended by signal {-status}" if status < 0 else f"failed ({status})"
+    return WeftError(
+        f"compiling for {machine.text} {ended}: {lines[-1] if lines else 'it said nothing'}",
+        state="   ".join(lines[-4:-1]),
+        fix="compile for another shape of the machine; not every shape exists",
+    )

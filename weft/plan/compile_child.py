@@ -1,0 +1,64 @@
+"""The process that compiles: takes up a lowered program, compiles it for its target, prints what XLA says of it.
+
+Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON.
+"""
+
+import dataclasses
+import json
+import pickle
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+
+from ..errors import WeftWarning
+from ..mesh import Mesh
+from .sent import sent_by
+from .targets import Target, read_target
+
+
+def devices_of(target: Target) -> list[Any]:
+    """The processors of a machine that need not be there."""
+    if target.kind == "gpu":
+        return topologies.get_topology_desc(
+            platform="cuda", topology_name=target.shape, topology=target.shape, target_config=target.description
+        ).devices
+    how: dict[str, Any] = {}
+    if target.name == "v4":
+        how["chip_config_name"] = "megacore"
+    if target.processors == 1:
+        how["chips_per_host_bounds"] = [1] * 3
+    return topologies.get_topology_desc(platform="tpu", topology_name=target.text, **how).devices
+
+
+def compiled(request: dict[str, Any]) -> dict[str, Any]:
+    """What XLA says of a lowered program."""
+    start = time.perf_counter()
+    mesh = Mesh(request["mesh"], devices=devices_of(read_target(request["target"])))
+    devices = mesh.jax_mesh()
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=NamedSharding(devices, spec))
+        for shape, dtype, weak, spec in request["shapes"]
+    ]
+    run = jax.jit(request["exported"].call, donate_argnums=request["donated"])
+    program = run.lower(*shapes).compile()
+    memory: Any = program.memory_analysis()
+    return {
+        "argument_bytes": memory.argument_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "collectives": [dataclasses.asdict(sent) for sent in sent_by(program.as_text() or "", mesh.axes)],
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", WeftWarning)
+    print(json.dumps(compiled(pickle.loads(Path(sys.argv[1]).read_bytes()))))

@@ -1,0 +1,180 @@
+"""What a compiled program sends, read off XLA's own text of it.
+
+A reduction and an exchange count what one processor puts in, a gather what it gets out; a loop counts every turn it
+is known to take, a branch its larger side. Imports nothing of weft.
+"""
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective of a compiled program: what one call of it carries on one processor, and how often it is called."""
+
+    collective: str
+    axes: tuple[str, ...]
+    """The mesh axes it goes over."""
+    group: int
+    """How many processors take part in one call."""
+    bytes: int
+    count: int = 1
+
+
+_KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+    "collective-broadcast": "broadcast",
+}
+# Operands are printed by name: their types stand where they are made.
+_COMPUTATION = re.compile(r"^(ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)$")
+_OPCODE = re.compile(r"(?:^|[)}\] ])(?P<opcode>[a-z][\w-]*)\((?P<rest>.*)$")
+_ARRAY = re.compile(r"\b(?P<type>pred|[a-z]+(?P<bits>\d+)(?:e\d\w*)?)\[(?P<shape>[\d,]*)\]")
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(r"\b(?P<what>body|condition|calls|to_apply)=%?(?P<name>[\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
+_TWO_BRANCHES = re.compile(r"\b(?:true|false)_computation=%?([\w.-]+)")
+_GROUPS = re.compile(r"\b(?:replica_groups|source_target_pairs)=")
+_MESH_GROUPS = re.compile(
+    r"mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\(\[(?P<shape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))?"
+    r" \{(?P<over>[^}]*)\}"
+)
+_IOTA_GROUPS = re.compile(r"\[(?P<groups>[\d,]+)\]<=\[(?P<shape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
+
+
+@dataclass
+class _Instruction:
+    """One line of compiled code."""
+
+    type: str
+    opcode: str
+    operands: list[str]
+    attributes: str
+
+
+def sent_by(text: str, mesh: Mapping[str, int]) -> list[Sent]:
+    """The collectives of a compiled module, by the axes of the mesh its processors are numbered on."""
+    computations, entry = _parsed(text)
+    sizes = tuple(mesh.values())
+    places = np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes))
+
+    def axes_of(groups: list[tuple[int, ...]]) -> tuple[str, ...]:
+        spread = {
+            name for group in groups for name, row in zip(mesh, places[:, list(group)], strict=True) if len({*row}) > 1
+        }
+        return tuple(name for name in mesh if name in spread)
+
+    @functools.cache
+    def found_in(name: str) -> Counter[Sent]:
+        found: Counter[Sent] = Counter()
+        body = computations[name]
+        for line in body.values():
+            kind = _KINDS.get(line.opcode.removesuffix("-start"))
+            if kind is not None:
+                groups = _groups(line.attributes, math.prod(sizes))
+                size = sum(_bytes(body[operand].type) for operand in line.operands)
+                size *= len(groups[0]) if kind == "all_gather" else 1
+                found[Sent(kind, axes_of(groups), len(groups[0]), size)] += 1
+            for called, times in _calls(line, lambda name: _total(found_in(name))):
+                found += Counter({sent: count * times for sent, count in found_in(called).items()})
+        return found
+
+    return [
+        Sent(sent.collective, sent.axes, sent.group, sent.bytes, count)
+        for sent, count in sorted(found_in(entry).items(), key=lambda pair: -pair[0].bytes * pair[1])
+    ]
+
+
+def _total(found: Counter[Sent]) -> int:
+    return sum(sent.bytes * count for sent, count in found.items())
+
+
+def _parsed(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
+    computations: dict[str, dict[str, _Instruction]] = {}
+    entry, body = "", {}
+    for line in text.splitlines():
+        if (head := _COMPUTATION.match(line)) is not None and " = " not in line.split("{")[0]:
+            body = computations[head["name"]] = {}
+            entry = head["name"] if line.startswith("ENTRY") else entry
+        elif (found := _INSTRUCTION.match(line)) is not None:
+            split = _OPCODE.search(found["rest"])
+            assert split is not None, line
+            inside, attributes = _closed(split["rest"])
+            operands = re.findall(r"%([\w.-]+)", inside)
+            body[found["name"]] = _Instruction(
+                found["rest"][: split.start() + 1], split["opcode"], operands, attributes
+            )
+    return computations, entry
+
+
+def _closed(text: str) -> tuple[str, str]:
+    """What stands before the bracket that closes, and after it."""
+    depth = 1
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[:i], text[i + 1 :]
+    raise AssertionError(text)
+
+
+def _calls(line: _Instruction, total: Any) -> list[tuple[str, int]]:
+    """The computations an instruction runs that may send something, and how often."""
+    if line.opcode == "conditional":
+        listed = _BRANCHES.search(line.attributes)
+        names = re.findall(r"%?([\w.-]+)", listed[1]) if listed else _TWO_BRANCHES.findall(line.attributes)
+        return [(max(names, key=total), 1)]
+    turns = _TURNS.search(line.attributes)
+    times = int(turns[1]) if line.opcode == "while" and turns else 1
+    if line.opcode not in ("while", "fusion", "call", "async-start"):
+        return []
+    return [(found["name"], times) for found in _CALLED.finditer(line.attributes)]
+
+
+def _bytes(printed: str) -> int:
+    """The bytes of all arrays in a type."""
+    found = _ARRAY.finditer(printed)
+    return sum(int(a["bits"] or 8) * math.prod(map(int, filter(None, a["shape"].split(",")))) // 8 for a in found)
+
+
+def _groups(attributes: str, devices: int) -> list[tuple[int, ...]]:
+    """The groups of processors that exchange something; pairs count as groups."""
+    start = _GROUPS.search(attributes)
+    assert start is not None, attributes
+    text = attributes[start.end() :]
+    if text.startswith("{{"):
+        inner = text[1 : text.index("}}") + 1]
+        return [tuple(map(int, part.split(","))) for part in re.findall(r"\{([\d,]+)\}", inner)]
+    if text.startswith("{}"):
+        return [tuple(range(devices))]
+    if (iota := _IOTA_GROUPS.match(text)) is not None:
+        found = _numbered(iota["shape"], iota["order"]).reshape(_numbers(iota["groups"]))
+        return [tuple(map(int, row)) for row in found]
+    named = _MESH_GROUPS.match(text)
+    assert named is not None, text
+    axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named["axes"])}
+    sizes = tuple(axes.values())
+    order = _numbered(named["shape"], named["order"]) if named["shape"] else np.arange(math.prod(sizes))
+    over = [list(axes).index(name) for name in re.findall(r"'([^']+)'", named["over"])]
+    grid = np.moveaxis(order.reshape(sizes), over, range(-len(over), 0))
+    return [tuple(map(int, row)) for row in grid.reshape(-1, math.prod(sizes[i] for i in over))]
+
+
+def _numbered(shape: str, order: str | None) -> np.ndarray:
+    found = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return (found.transpose(_numbers(order)) if order else found).reshape(-1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
