@@ -14,7 +14,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 from ..ops.collectives import PRIMITIVES
 from ..program.reading import Reading
 from ..program.update import split_of
-from ..program.walk import phase_of
+from ..program.walk import loop_parts, phase_of
 from ..record import entry_and_operand
 
 _FREE = frozenset(
@@ -190,7 +190,7 @@ class _Reader:
     def _scan(
         self, eqn: Any, ins: list[Value], value: Any, body: Body, scopes: str, is_global: bool, sub: Any
     ) -> list[Value]:
-        fixed, carried = loop_parts(eqn, sub)
+        fixed, carried = loop_parts(eqn)
         turn = Body(body.count * eqn.params["length"], is_turn=True)
         self.bodies.append(turn)
         outer = [value(var) for var in eqn.invars]
@@ -223,14 +223,6 @@ class _Reader:
         else:
             self.bodies += [each for side in sides for each in side]
         return self._node(eqn, "loop", ins, body, scopes, is_global)
-
-
-def loop_parts(eqn: Any, body: Any) -> tuple[int, int]:
-    """How many operands of a scan are the same in each turn, and how many go from turn to turn."""
-    # By rank, which stacks have one more of: how JAX's parameters say it changed in 0.11.
-    carried = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars, strict=True))
-    sliced = sum(a.aval.ndim != b.aval.ndim for a, b in zip(eqn.invars, body.invars, strict=True))
-    return len(eqn.invars) - carried - sliced, carried
 
 
 def _axes(spec: Any) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..ops.collectives import PRIMITIVES
 from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
+from .walk import loop_parts
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Course:
     def _is_piled(self, value: Value) -> bool:
         """Whether a value is filled by a loop turn by turn."""
         work = value.maker
-        return work is not None and any(value is one for one in work.results[work.eqn.params["num_carry"] :])
+        return work is not None and any(value is one for one in work.results[loop_parts(work.eqn)[1] :])
 
     def _sweep(self) -> None:
         self._births: list[list[Value]] = [[] for _ in range(self.end + 1)]
@@ -270,7 +271,7 @@ class Course:
 
     def _course(self, work: Work, index: int, body: Body) -> "Course":
         if work.kind == "scan":
-            consts, carry = work.eqn.params["num_consts"], work.eqn.params["num_carry"]
+            consts, carry = loop_parts(work.eqn)
             streamed = [*body.given[consts + carry :], *body.results[carry:]]
             return Course(body, self.rules, (), streamed, around=(self, work))
         return Course(body, self.rules, (), around=(self, work))
