@@ -10,14 +10,14 @@ from .hardware import Hardware
 from .traffic import Kernel
 
 # Tiles of a product on a GPU: rows, columns, and the share of the peak inside a full wave of them.
-_TILES = ((256, 128, 0.76), (128, 256, 0.76), (128, 128, 0.66), (64, 128, 0.50), (64, 64, 0.30))
+_TILES = ((256, 128, 0.84), (128, 256, 0.84), (128, 128, 0.68), (64, 128, 0.50), (64, 64, 0.30))
 _SPLITS = (1, 2, 4, 8, 16)
 _LEAST_SUMMED = 256  # numbers a split product sums at least
-_START = 96  # numbers whose time it takes to begin and end a tile
-_ATTENTION = {64: 0.29, 128: 0.44}  # by the width of a head, of what is computed
+_START = 128  # numbers whose time it takes to begin and end a tile
+_ATTENTION = {64: 0.27, 128: 0.58}  # by the width of a head, of what is computed
 _SHORT = 192  # positions whose time it takes to begin and end rows of scores
-_MEMORY = {"gpu": 0.80, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
-_VECTOR = {"gpu": 0.35, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
+_MEMORY = {"gpu": 0.78, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
+_VECTOR = {"gpu": 0.25, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
 _TPU_PRODUCT = 0.85
 _LANES, _SUBLANES = 128, 8  # to which a TPU pads
 

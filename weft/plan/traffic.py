@@ -4,8 +4,8 @@ The rules of fusion, which are XLA's in broad strokes:
 - Products, convolutions, lookups, sorts, random numbers and collectives are kernels of their own: operands are read,
   results written.
 - Elementwise equations join those they are connected with, as far as no other kernel lies between; such a group reads
-  what comes from outside once, and writes only what someone outside needs. What can be made again from no more bytes
-  than it has (a cast, a mask) is made again instead.
+  what comes from outside once, and writes only what someone outside needs. What can be made again from hardly more
+  bytes than it has (a cast, a mask, an exponential) is made again instead.
 - A sum joins too where what it reads stays in the cache, or its rows are short (on a GPU); any other sum reads its
   operands by itself, and what follows it is another group.
 - A turn of a loop copies the slices it is given, unless an elementwise group reads them, and copies what is stacked,
@@ -45,6 +45,7 @@ _DEAR = {  # operations an element, where they are not about one
 }  # fmt: skip
 _NO_WORK = frozenset("broadcast_in_dim iota convert_element_type select_n concatenate pad".split()) | _VIEWS
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
+_HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
 
 
@@ -234,7 +235,7 @@ def _leaves(node: Node, stored: set[Value]) -> frozenset[Value]:
         maker = value.maker
         if maker is None or not maker.is_joined or maker.is_hard or maker.is_global != node.is_global:
             found.add(value)
-        elif maker.stage == node.stage or _bytes(maker.leaves) <= value.bytes:
+        elif maker.stage == node.stage or _bytes(maker.leaves) <= _HARDLY_MORE * value.bytes:
             found |= maker.leaves
         else:
             found.add(value)

@@ -256,7 +256,7 @@ def _itemsize(dtype: Any) -> int:
 
 
 def cast_before_loops(body: Body, size: Size) -> None:
-    """Makes of weights that a loop casts turn by turn ones that are cast as a whole before it, as the TPU's XLA does."""
+    """Casts weights that a loop casts turn by turn as a whole before it, as the TPU's XLA does."""
     casts: dict[tuple[int, Any], Value] = {}
     for work in list(body.work):
         if work.kind != "scan":
