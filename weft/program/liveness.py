@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-from ..ops.collectives import PRIMITIVES
 from .noting import CALLS
-from .update import split_of
+from .update import is_untyped, split_of
 from .walk import loop_parts
 
 # What leaves the bytes where they are.
@@ -30,7 +29,7 @@ ELEMENTWISE = frozenset(
     is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma population_count pow real
     reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
     square sub tan tanh xor transpose slice dynamic_slice pad rev concatenate random_bits random_fold_in
-    random_split random_seed axis_index threefry2x32 gather""".split()
+    random_split random_seed axis_index threefry2x32 gather split""".split()
 )
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
@@ -92,6 +91,7 @@ def read(closed: Any, mesh_axes: dict[str, int], size: "Size | None" = None) -> 
     reader = _Reader(mesh_axes, size or plain_size)
     jaxpr = closed.jaxpr
     splits = _splits(jaxpr)
+    reader.known = {tuple(var.aval.shape): split_of(var) for var in jaxpr.invars if any(split_of(var))}
     given = [Value(reader.bytes(var.aval, splits.get(var, split_of(var))), var.aval) for var in jaxpr.invars]
     body = reader.body(jaxpr, closed.consts, given, "", True)
     used = {id(value) for work in body.work for value in work.operands} | {id(value) for value in body.results}
@@ -115,10 +115,14 @@ def _splits(jaxpr: Any) -> dict[Any, Any]:
 class _Reader:
     def __init__(self, mesh_axes: dict[str, int], size: Size):
         self.mesh_axes, self.size = mesh_axes, size
+        self.known: dict[tuple[int, ...], Any] = {}
+        """How arrays of a shape lie among the arguments, for those of which JAX does not say it."""
 
     def bytes(self, aval: Any, split: Any = ()) -> int:
         """The bytes of an array, of which each processor holds a slice."""
         shape = list(getattr(aval, "shape", ()))
+        if is_untyped(aval):
+            split = self.known.get(tuple(shape), ())
         for dim, axes in enumerate(split):
             shape[dim] = -(-shape[dim] // math.prod(self.mesh_axes.get(axis, 1) for axis in axes))
         return self.size(shape, _itemsize(getattr(aval, "dtype", None)))
@@ -143,7 +147,7 @@ class _Reader:
             kind = eqn.primitive.name
             within = f"{scopes}/{eqn.source_info.name_stack}"
             operands = [self._value(var, names) for var in eqn.invars]
-            if kind in CALLS or (kind not in _BODIES and kind not in PRIMITIVES and self._is_call(eqn)):
+            if kind in _INLINED and self._is_call(eqn):
                 inside = seen
                 if eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
                     inside = {}
@@ -217,6 +221,7 @@ class _Reader:
 
 
 _BODIES = frozenset(("scan", "while", "cond"))
+_INLINED = CALLS | {"remat2"}
 
 
 def plain_size(shape: Sequence[int], each: int) -> int:
@@ -256,7 +261,7 @@ def _itemsize(dtype: Any) -> int:
 
 
 def cast_before_loops(body: Body, size: Size) -> None:
-    """Casts weights that a loop casts turn by turn as a whole before it, as the TPU's XLA does."""
+    """Casts as a whole, before a loop, what the loop casts turn by turn, as the XLA of TPUs does."""
     casts: dict[tuple[int, Any], Value] = {}
     for work in list(body.work):
         if work.kind != "scan":

@@ -86,6 +86,7 @@ class Course:
         self._streamed = {id(value) for value in streamed}
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
+        self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Value, ...]] = {}
         self._link()
         self._find_lasts()
@@ -232,7 +233,7 @@ class Course:
             self._deaths[min(max(value.last, 0), self.end)].append(value)
         for work in self.body.work:
             alive += sum(value.bytes for value in self._births[work.at])
-            now = alive - self._reused(work)
+            now = alive - sum(value.bytes for value in self._overwritten(work))
             inner = self._loop(work)
             self.points.append(Point(work, now + inner[0], now, inner[1]))
             now += inner[0]
@@ -242,20 +243,30 @@ class Course:
         if alive + sum(value.bytes for value in self._births[self.end]) > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _reused(self, work: Work) -> int:
-        """Bytes of results that are written over operands that end here."""
-        is_sum = work.kind in PRIMITIVES and work.kind in _SUMS and self.rules.sums_in_place
-        if work.kind not in _IN_PLACE and not is_sum and not work.bodies:
-            return 0
-        ending = [value for value in self.sources(work) if value.last == work.at and self._counts(value)]
-        saved = 0
-        for result in work.results:
+    def _overwritten(self, work: Work) -> list[Value]:
+        """The operands that end here and that a result of the same size is written over."""
+        ending = [value for value in self._over(work) if value.last == work.at and self._counts(value)]
+        if not ending:
+            return []
+        found = []
+        carried = loop_parts(work.eqn)[1] if work.kind == "scan" else len(work.results)
+        for result in work.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
                     ending.remove(match)
-                    saved += match.bytes
-        return saved
+                    found.append(match)
+        return found
+
+    def _over(self, work: Work) -> Sequence[Value]:
+        """The values a piece of work may write its results over: of a loop, what it starts with."""
+        if work.kind == "scan":
+            first, carried = loop_parts(work.eqn)
+            return work.operands[first : first + carried]
+        if work.kind == "while":
+            return work.operands[work.eqn.params["cond_nconsts"] + work.eqn.params["body_nconsts"] :]
+        is_sum = work.kind in _SUMS and self.rules.sums_in_place
+        return self.sources(work) if work.kind in _IN_PLACE or is_sum else ()
 
     def _counts(self, value: Value) -> bool:
         return value.maker is not None or any(value is one for one in self._owned) or id(value) in self._streamed
@@ -264,12 +275,13 @@ class Course:
         """What the bodies of a piece of work need beyond its operands and results, and their own points."""
         if not work.bodies:
             return 0, []
-        courses = [self._course(work, i, body) for i, body in enumerate(work.bodies)]
+        courses = [self._course(work, body) for body in work.bodies]
         largest = max(courses, key=lambda course: course.peak)
+        self._named[work.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
         self._inner[work.at] = largest
         return largest.peak, largest.points
 
-    def _course(self, work: Work, index: int, body: Body) -> "Course":
+    def _course(self, work: Work, body: Body) -> "Course":
         if work.kind == "scan":
             consts, carry = loop_parts(work.eqn)
             streamed = [*body.given[consts + carry :], *body.results[carry:]]
@@ -277,18 +289,21 @@ class Course:
         return Course(body, self.rules, (), around=(self, work))
 
     def inner(self, work: Work) -> "Course":
-        """The course of the body of a piece of work that needs most."""
-        return self._inner[work.at]
+        """The course of a body that gives the results of a piece of work."""
+        return self._named[work.at]
 
-    def called_operand(self, work: Work, index: int) -> Value | None:
-        """What a body's input is outside of it."""
-        offset = len(work.operands) - len(self.inner(work).body.given)
-        return work.operands[index + offset] if index + offset >= 0 else None
+    def outside(self, index: int) -> "tuple[Value, Course] | None":
+        """What an input of this body is outside of it, and where."""
+        if self.around is None:
+            return None
+        outer, work = self.around
+        at = index + len(work.operands) - len(self.body.given)
+        return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
 
     def alive(self, at: int | None = None) -> Iterator[tuple[Value, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
         at = self.at if at is None else at
-        reused = self._overwritten(at)
+        reused = {id(value) for value in self._overwritten(self.body.work[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
             if not value.bytes or not value.is_stored or id(value) in reused:
@@ -303,19 +318,3 @@ class Course:
                 yield value, self
         if at in self._inner:
             yield from self._inner[at].alive()
-
-    def _overwritten(self, at: int) -> set[int]:
-        if at >= self.end:
-            return set()
-        work = self.body.work[at]
-        if self._reused(work) == 0:
-            return set()
-        ending = [value for value in self.sources(work) if value.last == work.at and self._counts(value)]
-        found = set()
-        for result in work.results:
-            if result.is_stored and result.bytes:
-                match = next((value for value in ending if value.bytes == result.bytes), None)
-                if match is not None:
-                    ending.remove(match)
-                    found.add(id(match))
-        return found

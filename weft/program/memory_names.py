@@ -113,6 +113,10 @@ class Names:
             text = "update" if phase == "update" else work.kind
             return Called(text, _plain(value), phase, str(self.reading.update_site) if phase == "update" else "", op)
         site = str(self.reading.site(entry))
+        if phase == "backward" and entry.op == "cast" and work.operands[0].maker is not None:
+            called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
+            dims = called.type.partition("[")[2]
+            return replace(called, type=f"{short_dtype(value.aval.dtype)}[{dims}")
         name, placed = self._matched(value, entry, operand, phase)
         return Called(name, type_text(placed) if placed else _plain(value), phase, site, op)
 
@@ -162,12 +166,14 @@ class Names:
         assert value.given is not None
         if course.around is None:
             return self._argument(value)
-        outer, work = course.around
-        found = outer.called_operand(work, value.given)
-        if found is None:
-            return Called("carried", _plain(value), self.phase(work), "", None)
-        called = self.called(found, outer)
-        return replace(called, type=_plain(value)) if found.bytes != value.bytes else called
+        if (found := course.outside(value.given)) is None:
+            return Called("carried", _plain(value), self.phase(course.around[1]), "", None)
+        called = self.called(*found)
+        if found[0].aval.ndim == value.aval.ndim + 1:  # one turn's slice of it
+            first, _, rest = called.type.partition("[")
+            rest = rest.split(" ", 1)[-1] if " " in rest else ""
+            return replace(called, type=f"{first}[{rest}" if rest else _plain(value))
+        return called
 
     def _argument(self, value: Value) -> Called:
         assert value.given is not None

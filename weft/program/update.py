@@ -52,7 +52,7 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
 
     An equation that holds others (a jit, a loop) is not asked about itself: ask about those.
     """
-    if any(_is_untyped(var) for var in (*eqn.invars, *eqn.outvars)):
+    if any(is_untyped(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
     name, split = eqn.primitive.name, [var for var in eqn.invars if any(split_of(var))]
     if name in _LOCAL or not split:
@@ -66,8 +66,9 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     return [_guessed(eqn, var, mesh_axes) for var in split]
 
 
-def _is_untyped(var: Any) -> bool:
-    sharding = getattr(var.aval, "sharding", None)
+def is_untyped(aval: Any) -> bool:
+    """Whether a global value's type leaves to XLA how it lies."""
+    sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Auto in sharding.mesh.axis_types
 
 
