@@ -1,6 +1,8 @@
 """Foresight: what a program will need and how fast it will be on machines that need not be there."""
 
 from .compile import Proof, compiled_for
+from .cost import OpCost, Plan
+from .hardware import HARDWARE, Hardware, Link, hardware
 from .sent import Sent
 
-__all__ = ["Proof", "Sent", "compiled_for"]
+__all__ = ["HARDWARE", "Hardware", "Link", "OpCost", "Plan", "Proof", "Sent", "compiled_for", "hardware"]

@@ -14,6 +14,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from .noting import CALLS
 from .update import is_untyped, split_of
+from .walk import loop_parts
 
 # What leaves the bytes where they are.
 SAME_BYTES = frozenset(
@@ -265,7 +266,7 @@ def cast_before_loops(body: Body, size: Size) -> None:
     for work in list(body.work):
         if work.kind != "scan":
             continue
-        inner, first = work.bodies[0], work.eqn.params["num_consts"] + work.eqn.params["num_carry"]
+        inner, first = work.bodies[0], sum(loop_parts(work.eqn))
         for i, piece in enumerate(inner.given[first:], first):
             uses = [each for each in inner.work if piece in each.operands]
             found = [each for each in uses if each.kind == "convert_element_type"]

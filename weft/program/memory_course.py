@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from ..ops.collectives import PRIMITIVES
 from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
+from .walk import loop_parts
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class Course:
     def _is_piled(self, value: Value) -> bool:
         """Whether a value is filled by a loop turn by turn."""
         work = value.maker
-        return work is not None and any(value is one for one in work.results[work.eqn.params["num_carry"] :])
+        return work is not None and any(value is one for one in work.results[loop_parts(work.eqn)[1] :])
 
     def _sweep(self) -> None:
         self._births: list[list[Value]] = [[] for _ in range(self.end + 1)]
@@ -289,7 +290,7 @@ class Course:
         if not ending:
             return []
         found = []
-        carried = work.eqn.params["num_carry"] if work.kind == "scan" else len(work.results)
+        carried = loop_parts(work.eqn)[1] if work.kind == "scan" else len(work.results)
         for result in work.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
@@ -301,8 +302,8 @@ class Course:
     def _over(self, work: Work) -> Sequence[Value]:
         """The values a piece of work may write its results over: of a loop, what it starts with."""
         if work.kind == "scan":
-            first = work.eqn.params["num_consts"]
-            return work.operands[first : first + work.eqn.params["num_carry"]]
+            first, carried = loop_parts(work.eqn)
+            return work.operands[first : first + carried]
         if work.kind == "while":
             return work.operands[work.eqn.params["cond_nconsts"] + work.eqn.params["body_nconsts"] :]
         is_sum = work.kind in _SUMS and self.rules.sums_in_place
@@ -323,7 +324,7 @@ class Course:
 
     def _course(self, work: Work, body: Body) -> "Course":
         if work.kind == "scan":
-            consts, carry = work.eqn.params["num_consts"], work.eqn.params["num_carry"]
+            consts, carry = loop_parts(work.eqn)
             streamed = [*body.given[consts + carry :], *body.results[carry:]]
             return Course(body, self.rules, (), streamed, around=(self, work))
         return Course(body, self.rules, (), around=(self, work))

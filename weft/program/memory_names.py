@@ -18,7 +18,7 @@ from ..tensor import is_tensor, short_dtype
 from .liveness import Value, Work
 from .memory_course import Course
 from .reading import Reading, type_text
-from .walk import phase_of
+from .walk import loop_parts, phase_of
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Names:
         body = inner.body
         offset = len(body.results) - len(work.results)
         found = self.called(body.results[index + offset], inner)
-        if work.kind == "scan" and index >= work.eqn.params["num_carry"]:
+        if work.kind == "scan" and index >= loop_parts(work.eqn)[1]:
             entry = self.reading.entry(entry_and_operand(work.scopes)[0])
             dim = entry.over[0] if entry is not None and entry.over else str(work.eqn.params["length"])
             open_, rest = found.type.split("[", 1)

@@ -164,6 +164,15 @@ _GRADIENT = re.compile(r"\bwf\d+_gradient\b")
 _UPDATE = re.compile(r"(?:^|[/(])update(?:[/)]|$)")
 
 
+def loop_parts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are the same in each turn, and how many go from turn to turn."""
+    # By rank, which stacks have one more of: how JAX's parameters say it changed in 0.11.
+    body = eqn.params["jaxpr"].jaxpr
+    carried = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars, strict=True))
+    sliced = sum(a.aval.ndim != b.aval.ndim for a, b in zip(eqn.invars, body.invars, strict=True))
+    return len(eqn.invars) - carried - sliced, carried
+
+
 def phase_of(scopes: str, is_global: bool) -> str:
     at = scopes.rfind("transpose(")
     if at >= 0:

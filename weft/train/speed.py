@@ -1,7 +1,7 @@
 """How much work a token is, and how much a processor can do at most.
 
-Imports the models. The work is that of the model itself: what is computed again in the backward pass, and what several
-processors compute twice, does not count.
+Imports the models and the table of hardware. The work is that of the model itself: what is computed again in the
+backward pass, and what several processors compute twice, does not count.
 """
 
 import math
@@ -10,26 +10,13 @@ import jax
 
 from ..models import Seq2SeqConfig, TransformerConfig
 from ..nn.weights import Weight, written
-
-# Dense products of bfloat16 numbers, FLOP/s, from the makers' data sheets; by a part of JAX's `device_kind`.
-PEAKS = {
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "TPU v6 lite": 918e12,
-    "TPU v5p": 459e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v4": 275e12,
-}
+from ..plan.hardware import hardware_of
 
 
 def peak_flops(device: jax.Device) -> float | None:
     """What a processor can do at most in bfloat16; None where that is not known."""
-    return next((peak for name, peak in PEAKS.items() if name in device.device_kind), None)
+    found = hardware_of(device)
+    return None if found is None else found.flops_of("bfloat16")
 
 
 def flops_per_token(config: TransformerConfig) -> float:

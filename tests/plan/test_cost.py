@@ -1,0 +1,255 @@
+"""Plans against figures computed by hand on hardware with round ones: rooflines, rings, overlap, and what adds up."""
+
+import json
+
+import jax
+import optax
+import pytest
+
+import weft as wf
+from weft.plan import HARDWARE, Hardware, Link, links, roofline
+from weft.plan.traffic import Kernel
+from weft.program.ledger import Row
+
+INNER = Link("inner", 100e9, latency=1e-6, reach=8, efficiency=0.5, call=10e-6)
+OUTER = Link("outer", 10e9, latency=5e-6, reach=0, efficiency=1.0, call=20e-6)
+# A CPU that is not shared: products run at the peak and bytes move at the bandwidth, with no share of either lost.
+ROUND = Hardware(
+    "round", "round figures", "cpu", flops={"float32": 1e12, "bfloat16": 2e12}, vector=1e11, cores=1,
+    memory=10**9, bandwidth=1e11, links=(INNER, OUTER),
+)  # fmt: skip
+SHARED = Hardware(
+    "shared", "shared", "cpu", flops={"float32": 1e12}, vector=1e11, cores=1, memory=8 * 10**9, bandwidth=1e11,
+    links=(Link("memory", 1e9, latency=0.0, reach=0, efficiency=1.0, call=1e-4),), is_shared=True,
+)  # fmt: skip
+
+
+def shaped(dims, dtype="float32", **sizes):
+    return wf.tensor(jax.ShapeDtypeStruct(tuple(sizes[name] for name in dims.split()), dtype), dims)
+
+
+def product_plan(hardware=ROUND, mesh="x=1", layout="", dtype="float32", m=1024, k=512, n=256):
+    left, right = shaped("m k", dtype, m=m, k=k), shaped("k n", dtype, k=k, n=n)
+    return wf.Plan(wf.trace(lambda x, w: wf.einsum(x, w, over="k"), left, right, mesh=mesh, layout=layout), hardware)
+
+
+@pytest.fixture(scope="module")
+def step_program():
+    """A step of two layers on eight processors: its gradients are summed over `rows`, its products over `cols`."""
+
+    def loss(params, x, key):
+        hidden = wf.relu(wf.einsum(x, params["w_in"], over="d_model"))
+        made = wf.einsum(hidden, params["w_out"], over="d_ff")
+        return wf.sum(made * made, over="batch d_model")
+
+    made = {"w_in": shaped("d_model d_ff", d_model=64, d_ff=128), "w_out": shaped("d_ff d_model", d_ff=128, d_model=64)}
+    step = wf.train_step(loss, optax.adam(1e-3))
+    x = shaped("batch d_model", batch=32, d_model=64)
+    return wf.trace(step, step.init(made), x, mesh="rows=4,cols=2", layout="batch:rows,d_ff:cols")
+
+
+def row(collective, size, axes, ways):
+    return Row(collective, tuple(axes), (), "float32", size, 1, "forward", "", "", "", exact=True, ways=ways)
+
+
+def test_a_product_takes_as_long_as_its_flops():
+    plan = product_plan()
+    assert plan.seconds == pytest.approx(2 * 1024 * 512 * 256 / 1e12)
+    (op,) = plan.ops
+    assert (op.bound_by, op.flops, op.bytes, op.count) == (
+        "flops", 2 * 1024 * 512 * 256, 4 * (1024 * 512 + 512 * 256 + 1024 * 256), 1
+    )  # fmt: skip
+
+
+def test_a_product_in_a_narrower_dtype_takes_half_as_long():
+    assert product_plan(dtype="bfloat16").seconds == pytest.approx(product_plan().seconds / 2)
+
+
+def test_a_thin_product_takes_as_long_as_its_bytes():
+    plan = product_plan(m=1, k=2048, n=2048)
+    assert plan.ops[0].bound_by == "memory"
+    assert plan.seconds == pytest.approx(4 * (2048 + 2048 * 2048 + 2048) / 1e11)
+
+
+def test_elementwise_ops_that_follow_each_other_read_once_and_write_once():
+    x = shaped("m k", m=4096, k=1024)
+    plan = wf.Plan(wf.trace(lambda x: wf.relu(x * 2.0) + 1.0, x, mesh="x=1", layout=""), ROUND)
+    assert plan.seconds == pytest.approx(2 * 4 * 4096 * 1024 / 1e11)
+    assert plan.kinds.keys() == {"elementwise"}
+
+
+@pytest.mark.parametrize("hardware", ["h200", "v5p", ROUND], ids=str)
+@pytest.mark.parametrize("larger", ["m", "k", "n"])
+def test_a_larger_product_never_takes_less(hardware, larger):
+    took = [product_plan(hardware, dtype="bfloat16", **{larger: size}).seconds for size in (64, 200, 256, 1000, 4096)]
+    assert took == sorted(took)
+
+
+def test_one_wave_of_tiles_takes_the_same_however_full_it_is():
+    gpu = HARDWARE["h100"]
+    few, all_cores, one_more = (
+        roofline.seconds(Kernel("product", None, "", flops=1, dtype="bfloat16", shape=(many, 256, 128, 8192)), gpu, 1)[
+            0
+        ]
+        for many in (gpu.cores - 4, gpu.cores, gpu.cores + 1)
+    )
+    assert few == all_cores
+    assert one_more > all_cores
+
+
+def test_no_kernel_beats_the_peak():
+    gpu = HARDWARE["h200"]
+    flops = 2 * 8192**3
+    kernel = Kernel("product", None, "", flops=flops, dtype="bfloat16", shape=(1, 8192, 8192, 8192))
+    took, bound_by = roofline.seconds(kernel, gpu, 1)
+    assert flops / took < gpu.flops["bfloat16"]
+    assert bound_by == "flops"
+
+
+def test_an_all_reduce_goes_around_its_ring_twice():
+    took = links.seconds(row("all_reduce", 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
+    assert took == pytest.approx(10e-6 + 2 * 3 / 4 * 8e6 / 50e9 + 6 * 1e-6)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_other_collectives_go_around_once(collective):
+    took = links.seconds(row(collective, 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
+    assert took == pytest.approx(10e-6 + 3 / 4 * 8e6 / 50e9 + 3 * 1e-6)
+
+
+def test_a_permute_is_one_step():
+    took = links.seconds(row("permute", 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
+    assert took == pytest.approx(10e-6 + 8e6 / 50e9 + 1e-6)
+
+
+def test_the_order_of_the_axes_decides_the_link():
+    gathered = row("all_gather", 8_000_000, ["cols"], 8)
+    inside = links.seconds(gathered, wf.Mesh("rows=8,cols=8"), ROUND)
+    between = links.seconds(gathered, wf.Mesh("cols=8,rows=8"), ROUND)
+    assert inside == pytest.approx(10e-6 + 7 / 8 * 8e6 / 50e9 + 7 * 1e-6)
+    assert between == pytest.approx(20e-6 + 7 / 8 * 8e6 / 10e9 + 7 * 5e-6)
+
+
+def test_a_bar_in_the_mesh_says_where_hosts_end():
+    gathered = row("all_gather", 8_000_000, ["rows"], 2)
+    assert links.seconds(gathered, wf.Mesh("rows=2,cols=4"), ROUND) == pytest.approx(10e-6 + 4e6 / 50e9 + 1e-6)
+    assert links.seconds(gathered, wf.Mesh("rows=2 | cols=4"), ROUND) == pytest.approx(20e-6 + 4e6 / 10e9 + 5e-6)
+
+
+def test_a_group_over_hosts_sums_inside_each_first():
+    took = links.seconds(row("all_reduce", 80_000_000, ["x"], 16), wf.Mesh("x=16"), ROUND)
+    within = 10e-6 + 2 * (80e6 * 7 / 8 / 50e9 + 7 * 1e-6)
+    between = 20e-6 + 2 * (80e6 / 8 * 1 / 2 / 10e9 + 5e-6)
+    assert took == pytest.approx(within + between)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "v5e"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"])
+def test_more_bytes_never_take_less(hardware, collective):
+    took = [links.seconds(row(collective, 10**n, ["x"], 16), wf.Mesh("x=16"), HARDWARE[hardware]) for n in range(3, 10)]
+    assert took == sorted(took)
+
+
+def test_both_directions_of_a_torus_are_used():
+    ring = row("all_gather", 10**9, ["x"], 16)
+    assert links.seconds(ring, wf.Mesh("x=16"), HARDWARE["v5p"]) == pytest.approx(
+        15 / 16 * 1e9 / (0.9 * 200e9), rel=0.01
+    )
+
+
+def test_a_sum_that_nothing_waits_for_hides_under_a_share_of_the_compute(monkeypatch):
+    monkeypatch.setitem(roofline.BESIDE, "cpu", 0.5)
+    plan = product_plan(mesh="x=2", layout="k:x", k=64)
+    sent = 10e-6 + 4 * 1024 * 256 / 50e9 + 2 * 1e-6
+    assert plan.communication == {"x": pytest.approx(sent)}
+    assert plan.exposed == pytest.approx(max(sent - 0.5 * plan.compute_seconds, 0))
+    assert 0 < plan.exposed < sent
+
+
+def test_a_sum_that_the_next_op_waits_for_is_not_hidden(monkeypatch):
+    monkeypatch.setitem(roofline.BESIDE, "cpu", 0.5)
+
+    def two(x, w, v):
+        return wf.einsum(wf.einsum(x, w, over="k"), v, over="n")
+
+    args = shaped("m k", m=512, k=512), shaped("k n", k=512, n=512), shaped("n p", n=512, p=512)
+    plan = wf.Plan(wf.trace(two, *args, mesh="x=2", layout="k:x"), ROUND)
+    assert plan.exposed == pytest.approx(plan.communication["x"])
+
+
+def test_what_is_split_takes_a_share_of_the_time():
+    assert product_plan(mesh="x=4", layout="m:x").seconds == pytest.approx(product_plan().seconds / 4)
+
+
+def test_virtual_processors_share_the_time_and_the_memory_of_one_machine():
+    alone, split = product_plan(SHARED), product_plan(SHARED, mesh="x=4", layout="m:x")
+    assert split.seconds == pytest.approx(alone.seconds)
+    assert (alone.capacity, split.capacity) == (8 * 10**9, 2 * 10**9)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "v5p", ROUND, SHARED], ids=str)
+def test_ops_phases_and_kinds_each_add_up_to_the_step(step_program, hardware):
+    plan = wf.Plan(step_program, hardware)
+    assert plan.seconds == pytest.approx(plan.compute_seconds + plan.exposed)
+    for parts in ([op.seconds for op in plan.ops], plan.phases.values(), plan.kinds.values()):
+        assert sum(parts) == pytest.approx(plan.seconds)
+    assert plan.exposed <= sum(plan.communication.values()) * (1 + 1e-9)
+    assert set(plan.phases) == {"forward", "backward", "update"}
+
+
+def test_what_a_plan_sends_is_what_the_ledger_says(step_program):
+    plan = wf.Plan(step_program, ROUND)
+    sent = sum(op.bytes for op in plan.ops if op.label.startswith("sending over"))
+    assert sent == step_program.ledger.bytes() > 0
+    assert set(plan.communication) == {"+".join(row.axes) for row in step_program.ledger}
+
+
+def test_the_share_of_the_peak_is_the_models_flops_over_what_could_be_done():
+    plan = product_plan()
+    assert plan.mfu == pytest.approx(1.0)
+    assert product_plan(mesh="x=4", layout="").mfu == pytest.approx(0.25)  # four do the same
+
+
+def test_a_plan_becomes_json(step_program):
+    told = wf.Plan(step_program, "h100").to_dict()
+    read = json.loads(json.dumps(told))
+    assert read["version"] == 1
+    assert (read["hardware"], read["mesh"], read["fits"]) == ("h100", "rows=4,cols=2", True)
+    assert sum(op["seconds"] for op in read["ops"]) == pytest.approx(read["seconds"])
+
+
+def test_a_plan_that_needs_more_than_there_is_does_not_fit(step_program):
+    assert wf.Plan(step_program, "h100").fits
+    small = wf.Plan(step_program, "h100", memory=1000)
+    assert small.capacity == 1000
+    assert not small.fits
+
+
+def test_tokens_are_counted_where_there_are_ids():
+    def scored(table, ids):
+        return wf.sum(wf.take(table, ids, over="vocab"), over="batch length d_model")
+
+    table = shaped("vocab d_model", vocab=64, d_model=16)
+    ids = shaped("batch length", "int32", batch=8, length=32)
+    plan = wf.Plan(wf.trace(scored, table, ids, mesh="x=2", layout="batch:x"), ROUND)
+    assert plan.tokens == 256
+    assert plan.tokens_per_s == pytest.approx(256 / plan.seconds)
+    assert product_plan().tokens is None
+    assert product_plan().tokens_per_s is None
+
+
+def test_a_loop_takes_as_long_as_all_its_turns():
+    def looped(x, w):
+        return wf.scan(lambda x, w: (wf.einsum(x, w, over="k", rename={"n": "k"}), None), x, w, over="layers")[0]
+
+    args = shaped("m k", m=512, k=512), shaped("layers k n", layers=6, k=512, n=512)
+    plan = wf.Plan(wf.trace(looped, *args, mesh="x=1", layout=""), ROUND)
+    assert plan.kinds["product"] == pytest.approx(6 * 2 * 512**3 / 1e12)
+    assert max(op.count for op in plan.ops) == 6
+
+
+def test_the_text_says_how_long_and_why(step_program):
+    text = str(wf.Plan(step_program, ROUND))
+    assert text.splitlines()[0].startswith("train_step on rows=4,cols=2 under batch:rows,d_ff:cols")
+    assert "a step" in text
+    assert "waiting for" in text
