@@ -1,0 +1,139 @@
+"""The page: one HTML file that shows a program on its mesh, what it sends and holds, and how it differs from another.
+
+It needs no network and no library. What is on it stands in the HTML itself as text, and its script only brings it to
+life: it draws the mesh, walks the lines and shows the source of what is picked.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ...program import Program
+from ...program.ledger import size_text
+from ...program.work import flops_text
+from .comparing import comparing
+from .holding import holding, said
+from .listing import listing
+from .parts import Making, Side, figure, json_for_html
+from .sent import sent
+from .sources import Sources
+from .tensors import Tensors
+from .timing import time_text, timing
+
+VERSION = 1
+
+_SCRIPTS = ("mesh.js", "page.js")
+
+
+def page(program: Program, plan: Any = None, against: Program | None = None, against_plan: Any = None) -> str:
+    """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
+    given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
+    sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
+    making = Making(sides, Sources(each for each, _ in given))
+    panels = [
+        ("compare", "Compare", comparing(making)),
+        ("program", "Program", listing(making, making.main)),
+        ("sent", "Sent", sent(making)),
+        ("memory", "Memory", holding(making)),
+        ("time", "Time", timing(making)),
+    ]
+    shown = [panel for panel in panels if panel[2]]
+    script = "".join(map(_file, _SCRIPTS))
+    text = _filled(
+        title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
+        policy=_policy(script),
+        style=_file("page.css"),
+        header=_header(making),
+        tabs=_tabs(shown),
+        panels="".join(_panel(*panel) for panel in shown),
+        sources=making.sources.markup(),
+        told=json_for_html(_told(making)),
+        script=script,
+    )
+    return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
+
+
+def _memory(program: Program, plan: Any) -> Any:
+    return plan.memory if plan is not None else program.memory
+
+
+def _policy(script: str) -> str:
+    """What a browser lets the page do: run its own script, and reach nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _header(making: Making) -> str:
+    name = html.escape(making.main.program.name or "a program")
+    settings = "".join(_setting(making, side) for side in making.sides)
+    figures = "".join(_figures(making, making.main))
+    return f'<h1>{name}</h1><div class="settings">{settings}</div><div class="figures">{figures}</div>'
+
+
+def _setting(making: Making, side: Side) -> str:
+    mesh = side.program.mesh
+    count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
+    letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
+    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b></p>"
+
+
+def _figures(making: Making, side: Side) -> list[str]:
+    program = side.program
+    found = [figure(flops_text(program.flops), "work of one processor")]
+    found += [
+        figure(size_text(program.ledger.bytes(axis)), f"sent over {making.axis(axis)}") for axis in program.mesh.axes
+    ]
+    if side.memory is not None:
+        found.append(figure(size_text(side.memory.peak), "memory at the peak"))
+    if side.plan is not None:
+        found.append(figure(time_text(side.plan.seconds), f"a step on {html.escape(side.plan.hardware.name)}"))
+        found.append(figure(f"{side.plan.mfu:.0%}", "MFU"))
+    return found
+
+
+def _tabs(panels: Sequence[tuple[str, str, str]]) -> str:
+    return "".join(
+        f'<a role="tab" id="tab-{name}" href="#{name}" aria-controls="{name}">{title}</a>' for name, title, _ in panels
+    )
+
+
+def _panel(name: str, title: str, content: str) -> str:
+    return (
+        f'<section id="{name}" class="panel" role="tabpanel" aria-labelledby="tab-{name}">'
+        f"<h2>{title}</h2>\n{content}</section>\n"
+    )
+
+
+def _told(making: Making) -> dict[str, Any]:
+    """What the script needs to know beyond the text."""
+    sides = [
+        {
+            "mesh": list(side.program.mesh.axes.items()),
+            "slow": list(side.program.mesh.slow),
+            "layout": side.layout,
+            "tensors": side.tensors.to_list(),
+            "course": _course(making, side),
+        }
+        for side in making.sides
+    ]
+    return {"version": VERSION, "sides": sides, "axes": making.colours, "picks": making.picks}
+
+
+def _course(making: Making, side: Side) -> list[list[Any]]:
+    moments = side.memory.course if side.memory is not None else []
+    return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in moments]
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _filled(**parts: str) -> str:
+    return re.sub(r"<!--(\w+)-->", lambda match: parts[match[1]], _file("template.html"))
