@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import RegionError
-from ..layout import Layout
+from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..record import Record, recording
 from ..spmd import Traced, spmd
@@ -15,6 +15,8 @@ from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, text_of
 from .listing import listing
+from .memory import Memory
+from .memory_names import Given, Names, given_to
 from .reading import Reading
 from .work import Duplicated, Work, flops_text
 
@@ -24,9 +26,18 @@ VERSION = 1
 class Program:
     """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
 
-    def __init__(self, traced: Traced, mesh: Mesh, layout: Layout, record: Record, name: str = ""):
+    def __init__(
+        self,
+        traced: Traced,
+        mesh: Mesh,
+        layout: Layout,
+        record: Record,
+        name: str = "",
+        given: Sequence[Given] = (),
+    ):
         self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
-        self._reading = Reading(traced, record, mesh)
+        self._reading, self._given = Reading(traced, record, mesh), given
+        self._memory: dict[str, Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
@@ -79,6 +90,18 @@ class Program:
     def _work(self) -> Work:
         return Work(self._reading)
 
+    @property
+    def memory(self) -> Memory:
+        """What the program holds in the memory of one GPU, and at the peak; found without compiling."""
+        return self.memory_on("gpu")
+
+    def memory_on(self, target: str) -> Memory:
+        """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
+        if target not in self._memory:
+            names = Names(self._reading, self._given, Region(self.mesh, self.layout))
+            self._memory[target] = Memory(self.jaxpr, self.mesh.axes, names, target)
+        return self._memory[target]
+
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another: another layout, or another version of the code."""
         return Diff(self, other)
@@ -123,4 +146,4 @@ def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = No
     except Exception as error:
         error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
         raise
-    return Program(traced, bound.mesh, bound.layout, record, name)
+    return Program(traced, bound.mesh, bound.layout, record, name, given_to(bound, args, kwargs))

@@ -1,0 +1,139 @@
+"""The memory of a program on one processor: the peak, what is alive there, and how it comes and goes.
+
+Found by liveness on the traced program, by the rules of each target's compiler: nothing is compiled. `range` says how
+far the compiler's own peak may lie from it.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import WeftError, closest
+from . import liveness
+from .ledger import size_text
+from .memory_course import RULES, Course, Point
+from .memory_names import Names
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Alive:
+    """One array in memory at the peak."""
+
+    name: str
+    """What the user calls it: the path of an argument, a variable, the text of an op."""
+    type: str
+    bytes: int
+    """Of what one processor holds."""
+    kind: str
+    """`argument`, `saved` (for the gradients), `temporary` or `output`."""
+    phase: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One point of the program's course, and what is in memory then."""
+
+    label: str
+    phase: str
+    source: str
+    bytes: int
+    op: int | None
+    """The number of the op's entry in the record."""
+
+
+class Memory:
+    """What a program holds in the memory of one processor, compiled for a `target`: `gpu`, `tpu` or `cpu`."""
+
+    def __init__(self, jaxpr: Any, mesh_axes: dict[str, int], names: Names, target: str):
+        if target not in RULES:
+            raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
+        self.target, self._names = target, names
+        body = liveness.read(jaxpr, mesh_axes)
+        donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.given))]
+        self._course = Course(body, RULES[target], body.given, kept=[not is_gone for is_gone in donated])
+        self.arguments = sum(value.bytes for value in body.given)
+        self.outputs = sum(value.bytes for value in body.results)
+        self.donated = sum(value.bytes for value, is_gone in zip(body.given, donated, strict=True) if is_gone)
+        self.peak = self._course.peak
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Between which two numbers the compiler's own peak lies."""
+        return int(self.peak * 0.9), int(self.peak * 1.15)
+
+    def fits(self, capacity: int) -> bool:
+        """Whether the program surely fits into so many bytes."""
+        return self.range[1] <= capacity
+
+    @functools.cached_property
+    def alive(self) -> list[Alive]:
+        """What is in memory at the peak, the largest first; together it is the peak."""
+        results = {id(value) for value in self._course.body.results}
+        found = []
+        for value, course in self._course.alive():
+            called = self._names.called(value, course)
+            if course.around is None and value.maker is None:
+                kind = "argument"
+            elif course.around is None and id(value) in results:
+                kind = "output"
+            else:
+                kind = "saved" if self._is_saved(value, course) else "temporary"
+            found.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
+        return sorted(found, key=lambda each: -each.bytes)
+
+    def _is_saved(self, value: Any, course: Course) -> bool:
+        """Whether the backward pass needs what the forward pass made."""
+        if value.maker is None or self._names.phase(value.maker) != "forward":
+            return False
+        if value.last >= course.end:
+            return False
+        return self._names.phase(course.body.work[value.last]) in ("backward", "recompute")
+
+    @functools.cached_property
+    def course(self) -> list[Moment]:
+        """The program from start to end, loops entered once, with what is in memory at each point."""
+        return [self._moment(point, base) for point, base in _flat(self._course.points, 0)]
+
+    def _moment(self, point: Point, base: int) -> Moment:
+        called = self._names.label(point.work)
+        return Moment(called.name, called.phase, called.source, base + point.bytes, called.op)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The memory as plain values."""
+        return {
+            "target": self.target,
+            "arguments": self.arguments,
+            "outputs": self.outputs,
+            "donated": self.donated,
+            "peak": self.peak,
+            "range": list(self.range),
+            "alive": [dataclasses.asdict(each) for each in self.alive],
+        }
+
+    def __str__(self) -> str:
+        low, high = self.range
+        head = f"memory on each processor ({self.target}): peak {size_text(self.peak)}"
+        head += f" ({size_text(low)} to {size_text(high)}), of it arguments {size_text(self.arguments)}"
+        shown = self.alive[:_SHOWN]
+        widths = [max((len(getattr(each, part)) for each in shown), default=0) for part in ("name", "type", "kind")]
+        rows = [
+            f"  {size_text(each.bytes):>10}  {each.name:{widths[0]}}  {each.type:{widths[1]}}  "
+            f"{each.kind:{widths[2]}}  {each.source}".rstrip()
+            for each in shown
+        ]
+        rest = self.alive[_SHOWN:]
+        if rest:
+            rows.append(f"  {size_text(sum(each.bytes for each in rest)):>10}  {len(rest)} more")
+        return "\n".join([head, *rows])
+
+
+def _flat(points: list[Point], base: int) -> Any:
+    for point in points:
+        if point.inner:
+            yield from _flat(point.inner, base + point.base)
+        else:
+            yield point, base
