@@ -17,7 +17,7 @@ from ...program import Program
 from ...program.ledger import size_text
 from ...program.work import flops_text
 from .comparing import comparing
-from .holding import holding, said
+from .holding import course, holding, said
 from .listing import listing
 from .parts import Making, Side, figure, json_for_html
 from .sent import sent
@@ -72,7 +72,7 @@ def _policy(script: str) -> str:
 def _header(making: Making) -> str:
     name = html.escape(making.main.program.name or "a program")
     settings = "".join(_setting(making, side) for side in making.sides)
-    figures = "".join(_figures(making, making.main))
+    figures = "".join(_figures(making, making.main)) if len(making.sides) == 1 else ""  # two have a table of them
     return f'<h1>{name}</h1><div class="settings">{settings}</div><div class="figures">{figures}</div>'
 
 
@@ -80,7 +80,9 @@ def _setting(making: Making, side: Side) -> str:
     mesh = side.program.mesh
     count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
     letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
-    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b></p>"
+    duplicated = side.program.flops_duplicated
+    twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
+    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b>{twice}</p>"
 
 
 def _figures(making: Making, side: Side) -> list[str]:
@@ -126,7 +128,7 @@ def _told(making: Making) -> dict[str, Any]:
 
 
 def _course(making: Making, side: Side) -> list[list[Any]]:
-    moments = side.memory.course if side.memory is not None else []
+    moments = course(side.memory) if side.memory is not None else []
     return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in moments]
 
 

@@ -8,7 +8,7 @@ from ...program.diff import Change
 from ...program.ledger import size_text
 from ...program.lines import Line
 from ...program.work import flops_text
-from .listing import part, said
+from .listing import kind, part, said
 from .parts import Making, Side, cell, row
 from .tensors import Named
 from .timing import time_text
@@ -25,7 +25,9 @@ def comparing(making: Making) -> str:
     lines = making.sides[0].program.diff(making.sides[1].program).lines
     changed = sum(not line.is_same for line in lines)
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
-    heads = "".join(f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(_title(s))}</span>' for s in making.sides)
+    heads = "".join(
+        f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(_title(s))}</span>' for s in making.sides
+    )
     body = "".join(_rows(making, lines))
     return (
         f'{_totals(making)}<h3>Line by line <span class="quiet">{count}</span></h3>'
@@ -49,7 +51,7 @@ def _totals(making: Making) -> str:
     heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in making.sides)
     return (
         f'<table class="totals"><thead><tr><td></td>{heads}<th scope="col">B against A</th></tr></thead>'
-        f'<tbody>{"".join(rows)}</tbody></table>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 
@@ -142,16 +144,20 @@ def _pair(making: Making, line: Change, above: list[list[Named]], hidden: bool) 
     there = line.before or line.after
     assert there is not None
     pick = making.pick(*said(there), *parts, note=there.reason, source=there.source)
-    kind = "same" if line.is_same else "only-b" if line.before is None else "only-a" if line.after is None else "changed"
-    kind += f" {there.kind}{' alike' if hidden else ''}"
-    return row(kind, pick, halves, level=len(line.path) + 1, role="treeitem")
+    state = (
+        "same" if line.is_same else "only-b" if line.before is None else "only-a" if line.after is None else "changed"
+    )
+    marks = f"{state} {kind(making, there)}{' alike' if hidden else ''}"
+    return row(marks, pick, halves, level=len(line.path) + 1, role="treeitem")
 
 
 def _half(making: Making, line: Line | None) -> str:
     if line is None:
         return cell("half none", "")
     if line.kind == "collective":
-        return cell("half", cell("type", making.axes(line.type.removeprefix(">> "))) + cell("text", html.escape(line.said)))
+        return cell(
+            "half", cell("type", making.axes(line.type.removeprefix(">> "))) + cell("text", html.escape(line.said))
+        )
     if line.kind == "op":
         name = cell("name", html.escape(line.name)) if line.name else ""
         return cell("half", name + cell("type", making.axes(line.type)) + cell("text", html.escape(line.text)))

@@ -1,11 +1,12 @@
 """What a processor holds, on a page: memory over the program's course, and what is alive where it is most."""
 
 import html
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from ...program.ledger import size_text
-from .parts import Making, Side, bar, cell, drawn, figure, row
+from .parts import Making, Side, bar, cell, drawn, figure, path, row
 
 _HEIGHT = 100.0
 
@@ -34,7 +35,7 @@ def _figures(making: Making, side: Side) -> str:
     memory = side.memory
     low, high = memory.range
     around = "" if low == high else f"between {size_text(low)} and {size_text(high)}"
-    found = [figure(size_text(memory.peak), "at the peak, on one processor", around)]
+    found = [figure(size_text(memory.peak), f"at the peak, on one {memory.target}", around)]
     found += [figure(size_text(memory.arguments), "arguments", _donated(memory))]
     found += [figure(size_text(memory.outputs), "outputs")]
     if capacity := _capacity(side):
@@ -45,20 +46,20 @@ def _figures(making: Making, side: Side) -> str:
 
 
 def _donated(memory: Any) -> str:
-    return f"{size_text(memory.donated)} given back" if memory.donated else ""
+    return f"{size_text(memory.donated)} donated" if memory.donated else ""
 
 
 def _course(making: Making, side: Side, top: float) -> str:
     """An area as high as what is held at each moment, under bands that name the phases."""
-    moments = side.memory.course
+    moments = course(side.memory)
     if not moments:
         return ""
     wide = len(moments)
-    path = f"M0 {_HEIGHT}" + "".join(
+    curve = f"M0 {_HEIGHT}" + "".join(
         f"V{_HEIGHT * (1 - moment.bytes / top):.2f}H{i + 1}" for i, moment in enumerate(moments)
     )
     bands = "".join(
-        f'<span class="band" style="left:{start / wide * 100:.3f}%;width:{(end - start) / wide * 100:.3f}%">{phase}</span>'
+        f'<span class="band" style="left:{start / wide:.3%};width:{(end - start) / wide:.3%}">{phase}</span>'
         for start, end, phase in _phases(moments)
     )
     at = max(range(wide), key=lambda i: moments[i].bytes)
@@ -71,11 +72,17 @@ def _course(making: Making, side: Side, top: float) -> str:
         f' aria-valuenow="{at}">'
         f'<div class="bands">{bands}</div><div class="plot">'
         f'<svg viewBox="0 0 {wide} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path class="area" d="{path}V{_HEIGHT}Z"/></svg>{"".join(lines)}'
-        f'<span class="peak" style="left:{(at + 0.5) / wide * 100:.3f}%;bottom:{moments[at].bytes / top * 100:.3f}%"></span>'
+        f'<path class="area" d="{curve}V{_HEIGHT}Z"/></svg>{"".join(lines)}'
+        f'<span class="peak" style="left:{(at + 0.5) / wide:.3%};bottom:{moments[at].bytes / top:.3%}"></span>'
         f'<span class="cursor" hidden></span></div>'
         f'<p class="readout" aria-live="polite">{html.escape(said(moments[at]))}</p></div>'
     )
+
+
+def course(memory: Any) -> list[Any]:
+    """The moments of a course, those of one op in a row as one: the one that holds most."""
+    runs = itertools.groupby(memory.course, lambda moment: (moment.label, moment.phase, moment.source))
+    return [max(run, key=lambda moment: moment.bytes) for _, run in runs]
 
 
 def said(moment: Any) -> str:
@@ -84,7 +91,7 @@ def said(moment: Any) -> str:
 
 
 def _level(share: float, label: str, kind: str = "") -> str:
-    return f'<span class="level {kind}" style="bottom:{share * 100:.3f}%"><small>{html.escape(label)}</small></span>'
+    return f'<span class="level {kind}" style="bottom:{share:.3%}"><small>{html.escape(label)}</small></span>'
 
 
 def _phases(moments: list[Any]) -> Iterator[tuple[int, int, str]]:
@@ -119,7 +126,7 @@ def _held(making: Making, side: Side, alive: Any, most: int) -> str:
     pick = making.pick(alive.name or alive.type, drawn(side, tensors), note=note, source=alive.source)
     cells = [
         cell("total", f"{bar(alive.bytes / most, f'k-{alive.kind}')}<b>{size_text(alive.bytes)}</b>"),
-        cell("name", html.escape(alive.name)),
+        path("name", alive.name),
         cell("type", making.axes(alive.type)),
         cell("kind", html.escape(alive.kind)),
         making.place(alive.source),

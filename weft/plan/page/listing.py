@@ -4,7 +4,10 @@ import html
 from collections.abc import Iterator, Sequence
 
 from ...program.lines import Line
-from .parts import Making, Side, cell, collective_axes, drawn, row
+from .parts import Making, Side, cell, collective_axes, drawn, path, row
+
+_MANY = 16
+"""More arguments than these are folded away at first."""
 
 
 def listing(making: Making, side: Side) -> str:
@@ -17,10 +20,12 @@ def _arguments(making: Making, side: Side) -> Iterator[str]:
     found = side.tensors.arguments()
     if not found:
         return
-    yield row("section", None, [cell("text", "arguments")], role="treeitem", more=' aria-expanded="true"')
+    state = ' aria-expanded="true"' + (" data-closed" if len(found) > _MANY else "")
+    count = cell("quiet", f"{len(found)}")
+    yield row("section", None, [cell("text", f"arguments {count}")], role="treeitem", more=state)
     for name, text, number in found:
-        pick = making.pick(name, drawn(side, [(name, number)]), note="an argument, where it is used")
-        cells = [cell("name", html.escape(name)), cell("type", making.axes(text)), cell("text", ""), cell("source", "")]
+        pick = making.pick(name, drawn(side, [(name, number)]), note="an argument")
+        cells = [path("name", name), cell("type", making.axes(text))]
         yield row("op argument", pick, cells, level=2, role="treeitem")
 
 
@@ -42,7 +47,15 @@ def _row(making: Making, side: Side, line: Line, level: int, above: list[tuple[s
         pick = making.pick(line.text, source=line.source) if source else None
         cells = [cell("text", html.escape(line.text)), making.place(line.source)]
         return row("block", pick, cells, level=level, role="treeitem", more=opened)
-    return row(line.kind, picked(making, side, line, above), columns(making, line), level=level, role="treeitem")
+    return row(
+        kind(making, line), picked(making, side, line, above), columns(making, line), level=level, role="treeitem"
+    )
+
+
+def kind(making: Making, line: Line) -> str:
+    """The kind of a line, and for a collective the colour of its first axis."""
+    over = [making.colours[axis] for axis in collective_axes(line.type) if axis in making.colours]
+    return f"{line.kind} o{over[0]}" if line.kind == "collective" and over else line.kind
 
 
 def picked(making: Making, side: Side, line: Line, above: Sequence[tuple[str, int]]) -> int:

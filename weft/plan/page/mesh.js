@@ -43,20 +43,20 @@ function counted(axes, names, at) {
 const waysOf = (axes, names) => product(names.map(name => axes.find(axis => axis[0] === name)[1]));
 
 // Where each cell lies: the last two axes make a grid, those before them a panel for each of their places.
-function arranged(axes, wide) {
+function arranged(axes, wide, most) {
   const long = axes.map(([name, size], i) => ({ name, size, i })).filter(axis => axis.size > 1);
   let across = long.at(-1) ?? { name: axes[0][0], size: 1, i: 0 }, down = long.at(-2);
   const panels = long.slice(0, -2);
   if (down && down.size > 8 && down.size > 2 * across.size) [down, across] = [across, down];
-  const most = down ? 64 : across.size <= 16 ? 16 : across.size <= 256 ? 16 : 32;
-  const columns = Math.min(across.size, most), bands = Math.ceil(across.size / columns);
+  const widest = down ? 64 : across.size <= 16 ? 16 : across.size <= 256 ? 16 : 32;
+  const columns = Math.min(across.size, widest), bands = Math.ceil(across.size / columns);
   const rows = (down?.size ?? 1) * bands, count = product(panels.map(axis => axis.size));
   const beside = panelsBeside(count, columns, rows);
   const left = down ? 40 : 4, top = 34, apart = panels.length ? 10 : 0, title = panels.length ? 15 : 0;
   const stacked = Math.ceil(count / beside);
   const free = wide - left - 4 - apart * (beside - 1);
   const w = Math.min(200, free / (columns * beside));
-  const tall = (count > 1 ? 400 : 360) / (rows * stacked);
+  const tall = most / (rows * stacked);
   const h = Math.max(4, Math.min(w < 30 ? w : Math.min(46, Math.max(30, w)), tall));
   const band = bands > 1 && down ? 6 : 0;
   const panelWide = columns * w + apart, panelTall = rows * h + band * (bands - 1) + title + (panels.length ? 8 : 0);
@@ -107,7 +107,8 @@ function colour(places) {
     light = 0.44 + 0.44 * i / (n - 1);
   }
   const hue = 265 - 175 * share(first);
-  return { fill: `oklch(${light.toFixed(3)} 0.115 ${hue.toFixed(1)})`, ink: light > 0.64 ? "#14171c" : "#ffffff" };
+  const strong = 0.125 - 0.16 * Math.abs(light - 0.58);
+  return { fill: `oklch(${light.toFixed(3)} ${strong.toFixed(3)} ${hue.toFixed(1)})`, ink: light > 0.64 ? "#14171c" : "#ffffff" };
 }
 
 // What a processor holds of a tensor: the place of its slice along each split dim, and its range along every dim.
@@ -133,9 +134,9 @@ function groupOf(over, axes, at) {
 
 // One mesh on the page.
 class MeshPicture {
-  constructor(side, colours) {
+  constructor(side, colours, most) {
     Object.assign(this, { axes: side.mesh, slow: side.slow, colours });
-    this.shape = arranged(side.mesh, 404);
+    this.shape = arranged(side.mesh, 404, most);
     this.svg = drawn("svg", { class: "grid", tabindex: 0, role: "group", viewBox: `0 0 ${this.shape.width} ${this.shape.height}` });
     this.svg.style.maxWidth = `${this.shape.width}px`;
     this.links = drawn("g", { class: "links" });
@@ -143,7 +144,7 @@ class MeshPicture {
     this.svg.append(...this.cells.map(cell => cell.group), ...this.names(), this.links);
     this.told = made("p", { class: "processor", "aria-live": "polite" });
     this.how = made("p", { class: "how" });
-    this.at = null;
+    this.leave();
     this.svg.addEventListener("pointerover", event => this.point(event.target.closest("[data-p]"), false));
     this.svg.addEventListener("pointerleave", () => { if (!this.kept) this.leave(); });
     this.svg.addEventListener("click", event => this.point(event.target.closest("[data-p]"), true));
@@ -279,7 +280,7 @@ class MeshPicture {
     this.kept = false;
     this.svg.classList.remove("pointed");
     for (const { group } of this.cells) group.classList.remove("here", "same");
-    this.told.textContent = "";
+    this.told.textContent = this.cells.length > 1 ? "Point at a processor, or press m and walk with the arrow keys." : "";
   }
 
   key(event) {

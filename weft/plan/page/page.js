@@ -9,7 +9,7 @@ document.documentElement.classList.add("live");
 
 // What is picked.
 
-const pictures = told.sides.map(side => new MeshPicture(side, told.axes));
+const pictures = told.sides.map(side => new MeshPicture(side, told.axes, told.sides.length > 1 ? 136 : 360));
 
 function showPick(pick) {
   byId("inspector").hidden = false;
@@ -81,7 +81,7 @@ class List {
     this.root = root;
     this.rows = [...root.querySelectorAll(".row")];
     this.words = null;
-    this.closed = new Set(this.rows.filter(row => row.classList.contains("fold")));
+    this.closed = new Set(this.rows.filter(row => row.classList.contains("fold") || "closed" in row.dataset));
     for (const row of this.rows) row.setAttribute("aria-selected", "false");
     root.addEventListener("click", event => this.click(event));
     root.addEventListener("keydown", event => this.key(event));
@@ -201,6 +201,7 @@ function open(name) {
     tab.tabIndex = isOpen ? 0 : -1;
     byId(tab.getAttribute("aria-controls")).hidden = !isOpen;
   }
+  byId("collectives").hidden = !byId(name).querySelector(".collective");
   filter();
 }
 
@@ -220,7 +221,8 @@ for (const tab of tabs) {
 // The filter.
 
 function filter() {
-  const words = byId("filter").value, only = byId("collectives").getAttribute("aria-pressed") === "true";
+  const words = byId("filter").value, toggle = byId("collectives");
+  const only = !toggle.hidden && toggle.getAttribute("aria-pressed") === "true";
   const counts = here().map(list => list.arrange(words, only));
   const sum = key => counts.reduce((all, each) => all + each[key], 0);
   byId("matches").textContent = words.trim() || only ? `${sum("matches")} of ${sum("all")}` : "";

@@ -68,8 +68,10 @@ class Making:
 
     def place(self, source: str) -> str:
         """A place in the source, as a link to its text where that is on the page."""
-        link, text = self.sources.link(source), html.escape(source)
-        return f'<a class="source" href="#{link}" tabindex="-1">{text}</a>' if link else f'<span class="source">{text}</span>'
+        link = self.sources.link(source)
+        if not link:
+            return path("source", source)
+        return f'<a class="source" href="#{link}" tabindex="-1"><bdi>{html.escape(source)}</bdi></a>'
 
 
 def drawn(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def collective_axes(text: str) -> list[str]:
 def bar(share: float, colour: str = "", *, label: str = "") -> str:
     """A bar as long as a share of the width."""
     title = f' title="{html.escape(label)}"' if label else ""
-    return f'<span class="bar {colour}" style="width:{max(0.0, min(share, 1.0)) * 100:.3f}%"{title}></span>'
+    return f'<span class="bar {colour}" style="width:{max(0.0, min(share, 1.0)):.3%}"{title}></span>'
 
 
 def figure(value: str, name: str, more: str = "") -> str:
@@ -99,7 +101,9 @@ def figure(value: str, name: str, more: str = "") -> str:
     return f'<div class="figure"><b>{value}</b><span>{name}</span>{under}</div>'
 
 
-def row(kind: str, pick: int | None, cells: Iterable[str], *, level: int = 1, role: str = "option", more: str = "") -> str:
+def row(
+    kind: str, pick: int | None, cells: Iterable[str], *, level: int = 1, role: str = "option", more: str = ""
+) -> str:
     """A line that can be picked and walked to with the arrow keys."""
     picked = f' data-pick="{pick}"' if pick is not None else ""
     depth = f' aria-level="{level}" style="--depth:{level - 1}"' if role == "treeitem" else ""
@@ -109,6 +113,11 @@ def row(kind: str, pick: int | None, cells: Iterable[str], *, level: int = 1, ro
 def cell(name: str, content: str) -> str:
     """One column of a row; `content` is markup."""
     return f'<span class="{name}">{content}</span>'
+
+
+def path(name: str, text: str) -> str:
+    """A column whose text, where it is too long, is cut at its start: the end of a path says most."""
+    return f'<span class="{name} path"><bdi>{html.escape(text)}</bdi></span>'
 
 
 def json_for_html(value: Any) -> str:

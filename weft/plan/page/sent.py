@@ -63,12 +63,22 @@ def _collectives(making: Making, side: Side) -> str:
         return '<p class="quiet">nothing is sent</p>'
     rows.sort(key=lambda each: -each.bytes * each.count)
     most = rows[0].bytes * rows[0].count
-    head = "".join(cell(name, name) for name in ("total", "collective", "carries", "each", "phase", "source"))
+    head = "".join(cell(name, title) for name, title in _COLUMNS)
     body = "".join(_collective(making, side, each, most) for each in rows)
     return (
         f'<div class="head sending">{head}</div>'
         f'<div class="list sending" role="listbox" aria-label="what is sent, the most first">\n{body}</div>'
     )
+
+
+_COLUMNS = (
+    ("total", "total"),
+    ("what", "collective"),
+    ("carries", "carries"),
+    ("each", "each"),
+    ("phase", "phase"),
+    ("source", "source"),
+)
 
 
 def _collective(making: Making, side: Side, sent: Row, most: int) -> str:
@@ -78,14 +88,14 @@ def _collective(making: Making, side: Side, sent: Row, most: int) -> str:
     share = bar(total / most if most else 0, f"a{making.colours[sent.axes[0]]}")
     cells = [
         cell("total", f"{share}<b>{size_text(total)}</b>"),
-        cell("collective", making.axes(f"{sent.collective} over {over}")),
+        cell("what", making.axes(f"{sent.collective} over {over}")),
         cell("carries", html.escape(f"{sent.dtype}[{' '.join(sent.dims)}]" if sent.dims else sent.dtype)),
         cell("each", html.escape(f"{size_text(sent.bytes)} x{sent.count}{turn}")),
         cell("phase", sent.phase),
         making.place(sent.source),
         cell("reason", html.escape(sent.reason)),
     ]
-    return row("collective", pick, cells)
+    return row(f"collective o{making.colours[sent.axes[0]]}", pick, cells)
 
 
 def alike(ledger: Ledger) -> list[Row]:

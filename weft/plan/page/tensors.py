@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from ...layout import Region, typed
 from ...program import Program
 from ...program.ledger import size_text
 from ...program.lines import Line
 from ...program.reading import type_text
 from ...record import Entry, Placed
+from ...tensor import short_dtype
 
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 _DIM = re.compile(r"([A-Za-z_]\w*)(?:/([\w+]+))?")
@@ -28,7 +28,7 @@ class Tensors:
     """The placed types of one program, each once, by number."""
 
     def __init__(self, program: Program):
-        self._reading, self._axes = program._reading, program.mesh.axes
+        self._program, self._reading, self._axes = program, program._reading, program.mesh.axes
         self._table: dict[tuple[str, Sizes], int] = {}
 
     def to_list(self) -> list[dict[str, Any]]:
@@ -36,14 +36,12 @@ class Tensors:
         return [self._told(text, sizes) for text, sizes in self._table]
 
     def _told(self, text: str, sizes: Sizes) -> dict[str, Any]:
-        dims = [
-            {"name": name, "size": size, "axes": axes}
-            for (name, axes), size in zip(_dims_of(text), sizes, strict=True)
-        ]
+        named = _dims_of(text)
+        dims = [{"name": name, "size": size, "axes": axes} for (name, axes), size in zip(named, sizes, strict=True)]
         found: dict[str, Any] = {"type": text, "dims": dims}
         if (each := _item_bytes(text)) is not None and None not in sizes:
             whole = math.prod(size for size in sizes if size is not None) * each
-            ways = math.prod(self._axes[axis] for dim in dims for axis in dim["axes"])
+            ways = math.prod(self._axes[axis] for _, axes in named for axis in axes)
             found |= {"whole": size_text(math.ceil(whole)), "local": size_text(math.ceil(whole / ways))}
         return found
 
@@ -61,16 +59,15 @@ class Tensors:
                 yield name, self._number(type_text(placed), placed.dims.sizes)
 
     def arguments(self) -> list[tuple[str, str, int]]:
-        """The arguments that some op uses: the name, the type and the number of each."""
-        found: dict[str, tuple[str, str, int]] = {}
-        for (op, index), argument in self._reading._origins.items():
-            operands = self._reading.entries[op].operands
-            placed = operands[index] if index < len(operands) else None
-            if placed is not None and argument.name not in found:
-                text = type_text(placed)
-                found[argument.name] = (argument.name, text, self._number(text, placed.dims.sizes))
-        order = [argument.name for argument in self._reading._arguments]
-        return sorted(found.values(), key=lambda each: order.index(each[0]))
+        """The tensors the program is given: the name, the type and the number of each."""
+        region, arrays = Region(self._program.mesh, self._program.layout), self._program.jaxpr.jaxpr.invars
+        found = []
+        for given, array in zip(self._program._given, arrays, strict=False):
+            if given.dims is not None and given.dims.sizes == array.aval.shape:
+                placement = region.placement(given.dims, given.store)
+                text = typed(short_dtype(array.aval.dtype), given.dims, placement)
+                found.append((given.name, text, self._number(text, given.dims.sizes)))
+        return found
 
     def number(self, text: str, source: str = "") -> int | None:
         """The number of a type as it is printed; None where it names no dims or axes of this program."""

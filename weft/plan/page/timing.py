@@ -43,7 +43,9 @@ def _line(name: str, seconds: float, longest: float, making: Making | None = Non
     label = html.escape(name) if making is None else making.axes(name)
     track = f'<span class="track">{bar(seconds / longest, colour)}</span>'
     value = f'<span class="value"><b>{time_text(seconds)}</b></span>'
-    return f'<div class="axis"><span class="label">{label}</span><div><div class="line">{track}{value}</div></div></div>'
+    return (
+        f'<div class="axis"><span class="label">{label}</span><div><div class="line">{track}{value}</div></div></div>'
+    )
 
 
 def _colour(making: Making, axes: str) -> int:
