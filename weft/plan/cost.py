@@ -1,0 +1,281 @@
+"""The plan of a program on some hardware: how long a step takes, on what, and whether it fits.
+
+Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
+waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
+for nothing there (the gather of a stored weight), hides under a stated share of the body's compute.
+"""
+
+import functools
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..layout import Layout
+from ..mesh import Mesh
+from ..program import Program
+from ..program.ledger import size_text
+from . import links, roofline
+from .hardware import Hardware
+from .hardware import hardware as find_hardware
+from .traffic import Kernel, kernels
+
+VERSION = 1
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """What one op takes in one phase, all its calls together."""
+
+    label: str
+    phase: str
+    source: str
+    seconds: float
+    bound_by: str
+    """`flops`, `memory` or `sending`: what most of its seconds go to."""
+    flops: float
+    bytes: float
+    """Moved through memory, or sent."""
+    count: int
+    """How often it runs."""
+
+
+@dataclass
+class _Part:
+    """The kernels of one op in one phase that are bound by one thing."""
+
+    op: int | None
+    phase: str
+    axes: str
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    count: int = 0
+    by: dict[str, float] | None = None
+
+
+class Plan:
+    """A program's course on some hardware: `seconds` of a step, `memory`, and `why` it takes them.
+
+    `memory` is what a processor has, if not what the table says. A program is traced with no devices, so it does not
+    tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
+    """
+
+    def __init__(
+        self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True
+    ):
+        self.program, self.hardware = program, find_hardware(hardware)
+        self.mesh: Mesh = program.mesh
+        self.layout: Layout = program.layout
+        shared = self.mesh.size if self.hardware.is_shared else 1
+        self.capacity = int(self.hardware.memory // shared if memory is None else memory)
+        self.compute_seconds = self.exposed = 0.0
+        self.communication: dict[str, float] = defaultdict(float)
+        """Seconds of all collectives over each group of axes, hidden or not."""
+        self.phases: dict[str, float] = defaultdict(float)
+        self.kinds: dict[str, float] = defaultdict(float)
+        """Seconds of each kind of kernel: `product`, `attention`, `elementwise`, `moved`, `sent`."""
+        self._parts: dict[Any, _Part] = {}
+        self._dtypes: dict[str, float] = defaultdict(float)
+        self._cost(kernels(program._reading, self.hardware.kind, fused=fused))
+        self.communication, self.phases, self.kinds = dict(self.communication), dict(self.phases), dict(self.kinds)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one step."""
+        return self.compute_seconds + self.exposed
+
+    def _cost(self, found: list[Kernel]) -> None:
+        computing: dict[int, float] = defaultdict(float)
+        beside: dict[int, float] = defaultdict(float)
+        sent: list[tuple[Kernel, float]] = []
+        for kernel in found:
+            if kernel.row is not None:
+                took = links.seconds(kernel.row, self.mesh, self.hardware) * kernel.count
+                sent.append((kernel, took))
+                if kernel.is_beside:
+                    beside[kernel.body] += took
+                continue
+            one, bound_by = roofline.seconds(kernel, self.hardware, self.mesh.size)
+            took = one * kernel.count
+            computing[kernel.body] += took
+            self.compute_seconds += took
+            if kernel.kind == "product":
+                self._dtypes[kernel.dtype] += kernel.flops * kernel.count
+            self._add(kernel, took, bound_by)
+        share = roofline.BESIDE[self.hardware.kind]
+        left = {
+            body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()
+        }
+        for kernel, took in sent:
+            assert kernel.row is not None
+            self.communication["+".join(kernel.row.axes)] += took
+            shown = took * (left[kernel.body] if kernel.is_beside else 1.0)
+            self.exposed += shown
+            self._add(kernel, shown, "sending")
+
+    def _add(self, kernel: Kernel, took: float, bound_by: str) -> None:
+        axes = "+".join(kernel.row.axes) if kernel.row is not None else ""
+        key = (kernel.op, kernel.phase, axes)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = _Part(*key, by=defaultdict(float))
+        assert part.by is not None
+        part.seconds += took
+        part.by[bound_by] += took
+        part.flops += kernel.flops * kernel.count
+        part.bytes += kernel.bytes * kernel.count
+        part.count = max(part.count, kernel.count)
+        self.phases[kernel.phase] += took
+        self.kinds[kernel.kind] += took
+
+    @functools.cached_property
+    def ops(self) -> list[OpCost]:
+        """What each op takes in each phase, the dearest first; together they take `seconds`."""
+        reading, found = self.program._reading, []
+        for part in sorted(self._parts.values(), key=lambda part: -part.seconds):
+            entry = reading.entry(part.op)
+            site = reading.update_site if entry is None and part.phase == "update" else reading.site(entry)
+            label = reading.text(entry) if entry is not None else "the optimizer's update" * (part.phase == "update")
+            if part.axes:
+                label = f"sending over {part.axes}: {label}".rstrip(": ")
+            assert part.by is not None
+            bound_by = max(part.by, key=lambda by: part.by[by])  # type: ignore[index]
+            found.append(
+                OpCost(label, part.phase, str(site), part.seconds, bound_by, part.flops, part.bytes, part.count)
+            )
+        return found
+
+    @property
+    def peak_flops(self) -> float:
+        """Products a second at most, in the dtype in which most of the program's are made."""
+        dtype = max(self._dtypes, key=lambda name: self._dtypes[name], default="float32")
+        return self.hardware.flops_of(dtype)
+
+    @property
+    def mfu(self) -> float:
+        """The share of the peak that goes into the model: work done again, or by several alike, does not count."""
+        program = self.program
+        again = program.flops_recomputed / program.flops if program.flops else 0.0
+        useful = program.flops_useful * (1 - again)
+        times = self.mesh.size if self.hardware.is_shared else 1
+        return useful * times / self.seconds / self.peak_flops if self.seconds else 0.0
+
+    @functools.cached_property
+    def memory(self) -> Any:
+        """What one processor holds at the peak."""
+        return self.program.memory_on(self.hardware.kind)  # type: ignore[attr-defined]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits into a processor's memory."""
+        return bool(self.memory.fits(self.capacity))
+
+    @functools.cached_property
+    def tokens(self) -> int | None:
+        """Tokens of one step: batch times length of the ids the program is given; None where there are none."""
+        found = [
+            placed.dims.find("batch").size * placed.dims.find("length").size
+            for entry in self.program._reading.entries
+            for placed, maker in zip(entry.operands, entry.makers, strict=False)
+            if placed is not None and maker is None and placed.dtype.kind in "iu"
+            if placed.dims.has("batch") and placed.dims.has("length")
+        ]
+        return max(found, default=None)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return None if self.tokens is None or not self.seconds else self.tokens / self.seconds
+
+    @functools.cached_property
+    def why(self) -> str:
+        """One line: what most of the time goes to, and the largest waste."""
+        return _why(self)
+
+    def table(self, most: int = _SHOWN) -> str:
+        """The dearest ops, a line each."""
+        lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
+        for op in self.ops[:most]:
+            share = op.seconds / self.seconds if self.seconds else 0.0
+            text = f"{time_text(op.seconds):>10}  {share:6.1%}  {op.bound_by:9} {op.phase:9} {op.label[:60]:60} {op.source}"
+            lines.append(text.rstrip())
+        if len(self.ops) > most:
+            rest = sum(op.seconds for op in self.ops[most:])
+            lines.append(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        layout = str(self.layout) or "the empty layout"
+        head = f"{self.program.name} on {self.mesh} under {layout}, {self.hardware.title}"
+        rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
+        lines = [head, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
+        lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
+        for axes, took in self.communication.items():
+            lines.append(f"over {axes}: {time_text(took)} of sending")
+        return "\n".join([*lines, "", self.table()])
+
+    def __repr__(self) -> str:
+        return f"Plan({self.hardware.name}, {time_text(self.seconds)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values; `version` changes when their form does."""
+        return {
+            "version": VERSION,
+            "name": self.program.name,
+            "hardware": self.hardware.name,
+            "mesh": str(self.mesh),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "compute_seconds": self.compute_seconds,
+            "communication": self.communication,
+            "exposed": self.exposed,
+            "phases": self.phases,
+            "mfu": self.mfu,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "memory": self.memory.to_dict(),
+            "capacity": self.capacity,
+            "fits": self.fits,
+            "why": self.why,
+            "ops": [asdict(op) for op in self.ops],
+        }
+
+
+def time_text(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> time_text(0.0773), time_text(2.5), time_text(3e-5)
+    ('77.3 ms', '2.5 s', '30 us')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale or unit == "us":
+            return f"{seconds / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def _why(plan: Plan) -> str:
+    """What most time goes to, and the largest waste: work done several times, or an axis busy sending."""
+    by: dict[str, float] = defaultdict(float)
+    for op in plan.ops:
+        by[op.bound_by] += op.seconds
+    words = {"flops": "computing", "memory": "moving bytes through memory", "sending": "sending"}
+    most = max(by, key=lambda name: by[name], default="flops")
+    share = by[most] / plan.seconds if plan.seconds else 0.0
+    found = f"{share:.0%} of it {words[most]}"
+    duplicated = plan.program.flops_duplicated
+    wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
+    sending = plan.exposed / plan.seconds if plan.seconds else 0.0
+    if wasted >= max(sending, 0.05):
+        return f"{found}; {duplicated.reason}"
+    if sending >= 0.05:
+        exposed: dict[str, float] = defaultdict(float)
+        for part in plan._parts.values():
+            exposed[part.axes] += part.seconds if part.axes else 0.0
+        axes = max(exposed, key=lambda name: exposed[name])
+        rows = [row for row in plan.program.ledger if "+".join(row.axes) == axes]
+        row = max(rows, key=lambda row: row.wire_bytes * row.count, default=None)
+        if row is not None:
+            sent = size_text(row.bytes * row.count)
+            busy = f"{exposed[axes] / plan.seconds:.0%} waiting for {axes}"
+            return f"{found}; {busy}, most for {sent} of {row.collective} {row.reason}"
+    return found

@@ -1,0 +1,78 @@
+"""Seconds of one kernel: the longer of computing it and of moving its bytes.
+
+The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps measured on
+one H200 (`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
+"""
+
+import math
+
+from .hardware import Hardware
+from .traffic import Kernel
+
+# Tiles of a product on a GPU: rows, columns, and the share of the peak inside a full wave of them.
+_TILES = ((256, 128, 0.76), (128, 256, 0.76), (128, 128, 0.66), (64, 128, 0.50), (64, 64, 0.30))
+_SPLITS = (1, 2, 4, 8, 16)
+_LEAST_SUMMED = 256  # numbers a split product sums at least
+_START = 96  # numbers whose time it takes to begin and end a tile
+_ATTENTION = {64: 0.33, 128: 0.48}  # by the width of a head, of what is computed
+_SHORT = 192  # positions whose time it takes to begin and end rows of scores
+_MEMORY = {"gpu": 0.80, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
+_VECTOR = {"gpu": 0.35, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
+_TPU_PRODUCT = 0.85
+_LANES, _SUBLANES = 128, 8  # to which a TPU pads
+
+BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
+"""The share of a body's compute that collectives can hide under where nothing waits for them. Not measured: stated."""
+
+
+def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
+    """Seconds of one call and what bounds it, `flops` or `memory`; a collective's are elsewhere."""
+    times = processors if hardware.is_shared else 1
+    moving = kernel.bytes / (hardware.bandwidth * _MEMORY[hardware.kind])
+    computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
+    found = max(moving, computing)
+    return times * (found + kernel.calls * hardware.call), "flops" if computing >= moving else "memory"
+
+
+def _computing(kernel: Kernel, hardware: Hardware) -> float:
+    if not kernel.flops:
+        return 0.0
+    peak = hardware.flops_of(kernel.dtype)
+    if kernel.kind == "attention":
+        return _attention(kernel, peak)
+    if hardware.kind == "gpu":
+        return _on_tiles(kernel.shape, peak, hardware.cores)
+    if hardware.kind == "tpu":
+        return kernel.flops / (peak * _TPU_PRODUCT * _filled(kernel.shape))
+    return kernel.flops / peak
+
+
+def _on_tiles(shape: tuple[int, int, int, int], peak: float, cores: int) -> float:
+    """A product cut into tiles, done in waves by all cores: of all tiles and splits the fastest."""
+    many, rows, columns, summed = shape
+    best = math.inf
+    for height, width, share in _TILES:
+        tiles = many * math.ceil(rows / height) * math.ceil(columns / width)
+        for split in _SPLITS:
+            each = summed / split
+            if split > 1 and each < _LEAST_SUMMED:
+                break
+            waves = math.ceil(tiles * split / cores)
+            best = min(best, waves * (each + _START) * 2 * height * width * cores / (peak * share))
+    return best
+
+
+def _filled(shape: tuple[int, int, int, int]) -> float:
+    """The share of a TPU's matrix units that is not padding."""
+    _, rows, columns, summed = shape
+    sizes = ((rows, _SUBLANES), (columns, _LANES), (summed, _LANES))
+    return math.prod(size / (math.ceil(size / to) * to) for size, to in sizes)
+
+
+def _attention(kernel: Kernel, peak: float) -> float:
+    _, length, memory, width = kernel.shape
+    narrow, wide = sorted(_ATTENTION)
+    between = min(max((width - narrow) / (wide - narrow), -0.5), 1.0)
+    share = _ATTENTION[narrow] + between * (_ATTENTION[wide] - _ATTENTION[narrow])
+    short = min(length, memory)
+    return kernel.flops / (peak * share * short / (short + _SHORT) * (1024 + _SHORT) / 1024)
