@@ -15,7 +15,9 @@ from typing import Any
 
 from ...program import Program
 from ...program.ledger import size_text
+from ...program.memory import Memory
 from ...program.work import flops_text
+from ..cost import Plan, time_text
 from .comparing import comparing
 from .holding import course, holding, said
 from .listing import listing
@@ -23,14 +25,16 @@ from .parts import Making, Side, figure, json_for_html
 from .sent import sent
 from .sources import Sources
 from .tensors import Tensors
-from .timing import time_text, timing
+from .timing import timing
 
 VERSION = 1
 
 _SCRIPTS = ("mesh.js", "page.js")
 
 
-def page(program: Program, plan: Any = None, against: Program | None = None, against_plan: Any = None) -> str:
+def page(
+    program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
+) -> str:
     """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
     given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
@@ -58,7 +62,7 @@ def page(program: Program, plan: Any = None, against: Program | None = None, aga
     return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
 
 
-def _memory(program: Program, plan: Any) -> Any:
+def _memory(program: Program, plan: Plan | None) -> Memory:
     return plan.memory if plan is not None else program.memory
 
 
@@ -91,8 +95,7 @@ def _figures(making: Making, side: Side) -> list[str]:
     found += [
         figure(size_text(program.ledger.bytes(axis)), f"sent over {making.axis(axis)}") for axis in program.mesh.axes
     ]
-    if side.memory is not None:
-        found.append(figure(size_text(side.memory.peak), "memory at the peak"))
+    found.append(figure(size_text(side.memory.peak), "memory at the peak"))
     if side.plan is not None:
         found.append(figure(time_text(side.plan.seconds), f"a step on {html.escape(side.plan.hardware.name)}"))
         found.append(figure(f"{side.plan.mfu:.0%}", "MFU"))
@@ -128,8 +131,7 @@ def _told(making: Making) -> dict[str, Any]:
 
 
 def _course(making: Making, side: Side) -> list[list[Any]]:
-    moments = course(side.memory) if side.memory is not None else []
-    return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in moments]
+    return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in course(side.memory)]
 
 
 @cache

@@ -2,16 +2,17 @@
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ...program.diff import Change
 from ...program.ledger import size_text
 from ...program.lines import Line
 from ...program.work import flops_text
+from ..cost import time_text
 from .listing import kind, part, said
 from .parts import Making, Side, cell, row
 from .tensors import Named
-from .timing import time_text
 
 _COUNT = re.compile(r" x\d+\b")
 _KEPT = 2
@@ -26,7 +27,8 @@ def comparing(making: Making) -> str:
     changed = sum(not line.is_same for line in lines)
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
     heads = "".join(
-        f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(_title(s))}</span>' for s in making.sides
+        f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(title)}</span>'
+        for s, title in zip(making.sides, _titles(making.sides), strict=True)
     )
     body = "".join(_rows(making, lines))
     return (
@@ -36,18 +38,23 @@ def comparing(making: Making) -> str:
     )
 
 
-def _title(side: Side) -> str:
-    return f"{side.program.mesh} under {side.layout}"
+def _titles(sides: Sequence[Side]) -> list[str]:
+    """What tells two sides apart: their layouts, their meshes, or both."""
+    meshes, layouts = [str(side.program.mesh) for side in sides], [side.layout for side in sides]
+    if len(set(meshes)) == 1:
+        return layouts
+    return meshes if len(set(layouts)) == 1 else [" under ".join(pair) for pair in zip(meshes, layouts, strict=True)]
 
 
 def _totals(making: Making) -> str:
     one, two = making.sides
     rows = [_total(f"over {making.axis(axis)}", *_sent(one, two, axis), size_text) for axis in making.colours]
     rows.append(_total("work of one processor", one.program.flops, two.program.flops, flops_text))
-    if one.memory is not None and two.memory is not None:
-        rows.append(_total("memory at the peak", one.memory.peak, two.memory.peak, size_text))
+    rows.append(_total("memory at the peak", one.memory.peak, two.memory.peak, size_text))
     if one.plan is not None and two.plan is not None:
-        rows.append(_total(f"a step on {one.plan.hardware.name}", one.plan.seconds, two.plan.seconds, time_text))
+        rows.append(
+            _total(f"a step on {html.escape(one.plan.hardware.name)}", one.plan.seconds, two.plan.seconds, time_text)
+        )
     heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in making.sides)
     return (
         f'<table class="totals"><thead><tr><td></td>{heads}<th scope="col">B against A</th></tr></thead>'
@@ -60,8 +67,7 @@ def _sent(one: Side, two: Side, axis: str) -> tuple[int, int]:
     return first, second
 
 
-def _total(name: str, one: float, two: float, text: object) -> str:
-    assert callable(text)
+def _total(name: str, one: float, two: float, text: Callable[[Any], str]) -> str:
     kind = "same" if one == two else "less" if two < one else "more"
     return (
         f'<tr class="{kind}"><th scope="row">{name}</th><td>{text(one)}</td><td>{text(two)}</td>'

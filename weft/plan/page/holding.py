@@ -3,32 +3,25 @@
 import html
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 from ...program.ledger import size_text
+from ...program.memory import Alive, Memory, Moment
 from .parts import Making, Side, bar, cell, drawn, figure, path, row
 
 _HEIGHT = 100.0
 
 
 def holding(making: Making) -> str:
-    """The courses of all sides that have one, and what is alive at the peak of the first."""
-    known = [side for side in making.sides if side.memory is not None]
-    if not known:
-        return ""
-    top = max(_top(side) for side in known) * 1.06 or 1
-    parts = [f"{_figures(making, side)}{_course(making, side, top)}" for side in known]
-    return "".join(parts) + "".join(_alive(making, side) for side in known)
+    """The courses of all sides, and what is alive at their peaks."""
+    top = max(map(_top, making.sides)) * 1.06 or 1
+    parts = [f"{_figures(making, side)}{_course(side, top)}" for side in making.sides]
+    return "".join(parts) + "".join(_alive(making, side) for side in making.sides)
 
 
 def _top(side: Side) -> int:
-    capacity = _capacity(side)
+    capacity = side.plan.capacity if side.plan is not None else 0
     peak = max([side.memory.peak, *(moment.bytes for moment in side.memory.course)])
     return max(peak, capacity) if capacity and capacity < 4 * peak else peak
-
-
-def _capacity(side: Side) -> int:
-    return int(getattr(side.plan, "capacity", 0) or 0) if side.plan is not None else 0
 
 
 def _figures(making: Making, side: Side) -> str:
@@ -38,18 +31,18 @@ def _figures(making: Making, side: Side) -> str:
     found = [figure(size_text(memory.peak), f"at the peak, on one {memory.target}", around)]
     found += [figure(size_text(memory.arguments), "arguments", _donated(memory))]
     found += [figure(size_text(memory.outputs), "outputs")]
-    if capacity := _capacity(side):
-        fits = memory.fits(capacity)
-        found.append(figure("fits" if fits else "does not fit", f"in {size_text(capacity)}", side.plan.hardware.name))
+    if (plan := side.plan) is not None:
+        kind = "fits" if plan.fits else "does not fit"
+        found.append(figure(kind, f"in {size_text(plan.capacity)}", html.escape(plan.hardware.name)))
     title = f'<h3><span class="letter">{side.letter}</span> {html.escape(side.layout)}</h3>'
     return f'{title if len(making.sides) > 1 else ""}<div class="figures">{"".join(found)}</div>'
 
 
-def _donated(memory: Any) -> str:
+def _donated(memory: Memory) -> str:
     return f"{size_text(memory.donated)} donated" if memory.donated else ""
 
 
-def _course(making: Making, side: Side, top: float) -> str:
+def _course(side: Side, top: float) -> str:
     """An area as high as what is held at each moment, under bands that name the phases."""
     moments = course(side.memory)
     if not moments:
@@ -64,8 +57,8 @@ def _course(making: Making, side: Side, top: float) -> str:
     )
     at = max(range(wide), key=lambda i: moments[i].bytes)
     lines = [_level(side.memory.arguments / top, f"arguments {size_text(side.memory.arguments)}")]
-    if (capacity := _capacity(side)) and capacity <= top:
-        lines.append(_level(capacity / top, f"{side.plan.hardware.name} has {size_text(capacity)}", "capacity"))
+    if (plan := side.plan) is not None and plan.capacity <= top:
+        lines.append(_level(plan.capacity / top, f"{plan.hardware.name} has {size_text(plan.capacity)}", "capacity"))
     return (
         f'<div class="course" data-side="{side.number}" data-peak="{at}" role="slider" tabindex="0"'
         f' aria-label="memory over the program\'s course" aria-valuemin="0" aria-valuemax="{wide - 1}"'
@@ -79,13 +72,13 @@ def _course(making: Making, side: Side, top: float) -> str:
     )
 
 
-def course(memory: Any) -> list[Any]:
+def course(memory: Memory) -> list[Moment]:
     """The moments of a course, those of one op in a row as one: the one that holds most."""
     runs = itertools.groupby(memory.course, lambda moment: (moment.label, moment.phase, moment.source))
     return [max(run, key=lambda moment: moment.bytes) for _, run in runs]
 
 
-def said(moment: Any) -> str:
+def said(moment: Moment) -> str:
     """A moment of the course in words."""
     return "  ".join(filter(None, [size_text(moment.bytes), moment.phase, moment.label, moment.source]))
 
@@ -94,7 +87,7 @@ def _level(share: float, label: str, kind: str = "") -> str:
     return f'<span class="level {kind}" style="bottom:{share:.3%}"><small>{html.escape(label)}</small></span>'
 
 
-def _phases(moments: list[Any]) -> Iterator[tuple[int, int, str]]:
+def _phases(moments: list[Moment]) -> Iterator[tuple[int, int, str]]:
     start = 0
     for i in range(1, len(moments) + 1):
         if i == len(moments) or moments[i].phase != moments[start].phase:
@@ -119,7 +112,7 @@ def _alive(making: Making, side: Side) -> str:
 _COLUMNS = (("total", "bytes"), ("name", "name"), ("type", "placed type"), ("kind", "kind"), ("source", "source"))
 
 
-def _held(making: Making, side: Side, alive: Any, most: int) -> str:
+def _held(making: Making, side: Side, alive: Alive, most: int) -> str:
     number = side.tensors.number(alive.type, alive.source)
     tensors = [(alive.name, number)] if number is not None else []
     note = " ".join(filter(None, [alive.kind, f"of the {alive.phase}" if alive.phase else ""]))

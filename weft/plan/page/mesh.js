@@ -48,7 +48,8 @@ function arranged(axes, wide, most) {
   let across = long.at(-1) ?? { name: axes[0][0], size: 1, i: 0 }, down = long.at(-2);
   const panels = long.slice(0, -2);
   if (down && down.size > 8 && down.size > 2 * across.size) [down, across] = [across, down];
-  const widest = down ? 64 : across.size <= 16 ? 16 : across.size <= 256 ? 16 : 32;
+  let widest = across.size <= 256 ? 16 : 32;
+  if (down) widest = across.size > 32 && down.size * Math.ceil(across.size / 32) <= 32 ? 32 : 64;
   const columns = Math.min(across.size, widest), bands = Math.ceil(across.size / columns);
   const rows = (down?.size ?? 1) * bands, count = product(panels.map(axis => axis.size));
   const beside = panelsBeside(count, columns, rows);
@@ -58,7 +59,7 @@ function arranged(axes, wide, most) {
   const w = Math.min(200, free / (columns * beside));
   const tall = most / (rows * stacked);
   const h = Math.max(4, Math.min(w < 30 ? w : Math.min(46, Math.max(30, w)), tall));
-  const band = bands > 1 && down ? 6 : 0;
+  const band = bands > 1 && down ? 20 : 0;
   const panelWide = columns * w + apart, panelTall = rows * h + band * (bands - 1) + title + (panels.length ? 8 : 0);
   const cells = [], total = product(axes.map(axis => axis[1]));
   for (let processor = 0; processor < total; processor++) {
@@ -79,7 +80,7 @@ function arranged(axes, wide, most) {
     heads.push({ text, x: left + panel % beside * panelWide, y: top + 10 + Math.floor(panel / beside) * panelTall });
   }
   return {
-    cells, heads, across, down, w, h, left, top: top + title, columns, bands,
+    cells, heads, across, down, w, h, left, top: top + title, columns, bands, band,
     width: left + beside * panelWide - apart + 4, height: top + stacked * panelTall + 4,
   };
 }
@@ -134,8 +135,8 @@ function groupOf(over, axes, at) {
 
 // One mesh on the page.
 class MeshPicture {
-  constructor(side, colours, most) {
-    Object.assign(this, { axes: side.mesh, slow: side.slow, colours });
+  constructor(side, colours, most, hint) {
+    Object.assign(this, { axes: side.mesh, slow: side.slow, colours, hint });
     this.shape = arranged(side.mesh, 404, most);
     this.svg = drawn("svg", { class: "grid", tabindex: 0, role: "group", viewBox: `0 0 ${this.shape.width} ${this.shape.height}` });
     this.svg.style.maxWidth = `${this.shape.width}px`;
@@ -162,10 +163,10 @@ class MeshPicture {
 
   // The names of the axes, and the numbers along them where there is room.
   names() {
-    const { across, down, w, h, left, top, columns, heads, bands } = this.shape, found = [];
+    const { across, down, w, h, left, top, columns, heads, bands, band } = this.shape, found = [];
     const name = (axis, x, y, mark) => {
-      const slow = this.slow.includes(axis.name) ? ", host to host" : "";
-      const text = drawn("text", { x, y, class: `axis-name a${this.colours[axis.name]}` }, `${axis.name}${mark}${slow}`);
+      const slow = this.slow.includes(axis.name) ? " (host to host)" : "";
+      const text = drawn("text", { x, y, class: `axis-name a${this.colours[axis.name]}` }, `${axis.name}${slow}${mark}`);
       found.push(text);
       return text;
     };
@@ -174,10 +175,15 @@ class MeshPicture {
     for (const { text, x, y } of heads) found.push(drawn("text", { x, y, class: "tick" }, text));
     if (heads.length) return found;
     const every = size => [1, 2, 4, 8, 16, 32, 64, 128].find(step => step * size >= 22) ?? 256;
-    for (let i = 0; i < columns && across.size > 1 && (bands === 1 || down); i += every(w))
-      found.push(drawn("text", { x: left + (i + 0.5) * w - 1, y: top - 6, class: "tick middle" }, String(i)));
-    for (let i = 0; down && bands === 1 && i < down.size; i += every(h * 1.4))
-      found.push(drawn("text", { x: left - 7, y: top + (i + 0.5) * h + 3, class: "tick end" }, String(i)));
+    for (let i = 0; i < across.size && across.size > 1 && (bands === 1 || down); i += every(w)) {
+      const y = top - 6 + Math.floor(i / columns) * ((down?.size ?? 1) * h + band);
+      found.push(drawn("text", { x: left + (i % columns + 0.5) * w - 1, y, class: "tick middle" }, String(i)));
+    }
+    for (let part = 0; down && part < bands; part++)
+      for (let i = 0; i < down.size; i += every(h * 1.4)) {
+        const y = top + part * (down.size * h + band) + (i + 0.5) * h + 3;
+        found.push(drawn("text", { x: left - 7, y, class: "tick end" }, String(i)));
+      }
     return found;
   }
 
@@ -280,7 +286,7 @@ class MeshPicture {
     this.kept = false;
     this.svg.classList.remove("pointed");
     for (const { group } of this.cells) group.classList.remove("here", "same");
-    this.told.textContent = this.cells.length > 1 ? "Point at a processor, or press m and walk with the arrow keys." : "";
+    this.told.textContent = this.cells.length > 1 ? this.hint : "";
   }
 
   key(event) {

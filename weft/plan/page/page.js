@@ -9,7 +9,8 @@ document.documentElement.classList.add("live");
 
 // What is picked.
 
-const pictures = told.sides.map(side => new MeshPicture(side, told.axes, told.sides.length > 1 ? 136 : 360));
+const HINT = "Point at a processor, or press m and walk with the arrow keys.";
+const pictures = told.sides.map((side, i) => new MeshPicture(side, told.axes, told.sides.length > 1 ? 136 : 360, i ? "" : HINT));
 
 function showPick(pick) {
   byId("inspector").hidden = false;

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...program import Program
+from ...program.memory import Memory
+from ..cost import Plan
 from .sources import Sources
 from .tensors import Named, Tensors
 
@@ -25,8 +27,8 @@ class Side:
     number: int
     program: Program
     tensors: Tensors
-    memory: Any = None
-    plan: Any = None
+    memory: Memory
+    plan: Plan | None = None
 
     @property
     def letter(self) -> str:

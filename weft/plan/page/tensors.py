@@ -52,6 +52,14 @@ class Tensors:
         found = [(line.name or "result", i) for text in types if (i := self.number(text, line.source)) is not None]
         return found + (list(self._operands(entry)) if entry is not None else [])
 
+    def of_op(self, source: str, text: str) -> list[Named]:
+        """The results and operands of the op written so at a place; none where there is no such op."""
+        entry = self._by_text.get((source, text))
+        if entry is None:
+            return []
+        name = self._reading.name(entry) or "result"
+        return [(name, self._number(type_text(p), p.dims.sizes)) for p in entry.results] + list(self._operands(entry))
+
     def _operands(self, entry: Entry) -> Iterator[Named]:
         for i, placed in enumerate(entry.operands):
             if placed is not None:
@@ -97,6 +105,10 @@ class Tensors:
                 site = str(self._reading.site(entry))
                 found.setdefault((site, self._reading.text(entry), types), entry)
         return found
+
+    @functools.cached_property
+    def _by_text(self) -> dict[tuple[str, str], Entry]:
+        return {(source, text): entry for (source, text, _), entry in reversed(self._by_line.items())}
 
     @functools.cached_property
     def _by_place(self) -> dict[tuple[str, str], set[tuple[int, ...]]]:
