@@ -91,7 +91,7 @@ class Read(HTMLParser):
 
 
 def told(text):
-    return json.loads(Read(text).hidden["script"][0])
+    return json.loads(Read(text).hidden["script"][1])
 
 
 def flat(lines):
@@ -141,7 +141,7 @@ def test_text_of_the_users_cannot_leave_its_place():
     program = wf.trace(hostile, {HOSTILE: shape(BATCH)}, mesh="rows=2", layout="batch:rows")
     program.name = HOSTILE
     read = Read(text := page(program, against=program))
-    assert [tag for tag, _ in read.tags].count("script") == 2
+    assert [tag for tag, _ in read.tags].count("script") == 3
     assert not any(key.startswith("on") for _, attrs in read.tags for key in attrs)
     assert HOSTILE in read.text  # what a reader sees is what was written
     assert "# a </script> in a comment" in read.text
@@ -303,7 +303,7 @@ def test_copies_are_named_and_share_a_colour(opened):
     click_row(window, "einsum(h, v)")  # y is split over rows alone
     assert "4 slices of 128 B, each held 2 times: copies along cols." in window.text(".how")
     window.click('.cell[data-p="2"]')
-    assert window.text(".processor") == "Processor 2 (rows=1 cols=0) holds batch 4–7, d_io all 8 (128 B); 1 copies."
+    assert window.text(".processor") == "Processor 2 (rows=1 cols=0) holds batch 4–7, d_io all 8 (128 B); 1 copy."
     assert window.run("return [...document.querySelectorAll('.cell.same')].map(cell => cell.dataset.p)") == ["2", "3"]
 
 

@@ -18,7 +18,7 @@ from ...program.ledger import size_text
 from ...program.memory import Memory
 from ...program.work import flops_text
 from ..cost import Plan, time_text
-from .comparing import comparing
+from .comparing import comparing, titles
 from .holding import course, holding, said
 from .listing import listing
 from .parts import Making, Side, figure, json_for_html
@@ -30,6 +30,8 @@ from .timing import timing
 VERSION = 1
 
 _SCRIPTS = ("mesh.js", "page.js")
+# Before anything is drawn: only the view that is open need be laid out.
+_FIRST = 'document.documentElement.classList.add("live");'
 
 
 def page(
@@ -50,8 +52,9 @@ def page(
     script = "".join(map(_file, _SCRIPTS))
     text = _filled(
         title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
-        policy=_policy(script),
+        policy=_policy(_FIRST, script),
         style=_file("page.css"),
+        first=_FIRST,
         header=_header(making),
         tabs=_tabs(shown),
         panels="".join(_panel(*panel) for panel in shown),
@@ -66,10 +69,11 @@ def _memory(program: Program, plan: Plan | None) -> Memory:
     return plan.memory if plan is not None else program.memory
 
 
-def _policy(script: str) -> str:
-    """What a browser lets the page do: run its own script, and reach nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+def _policy(*scripts: str) -> str:
+    """What a browser lets the page do: run its own scripts, and reach nothing."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    own = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {own}"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
@@ -121,11 +125,11 @@ def _told(making: Making) -> dict[str, Any]:
         {
             "mesh": list(side.program.mesh.axes.items()),
             "slow": list(side.program.mesh.slow),
-            "layout": side.layout,
+            "title": title,
             "tensors": side.tensors.to_list(),
             "course": _course(making, side),
         }
-        for side in making.sides
+        for side, title in zip(making.sides, titles(making.sides), strict=True)
     ]
     return {"version": VERSION, "sides": sides, "axes": making.colours, "picks": making.picks}
 

@@ -28,7 +28,7 @@ def comparing(making: Making) -> str:
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
     heads = "".join(
         f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(title)}</span>'
-        for s, title in zip(making.sides, _titles(making.sides), strict=True)
+        for s, title in zip(making.sides, titles(making.sides), strict=True)
     )
     body = "".join(_rows(making, lines))
     return (
@@ -38,7 +38,7 @@ def comparing(making: Making) -> str:
     )
 
 
-def _titles(sides: Sequence[Side]) -> list[str]:
+def titles(sides: Sequence[Side]) -> list[str]:
     """What tells two sides apart: their layouts, their meshes, or both."""
     meshes, layouts = [str(side.program.mesh) for side in sides], [side.layout for side in sides]
     if len(set(meshes)) == 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...program.ledger import size_text
 from ...program.memory import Alive, Memory, Moment
-from .parts import Making, Side, bar, cell, drawn, figure, path, row
+from .parts import Making, Side, bar, cell, drawn, figure, row
 
 _HEIGHT = 100.0
 
@@ -119,7 +119,7 @@ def _held(making: Making, side: Side, alive: Alive, most: int) -> str:
     pick = making.pick(alive.name or alive.type, drawn(side, tensors), note=note, source=alive.source)
     cells = [
         cell("total", f"{bar(alive.bytes / most, f'k-{alive.kind}')}<b>{size_text(alive.bytes)}</b>"),
-        path("name", alive.name),
+        cell("name", html.escape(alive.name).replace(".", ".<wbr>")),
         cell("type", making.axes(alive.type)),
         cell("kind", html.escape(alive.kind)),
         making.place(alive.source),

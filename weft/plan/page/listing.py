@@ -8,6 +8,7 @@ from .parts import Making, Side, cell, collective_axes, drawn, path, row
 
 _MANY = 16
 """More arguments than these are folded away at first."""
+_LONG = 16
 
 
 def listing(making: Making, side: Side) -> str:
@@ -23,10 +24,11 @@ def _arguments(making: Making, side: Side) -> Iterator[str]:
     state = ' aria-expanded="true"' + (" data-closed" if len(found) > _MANY else "")
     count = cell("quiet", f"{len(found)}")
     yield row("section", None, [cell("text", f"arguments {count}")], role="treeitem", more=state)
+    columns = "op long" if any(len(name) > _LONG for name, _, _ in found) else "op"
     for name, text, number in found:
         pick = making.pick(name, drawn(side, [(name, number)]), note="an argument")
         cells = [path("name", name), cell("type", making.axes(text))]
-        yield row("op argument", pick, cells, level=2, role="treeitem")
+        yield row(f"{columns} argument", pick, cells, level=2, role="treeitem")
 
 
 def _rows(making: Making, side: Side, lines: Sequence[Line], level: int) -> Iterator[str]:

@@ -193,7 +193,7 @@ class MeshPicture {
     this.links.replaceChildren();
     this.say = found => `holds ${tensor.dims.length ? found.ranges.map(each => `${each.name} ${each.text}`).join(", ") : "the one value"}`
       + (tensor.local ? ` (${tensor.local})` : "");
-    this.alike = "copies";
+    this.alike = ["copy", "copies"];
     this.svg.setAttribute("aria-label", `the mesh: which processor holds which slice of ${tensor.type}`);
     this.go(this.at, this.kept);
   }
@@ -216,7 +216,7 @@ class MeshPicture {
     this.show(at => groupOf(over, this.axes, at), text);
     this.link();
     this.say = () => `sends within its group, over ${over.join("+")}`;
-    this.alike = "others of its group";
+    this.alike = ["other of its group", "others of its group"];
     this.svg.setAttribute("aria-label", `the mesh: which processors send to each other over ${over.join("+")}`);
     this.go(this.at, this.kept);
   }
@@ -277,7 +277,7 @@ class MeshPicture {
       group.classList.toggle("same", this.found[i].key === key);
     });
     const at = this.shape.cells[processor].at.map((i, axis) => `${this.axes[axis][0]}=${i}`).join(" ");
-    const others = same ? `; ${same} ${this.alike}` : this.alike === "copies" ? "; no other does" : "";
+    const others = `; ${same || "no"} ${this.alike[same === 1 ? 0 : 1]}`;
     this.told.textContent = `Processor ${processor} (${at}) ${this.say(this.found[processor])}${others}.`;
   }
 

@@ -5,8 +5,6 @@ const told = JSON.parse(document.getElementById("told").textContent);
 const byId = id => document.getElementById(id);
 const AROUND = 5;
 
-document.documentElement.classList.add("live");
-
 // What is picked.
 
 const HINT = "Point at a processor, or press m and walk with the arrow keys.";
@@ -45,7 +43,7 @@ function meshOf(part) {
   chips.append(...shown);
   const found = made("figure", { class: "mesh", "data-side": part.side });
   if (told.sides.length > 1) {
-    const caption = made("figcaption", {}, made("b", { class: "letter" }, "AB"[part.side]), ` ${side.layout}`);
+    const caption = made("figcaption", {}, made("b", { class: "letter" }, "AB"[part.side]), ` ${side.title}`);
     found.append(caption);
   }
   found.append(chips, type, picture.svg, picture.how, picture.told);
@@ -200,7 +198,7 @@ function open(name) {
     const isOpen = tab.getAttribute("aria-controls") === name;
     tab.setAttribute("aria-selected", String(isOpen));
     tab.tabIndex = isOpen ? 0 : -1;
-    byId(tab.getAttribute("aria-controls")).hidden = !isOpen;
+    byId(tab.getAttribute("aria-controls")).classList.toggle("open", isOpen);
   }
   byId("collectives").hidden = !byId(name).querySelector(".collective");
   filter();
@@ -211,8 +209,9 @@ const here = () => [...lists.values()].filter(list => byId(view).contains(list.r
 for (const tab of tabs) {
   tab.addEventListener("click", event => { event.preventDefault(); open(tab.getAttribute("aria-controls")); });
   tab.addEventListener("keydown", event => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1, " ": 0 }[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
     const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
     open(next.getAttribute("aria-controls"));
     next.focus();
