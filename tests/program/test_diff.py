@@ -140,3 +140,11 @@ def test_the_changes_of_layers_that_repeat_are_told_once():
         for layout in ("batch:rows", "batch:rows,d_ff:cols")
     )
     assert len(str(one.diff(other)).splitlines()) < 60
+
+
+def test_every_line_of_both_programs_has_its_place_side_by_side():
+    one, other = traced("batch:rows"), traced("batch:rows,d_ff:cols")
+    diff = one.diff(other)
+    assert [line.before for line in diff.lines if line.before] == list(one.lines[0].lines)
+    assert [line.after for line in diff.lines if line.after] == list(other.lines[0].lines)
+    assert [line for line in diff.lines if not line.is_same] == diff.changes

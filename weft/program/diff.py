@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """One change: a line that is in one program only, or one whose type is another; None where there is no line."""
+    """A line of two programs, None where one has no such line: a change unless both are there and alike."""
 
     path: tuple[str, ...]
     """The phase and the loops around it."""
     before: Line | None
     after: Line | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both programs have the line, of the same type and running as often."""
+        return self.before is not None and self.after is not None and _compared(self.before) == _compared(self.after)
 
     def __str__(self) -> str:
         if self.before is None or self.after is None:
@@ -46,7 +51,9 @@ class Diff:
 
     def __init__(self, before: "Program", after: "Program"):
         self.before, self.after = before, after
-        self.changes = list(_changes(before.lines, after.lines))
+        self.lines = list(_matched(before.lines, after.lines))
+        """Every line of both, those that are alike too."""
+        self.changes = [line for line in self.lines if not line.is_same]
 
     def __bool__(self) -> bool:
         return bool(self.changes) or _totals(self.before) != _totals(self.after)
@@ -99,15 +106,14 @@ def _shown(line: Line) -> str:
     return line.text
 
 
-def _changes(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
+def _matched(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
     pairs = [list(_flat(lines, ())) for lines in (before, after)]
     keys = [[_key(path, line) for path, line in flat] for flat in pairs]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for kind, i1, i2, j1, j2 in matcher.get_opcodes():
         if kind == "equal":
             for (path, old), (_, new) in zip(pairs[0][i1:i2], pairs[1][j1:j2], strict=True):
-                if _compared(old) != _compared(new):
-                    yield Change(path, old, new)
+                yield Change(path, old, new)
             continue
         yield from (Change(path, line, None) for path, line in pairs[0][i1:i2])
         yield from (Change(path, None, line) for path, line in pairs[1][j1:j2])

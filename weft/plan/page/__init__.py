@@ -1,0 +1,147 @@
+"""The page: one HTML file that shows a program on its mesh, what it sends and holds, and how it differs from another.
+
+It needs no network and no library. What is on it stands in the HTML itself as text, and its script only brings it to
+life: it draws the mesh, walks the lines and shows the source of what is picked.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ...program import Program
+from ...program.ledger import size_text
+from ...program.memory import Memory
+from ...program.work import flops_text
+from ..cost import Plan, time_text
+from .comparing import comparing, titles
+from .holding import course, holding, said
+from .listing import listing
+from .parts import Making, Side, figure, json_for_html
+from .sent import sent
+from .sources import Sources
+from .tensors import Tensors
+from .timing import timing
+
+VERSION = 1
+
+_SCRIPTS = ("mesh.js", "page.js")
+# Before anything is drawn: only the view that is open need be laid out.
+_FIRST = 'document.documentElement.classList.add("live");'
+
+
+def page(
+    program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
+) -> str:
+    """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
+    given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
+    sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
+    making = Making(sides, Sources(each for each, _ in given))
+    panels = [
+        ("compare", "Compare", comparing(making)),
+        ("program", "Program", listing(making, making.main)),
+        ("sent", "Sent", sent(making)),
+        ("memory", "Memory", holding(making)),
+        ("time", "Time", timing(making)),
+    ]
+    shown = [panel for panel in panels if panel[2]]
+    script = "".join(map(_file, _SCRIPTS))
+    text = _filled(
+        title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
+        policy=_policy(_FIRST, script),
+        style=_file("page.css"),
+        first=_FIRST,
+        header=_header(making),
+        tabs=_tabs(shown),
+        panels="".join(_panel(*panel) for panel in shown),
+        sources=making.sources.markup(),
+        told=json_for_html(_told(making)),
+        script=script,
+    )
+    return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
+
+
+def _memory(program: Program, plan: Plan | None) -> Memory:
+    return plan.memory if plan is not None else program.memory
+
+
+def _policy(*scripts: str) -> str:
+    """What a browser lets the page do: run its own scripts, and reach nothing."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    own = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {own}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _header(making: Making) -> str:
+    name = html.escape(making.main.program.name or "a program")
+    settings = "".join(_setting(making, side) for side in making.sides)
+    figures = "".join(_figures(making, making.main)) if len(making.sides) == 1 else ""  # two have a table of them
+    return f'<h1>{name}</h1><div class="settings">{settings}</div><div class="figures">{figures}</div>'
+
+
+def _setting(making: Making, side: Side) -> str:
+    mesh = side.program.mesh
+    count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
+    letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
+    duplicated = side.program.flops_duplicated
+    twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
+    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b>{twice}</p>"
+
+
+def _figures(making: Making, side: Side) -> list[str]:
+    program = side.program
+    found = [figure(flops_text(program.flops), "work of one processor")]
+    found += [
+        figure(size_text(program.ledger.bytes(axis)), f"sent over {making.axis(axis)}") for axis in program.mesh.axes
+    ]
+    found.append(figure(size_text(side.memory.peak), "memory at the peak"))
+    if side.plan is not None:
+        found.append(figure(time_text(side.plan.seconds), f"a step on {html.escape(side.plan.hardware.name)}"))
+        found.append(figure(f"{side.plan.mfu:.0%}", "MFU"))
+    return found
+
+
+def _tabs(panels: Sequence[tuple[str, str, str]]) -> str:
+    return "".join(
+        f'<a role="tab" id="tab-{name}" href="#{name}" aria-controls="{name}">{title}</a>' for name, title, _ in panels
+    )
+
+
+def _panel(name: str, title: str, content: str) -> str:
+    return (
+        f'<section id="{name}" class="panel" role="tabpanel" aria-labelledby="tab-{name}">'
+        f"<h2>{title}</h2>\n{content}</section>\n"
+    )
+
+
+def _told(making: Making) -> dict[str, Any]:
+    """What the script needs to know beyond the text."""
+    sides = [
+        {
+            "mesh": list(side.program.mesh.axes.items()),
+            "slow": list(side.program.mesh.slow),
+            "title": title,
+            "tensors": side.tensors.to_list(),
+            "course": _course(making, side),
+        }
+        for side, title in zip(making.sides, titles(making.sides), strict=True)
+    ]
+    return {"version": VERSION, "sides": sides, "axes": making.colours, "picks": making.picks}
+
+
+def _course(making: Making, side: Side) -> list[list[Any]]:
+    return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in course(side.memory)]
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _filled(**parts: str) -> str:
+    return re.sub(r"<!--(\w+)-->", lambda match: parts[match[1]], _file("template.html"))

@@ -1,0 +1,89 @@
+"""The program on a page: a line an op, collectives standing out, each with its tensors and its source."""
+
+import html
+from collections.abc import Iterator, Sequence
+
+from ...program.lines import Line
+from .parts import Making, Side, cell, collective_axes, drawn, path, row
+
+_MANY = 16
+"""More arguments than these are folded away at first."""
+_LONG = 16
+
+
+def listing(making: Making, side: Side) -> str:
+    """The arguments and the lines of a program."""
+    rows = [*_arguments(making, side), *_rows(making, side, side.program.lines, 1)]
+    return f'<div class="list tree" role="tree" aria-label="the program" tabindex="-1">\n{"".join(rows)}</div>'
+
+
+def _arguments(making: Making, side: Side) -> Iterator[str]:
+    found = side.tensors.arguments()
+    if not found:
+        return
+    state = ' aria-expanded="true"' + (" data-closed" if len(found) > _MANY else "")
+    count = cell("quiet", f"{len(found)}")
+    yield row("section", None, [cell("text", f"arguments {count}")], role="treeitem", more=state)
+    columns = "op long" if any(len(name) > _LONG for name, _, _ in found) else "op"
+    for name, text, number in found:
+        pick = making.pick(name, drawn(side, [(name, number)]), note="an argument")
+        cells = [path("name", name), cell("type", making.axes(text))]
+        yield row(f"{columns} argument", pick, cells, level=2, role="treeitem")
+
+
+def _rows(making: Making, side: Side, lines: Sequence[Line], level: int) -> Iterator[str]:
+    above: list[tuple[str, int]] = []
+    for line in lines:
+        if line.kind == "op":
+            above = side.tensors.of_line(line)
+        yield _row(making, side, line, level, above)
+        yield from _rows(making, side, line.lines, level + 1)
+
+
+def _row(making: Making, side: Side, line: Line, level: int, above: list[tuple[str, int]]) -> str:
+    opened = ' aria-expanded="true"' if line.lines else ""
+    source = making.sources.link(line.source)
+    if line.kind in ("section", "note"):
+        return row(line.kind, None, [cell("text", html.escape(line.text))], level=level, role="treeitem", more=opened)
+    if line.kind == "block":
+        pick = making.pick(line.text, source=line.source) if source else None
+        cells = [cell("text", html.escape(line.text)), making.place(line.source)]
+        return row("block", pick, cells, level=level, role="treeitem", more=opened)
+    return row(
+        kind(making, line), picked(making, side, line, above), columns(making, line), level=level, role="treeitem"
+    )
+
+
+def kind(making: Making, line: Line) -> str:
+    """The kind of a line, and for a collective the colour of its first axis."""
+    over = [making.colours[axis] for axis in collective_axes(line.type) if axis in making.colours]
+    return f"{line.kind} o{over[0]}" if line.kind == "collective" and over else line.kind
+
+
+def picked(making: Making, side: Side, line: Line, above: Sequence[tuple[str, int]]) -> int:
+    """What a line shows when it is picked: its tensors on the mesh, or who sends to whom, and its source."""
+    return making.pick(*said(line), part(side, line, above), note=line.reason, source=line.source)
+
+
+def said(line: Line) -> tuple[str]:
+    """A line as the title of what is picked."""
+    if line.kind == "collective":
+        return (f"{line.type.removeprefix('>> ')}, {line.said}",)
+    return (f"{line.name} = {line.text}" if line.name else line.text,)
+
+
+def part(side: Side, line: Line, above: Sequence[tuple[str, int]]) -> dict:
+    """What is drawn for a line; `above` are the tensors of the op that a collective belongs to."""
+    if line.kind == "collective":
+        return drawn(side, above, collective_axes(line.type))
+    return drawn(side, side.tensors.of_line(line))
+
+
+def columns(making: Making, line: Line) -> list[str]:
+    """The columns of an op or a collective."""
+    if line.kind == "collective":
+        sent = making.axes(line.type.removeprefix(">> "))
+        cells = [cell("name", ""), cell("type", sent), cell("text", html.escape(line.said)), making.place(line.source)]
+        return [*cells, cell("reason", html.escape(line.reason))]
+    name, text = html.escape(line.name), html.escape(line.text)
+    return [cell("name", name), cell("type", making.axes(line.type)), cell("text", text), making.place(line.source)]
