@@ -15,7 +15,7 @@ from .errors import (
 from .layout import Layout
 from .mesh import Mesh
 from .ops import *  # noqa: F403
-from .plan import Plan
+from .plan import Plan, search
 from .program import Program, trace
 from .spmd import TrainState, get, grad, put, spmd, train_step, value_and_grad
 from .tensor import Tensor, parameter, tensor

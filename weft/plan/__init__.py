@@ -3,6 +3,12 @@
 from .compile import Proof, compiled_for
 from .cost import OpCost, Plan
 from .hardware import HARDWARE, Hardware, Link, hardware
+from .page import page
+from .ranking import Ranked, Ranking
+from .search import search
 from .sent import Sent
 
-__all__ = ["HARDWARE", "Hardware", "Link", "OpCost", "Plan", "Proof", "Sent", "compiled_for", "hardware"]
+__all__ = [
+    "HARDWARE", "Hardware", "Link", "OpCost", "Plan", "Proof", "Ranked", "Ranking", "Sent", "compiled_for", "hardware",
+    "page", "search",
+]  # fmt: skip

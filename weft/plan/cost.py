@@ -208,7 +208,19 @@ class Plan:
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
+        lines.append(self._memory_line())
         return "\n".join([*lines, "", self.table()])
+
+    def _memory_line(self) -> str:
+        low, high = map(size_text, self.memory.range)
+        fits = "it fits" if self.fits else "IT MAY NOT FIT"
+        line = (
+            f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
+        )
+        scores = sum(each.bytes for each in self.memory.alive if "memory_length" in each.type)
+        if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
+            line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
+        return line
 
     def __repr__(self) -> str:
         return f"Plan({self.hardware.name}, {time_text(self.seconds)})"

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import RegionError
 from ..layout import Layout, Region
 from ..mesh import Mesh
-from ..record import Record, recording
+from ..record import Placed, Record, recording
 from ..spmd import Traced, spmd
 from .diff import Diff
 from .ledger import Ledger, ledger_of
@@ -89,6 +89,12 @@ class Program:
     @functools.cached_property
     def _work(self) -> Work:
         return Work(self._reading)
+
+    @property
+    def tensors(self) -> list[Placed]:
+        """The placed types of what its ops work on and give, in the order they were traced."""
+        found = ((*entry.operands, *entry.results) for entry in self._reading.entries)
+        return [placed for each in found for placed in each if placed is not None]
 
     @property
     def memory(self) -> Memory:

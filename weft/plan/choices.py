@@ -1,0 +1,148 @@
+"""What a layout may say: the rules one mesh axis can hold together, and the shapes a mesh can have.
+
+A layout is one set of rules for each axis (`batch` and `d_ff` over x, `heads` over y, ...). Which sets are legal
+follows from the tensors of one traced program: no tensor may have two of its dims on one axis. So sets are found once,
+and a layout is any choice of one set an axis whose dims divide.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..dims import UNSHOWN, Dim
+from ..errors import LayoutError, closest
+from ..layout import Layout, Region
+from ..mesh import Mesh
+from ..program import Program
+from ..tensor import is_tensor
+
+RULES = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+"""The dims a search assigns where none are named: those of the models."""
+AXES = ("x", "y", "z", "u", "v", "w")
+
+Rules = tuple[str, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The dims of a tensor of the program, and whether it is a parameter, which `params.` rules may split further."""
+
+    dims: tuple[Dim, ...]
+    is_parameter: bool
+
+
+class Choices:
+    """The sets of rules one axis can hold, for one program."""
+
+    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
+        self.tensors = tensors_of(program, args)
+        self.rules = self._known(rules)
+        self._divisors = {rule: self._divisor(rule) for rule in self.rules}
+        self._follows = {dim.name: dim.follows for kept in self.tensors for dim in kept.dims if dim.follows}
+        self.sets = self._legal_sets()
+
+    def _known(self, rules: Sequence[str] | None) -> Rules:
+        """The rules that match a dim of the program; those a person named must."""
+        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if not dim.name.startswith(UNSHOWN)})
+        stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
+        found = []
+        for rule in RULES if rules is None else dict.fromkeys(rules):
+            store, _, name = rule.rpartition(".")
+            if name in (stored if store else names) and store in ("", "params"):
+                found.append(rule)
+            elif rules is not None:
+                raise LayoutError(
+                    f"there is no dim `{rule}` to search over",
+                    state=f"dims of the program: {', '.join(names)}"
+                    + (f"   of its parameters: {', '.join(stored)}" if store else ""),
+                    fix=closest(name, stored if store else names),
+                )
+        if not found:
+            raise LayoutError(
+                "the program has none of the dims a search looks for",
+                state=f"dims of the program: {', '.join(names) or 'none'}   looked for: {', '.join(RULES)}",
+                fix="name those that may be split: `dims=['height', 'width']`",
+            )
+        return tuple(found)
+
+    def _divisor(self, rule: str) -> int:
+        name = rule.rpartition(".")[2]
+        return math.gcd(*(dim.size for kept in self.tensors for dim in kept.dims if dim.name == name))
+
+    def _legal_sets(self) -> list[Rules]:
+        """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
+        found: dict[Any, Rules] = {}
+        for count in range(len(self.rules) + 1):
+            for rules in itertools.combinations(self.rules, count):
+                if (placed := self.placed(rules)) is not None:
+                    found.setdefault(placed, rules)
+        return list(found.values())
+
+    def placed(self, rules: Rules) -> tuple[str | None, ...] | None:
+        """For each tensor of the program the dim that lies over an axis with these rules; None where two do."""
+        layout = Layout(dict.fromkeys(rules, AXES[0]))
+        region = Region(Mesh({AXES[0]: 2}), layout)
+        found = []
+        for kept in self.tensors:
+            try:
+                axes = region.axes(kept.dims, "params" if kept.is_parameter else None)
+            except LayoutError:
+                return None
+            found.append(next((dim.name for dim, held in zip(kept.dims, axes, strict=True) if held), None))
+        return tuple(found)
+
+    def divisor(self, rule: str) -> int:
+        """What every size of a rule's dim is a multiple of."""
+        return self._divisors[rule]
+
+    def rule_of(self, dim: str) -> str:
+        """The rule a dim is split by: its own, or that of the dim it follows."""
+        return dim if dim in self.rules else self._follows.get(dim) or dim
+
+    @functools.cached_property
+    def parameters(self) -> set[tuple[str, ...]]:
+        """The dims of parameters, whole and as a loop over their first dim sees them."""
+        names = [tuple(dim.name for dim in kept.dims) for kept in self.tensors if kept.is_parameter]
+        return {*names, *(each[1:] for each in names)}
+
+    def layout(self, rules: Sequence[Rules], axes: Sequence[str]) -> Layout:
+        """The layout that gives each axis its rules, the rules in the order of the program's dims."""
+        written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
+        return Layout({rule: held for rule, held in written.items() if held})
+
+
+def tensors_of(program: Program, args: Any) -> list[Kept]:
+    """The tensors of a program and of its arguments, those of like dims once."""
+    given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    kept = [Kept(tuple(leaf.dims), leaf._kind.store is not None) for leaf in given]
+    return list(dict.fromkeys([*kept, *(Kept(tuple(placed.dims), False) for placed in program.tensors)]))
+
+
+def shapes(processors: int, most_axes: int) -> list[Shape]:
+    """Every way to write a number of processors as a product of at most so many sizes, each at least 2, in any order.
+
+    >>> shapes(8, 2)
+    [(8,), (2, 4), (4, 2)]
+    """
+    return [shape for count in range(1, most_axes + 1) for shape in _products(processors, count)] or [(1,)]
+
+
+def _products(number: int, count: int) -> Iterator[Shape]:
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for size in range(2, number // 2 + 1):
+        if number % size == 0:
+            yield from ((size, *rest) for rest in _products(number // size, count - 1))
+
+
+def named(shape: Shape) -> dict[str, int]:
+    """A mesh of this shape with axes called x, y, z."""
+    return dict(zip(AXES, shape, strict=False))

@@ -1,0 +1,240 @@
+"""What a layout costs, put together from layouts of one axis, without a trace of its own.
+
+Traced alone on one axis, each set of rules shows by how much it divides the work of every op, what it sends, and how
+much it divides what others send. On a mesh of several axes these multiply: an op whose dims are split over x and over y
+does an x-th of a y-th; a sum over x carries a y-th where y splits what is summed; sums of one value over x and over y
+are one sum over both. All layouts of one mesh are worked out at once, as arrays with one dimension an axis.
+
+What comes out orders the layouts and bounds their cost; what is ranked in the end is traced.
+"""
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .choices import Choices, Shape
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A collective of one program: the payload of a call on one processor, and how many calls there are."""
+
+    collective: str
+    dims: tuple[str, ...]
+    phase: str
+    bytes: float
+    count: float
+    can_hide: bool
+    """Whether what comes next need not wait for it."""
+    body: int
+    """The number of the loop's body it stands in."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value alive at the peak of the program on one processor."""
+
+    name: str
+    dims: tuple[str, ...] | None
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one traced program does on one processor."""
+
+    work: Mapping[Key, tuple[float, float]]
+    """For each op and phase the seconds its arithmetic takes one processor, and those its traffic with memory takes."""
+    sent: Mapping[Key, Sending]
+    held: Sequence[Held]
+    arguments: float
+    peak: float
+
+
+@dataclass
+class Grid:
+    """What all layouts of one mesh cost: arrays with a dimension for each axis, along it the sets of rules."""
+
+    shape: Shape
+    compute: np.ndarray
+    seconds: np.ndarray
+    """Of work, and of the sending that does not go on beside it."""
+    bytes: np.ndarray
+    """What the collectives carry."""
+    memory: np.ndarray
+    """Bytes that are alive at once at least."""
+    by_axis: list[np.ndarray] = field(default_factory=list)
+    """Seconds of sending over each axis, alone or with others."""
+
+
+_WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
+
+Rates = Callable[[Shape, str, tuple[int, ...], float], tuple[float, float]]
+"""For a mesh, a collective, the axes it goes over and the largest payload: seconds a call, and seconds a byte."""
+
+
+class Composer:
+    """Puts together what layouts of several axes cost."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        whole: Facts,
+        alone: Mapping[int, tuple[int, Facts]],
+        beside: float,
+        *,
+        is_shared: bool = False,
+    ):
+        """`whole`: on one processor; `alone`: for a set's number, a size of one axis and what the set does there.
+
+        `beside` is the share of the work of a body that sending can go on beside; where the processors share one
+        machine (`is_shared`), it does the work of all.
+        """
+        self.choices, self.whole, self.alone, self.beside, self.is_shared = choices, whole, alone, beside, is_shared
+        self._sent = {index: self._by_dim(index, facts) for index, (_, facts) in alone.items()}
+
+    def _by_dim(self, index: int, facts: Facts) -> dict[Key, Sending]:
+        """What a set sends; what moves a parameter, under the dim by which it is stored split."""
+        return {(*key, self._stored(index, sent.dims)): sent for key, sent in facts.sent.items()}
+
+    def legal(self, shape: Shape) -> np.ndarray:
+        """Which layouts of a mesh can be: their sets were traced, their dims divide."""
+        sets = self.choices.sets
+        found = np.ones((len(sets),) * len(shape), bool)
+        for axis in range(len(shape)):
+            can = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
+            found &= _along(can, axis, len(shape))
+        for rule in self.choices.rules:
+            ways = np.ones((), int)
+            for axis, size in enumerate(shape):
+                ways = ways * _along(np.array([size if rule in rules else 1 for rules in sets]), axis, len(shape))
+            found &= self.choices.divisor(rule) % ways == 0
+        return found
+
+    def grid(self, shape: Shape, rates: Rates) -> Grid:
+        """What every layout of a mesh costs, legal or not."""
+        full = (len(self.choices.sets),) * len(shape)
+        compute: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
+        hidden: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
+        waited, total_bytes, by_axis = np.zeros(full), np.zeros(full), [np.zeros(full) for _ in shape]
+        for key, sides in self.whole.work.items():
+            computing, moving = (
+                self._product(whole, [self._work_left(key, side, size) for size in shape])
+                for side, whole in enumerate(sides)
+            )
+            compute[key[0]] += np.maximum(computing, moving) * (math.prod(shape) if self.is_shared else 1)
+        for key, sent in self._all_sent.items():
+            seconds, carried, bits = self._sending(shape, key, sent, rates)
+            total_bytes += carried
+            total = hidden[sent.body] if sent.can_hide else waited
+            total += seconds
+            for axis, busy in enumerate(by_axis):
+                busy += np.where(bits >> axis & 1, seconds, 0)
+        work = sum(compute.values(), np.zeros(full))
+        left = [np.maximum(sending - self.beside * compute[body], 0) for body, sending in hidden.items()]
+        return Grid(shape, work, work + waited + sum(left), total_bytes, self.memory(shape), by_axis)
+
+    def _product(self, base: float, factors: Sequence[np.ndarray]) -> np.ndarray:
+        found = np.asarray(base)
+        for axis, each in enumerate(factors):
+            found = found * _along(each, axis, len(factors))
+        return found
+
+    def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
+        """For each set, what it leaves of one side of an op's work: a part is divided, the rest is not."""
+        whole = self.whole.work[key][side]
+        found = np.ones(len(self.choices.sets))
+        for index, (traced, facts) in self.alone.items():
+            if whole > 0:
+                there = facts.work.get(key, (0.0, 0.0))[side] / whole
+                divided = (1 - there) / (1 - 1 / traced)
+                found[index] = max(1 - divided * (1 - 1 / size), 0.0)
+        return found
+
+    @functools.cached_property
+    def _all_sent(self) -> dict[Key, Sending]:
+        """Every collective that some set sends, with its largest payload."""
+        found: dict[Key, Sending] = {}
+        for each in self._sent.values():
+            for key, sent in each.items():
+                if key not in found or sent.bytes > found[key].bytes:
+                    found[key] = sent
+        return found
+
+    def _sending(
+        self, shape: Shape, key: Key, sent: Sending, rates: Rates
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of one collective the seconds, the bytes, and over which axes it goes, a bit each."""
+        rank, factors, calls, bits = len(shape), [], np.zeros(()), np.zeros((), int)
+        for axis, size in enumerate(shape):
+            left, has, count = self._sent_left(key, sent, size)
+            factors.append(left)
+            bits = bits + (_along(has, axis, rank).astype(int) << axis)
+            calls = np.maximum(calls, _along(count, axis, rank))
+        payload = self._product(sent.bytes, factors)
+        each, a_byte = np.zeros(2**rank), np.zeros(2**rank)
+        for subset in range(1, 2**rank):
+            axes = tuple(axis for axis in range(rank) if subset >> axis & 1)
+            each[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
+        return calls * (each[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
+
+    def _sent_left(self, key: Key, sent: Sending, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each set: what it leaves of a payload, whether it goes over its axis, and how many calls it makes."""
+        count = len(self.choices.sets)
+        left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
+        for index, (traced, _) in self.alone.items():
+            stored = self._stored(index, sent.dims)
+            if (own := self._sent[index].get(key)) is not None:
+                has[index], calls[index] = True, own.count
+                divided = self._splits(index, sent.dims) and own.collective not in _WHOLE
+                left[index] = own.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
+            elif self._splits(index, sent.dims):
+                left[index] = 1 / size
+            elif stored is None:
+                continue
+            elif sent.collective == "all_reduce":
+                left[index] = 1 / size if sent.phase == "backward" else 1  # the gradient of a parameter, sliced first
+            elif stored == key[-1]:
+                has[index] = sent.phase == "backward"  # one reduce-scatter over both axes
+            elif key[-1] is not None and sent.dims.index(stored) > sent.dims.index(str(key[-1])):
+                left[index] = 1 / size  # dims are gathered from the first on, and scattered from the last
+        return left, has, calls
+
+    def _splits(self, index: int, dims: tuple[str, ...]) -> bool:
+        """Whether a set's axis splits a value of these dims."""
+        return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
+
+    def _stored(self, index: int, dims: tuple[str, ...]) -> str | None:
+        """By which dim a set's axis splits a parameter of these dims where it is stored, and not where it is used."""
+        if dims not in self.choices.parameters or self._splits(index, dims):
+            return None
+        return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)
+
+    def memory(self, shape: Shape) -> np.ndarray:
+        """What is alive at the peak of the program alone, each value divided as the sets split its dims."""
+        full = np.zeros((len(self.choices.sets),) * len(shape))
+        for held in self.whole.held:
+            full += self._product(held.bytes, [self._held_left(held, size) for size in shape])
+        return full
+
+    def _held_left(self, held: Held, size: int) -> np.ndarray:
+        """For each set, what it leaves of a value; an array without names may be divided by any."""
+        left = np.ones(len(self.choices.sets))
+        for index in self.alone:
+            rules = self.choices.sets[index]
+            names = held.dims or ()
+            if held.dims is None or self._splits(index, names) or any(f"params.{dim}" in rules for dim in names):
+                left[index] = 1 / size
+        return left
+
+
+def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    """Values of one axis, to be spread over the others."""
+    return values.reshape((1,) * axis + (-1,) + (1,) * (rank - axis - 1))

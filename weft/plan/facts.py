@@ -1,0 +1,75 @@
+"""What one traced program does, taken apart so that it can be put together with others (`compose.py`)."""
+
+import dataclasses
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ..program.memory import Alive
+from ..record import Entry
+from . import roofline
+from .compose import Facts, Held, Key, Sending
+from .cost import Plan
+from .traffic import Kernel, kernels
+
+
+def facts_of(plan: Plan) -> Facts:
+    """The work, the collectives and the memory of a plan, each under a name that is the same in every layout."""
+    found = list(kernels(plan.program._reading, plan.hardware))
+    memory = plan.memory
+    held = [Held(each.name, _dims(each), each.bytes) for each in memory.alive]
+    return Facts(_work(plan, found), _sent(plan, found), held, memory.arguments, memory.peak)
+
+
+def _work(plan: Plan, found: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
+    reading, updates = plan.program._reading, itertools.count()
+    work: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for kernel in found:
+        if kernel.row is not None:
+            continue
+        entry = reading.entry(kernel.op)
+        named = str(next(updates)) if entry is None else f"{reading.site(entry)} {_dims_of(entry)}"
+        key = (kernel.body, named, kernel.phase, kernel.kind)
+        for side, each in enumerate(_sides(kernel)):
+            took, _ = roofline.seconds(each, plan.hardware, 1)
+            work[key][side] += took * kernel.count
+    return {key: (computing, moving) for key, (computing, moving) in work.items()}
+
+
+def _dims_of(entry: Entry) -> str:
+    return " ".join(name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names)
+
+
+def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
+    """The rows of the ledger, each with the body it stands in and whether it can hide there."""
+    places = defaultdict(list)
+    for kernel in found:
+        if kernel.row is not None:
+            row = kernel.row
+            places[row.collective, row.axes, row.bytes, row.phase].append(kernel)
+    sent: dict[Key, Sending] = {}
+    seen: Counter[Key] = Counter()
+    for row in plan.program.ledger:
+        like = (row.source, row.phase, row.collective, row.dtype, row.dims)
+        key = (*like, seen[like])
+        seen[like] += 1
+        if waiting := places[row.collective, row.axes, row.bytes, row.phase]:
+            kernel = waiting.pop(0)
+            how = kernel.is_beside, kernel.body
+            sent[key] = Sending(row.collective, row.dims, row.phase, row.bytes, row.count, *how)
+    return sent
+
+
+def _sides(kernel: Kernel) -> tuple[Kernel, Kernel]:
+    """A kernel that only computes, and one that only moves bytes."""
+    return dataclasses.replace(kernel, bytes=0), dataclasses.replace(kernel, flops=0, work=0)
+
+
+_NAMED = re.compile(r"\w+\[([A-Za-z_][^\]]*)\]\Z")
+
+
+def _dims(alive: Alive) -> tuple[str, ...] | None:
+    """The dims of a tensor in memory; None where it is an array without names."""
+    found = _NAMED.match(alive.type)
+    return None if found is None else tuple(part.split("/")[0] for part in found[1].split())

@@ -1,0 +1,143 @@
+"""What a search found: plans in order, and why the others lost."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..layout import Layout
+from ..mesh import Mesh
+from ..program.ledger import size_text
+from .cost import Plan, time_text
+from .hardware import Hardware
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A layout on a mesh, and what its own traced program costs."""
+
+    mesh: Mesh
+    layout: Layout
+    seconds: float
+    memory_bytes: int
+    """What one processor needs, the high end of the range."""
+    fits: bool
+    mfu: float
+    tokens_per_s: float | None
+    why: str
+    bytes: int
+    """What one processor's collectives carry."""
+    make: Callable[[], Plan] = field(compare=False, repr=False)
+
+    def plan(self) -> Plan:
+        """The plan itself, with its program: traced again."""
+        return self.make()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, mesh and layout as the command line takes them."""
+        return {
+            "mesh": str(self.mesh),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "memory_bytes": self.memory_bytes,
+            "fits": self.fits,
+            "mfu": self.mfu,
+            "tokens_per_s": self.tokens_per_s,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True)
+class Losers:
+    """Layouts that lost for one reason, and the best of them."""
+
+    reason: str
+    count: int
+    example: str
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self.reason}; the best of them: {self.example}"
+
+
+@dataclass
+class Ranking(Sequence[Ranked]):
+    """The plans a search found, the fastest that fits first."""
+
+    plans: list[Ranked]
+    hardware: Hardware
+    capacity: int
+    searched: int
+    """Legal layouts, over all meshes."""
+    traced: int
+    pruned: int
+    """Those not traced, since they cannot be the best."""
+    refused: int
+    """Those that an op of the program refuses."""
+    losers: list[Losers]
+    is_complete: bool = True
+    """False where the search was interrupted: the best so far."""
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.plans[index]
+
+    def __iter__(self) -> Iterator[Ranked]:
+        return iter(self.plans)
+
+    @property
+    def best(self) -> Ranked:
+        return self.plans[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values; `version` changes when their form does."""
+        return {
+            "version": VERSION,
+            "hardware": self.hardware.name,
+            "memory_limit_bytes": self.capacity,
+            "plans": [ranked.to_dict() for ranked in self.plans],
+            "searched": self.searched,
+            "traced": self.traced,
+            "pruned": self.pruned,
+            "refused": self.refused,
+            "complete": self.is_complete,
+            "losers": [vars(each) for each in self.losers],
+        }
+
+    def __str__(self) -> str:
+        rows = [("", "mesh", "layout", "a step", "MFU", "memory", "")]
+        for place, ranked in enumerate(self.plans, 1):
+            fits = "" if ranked.fits else "does not fit"
+            cells = (time_text(ranked.seconds), f"{100 * ranked.mfu:.1f} %", size_text(ranked.memory_bytes), fits)
+            rows.append((str(place), str(ranked.mesh), str(ranked.layout), *cells))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        table = [
+            "  ".join(
+                cell.rjust(w) if i in (0, 3, 4, 5) else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*table, "", *self.words()])
+
+    def words(self) -> list[str]:
+        """Which layout wins, the runner-up, and why the others lost, a line each."""
+        best = self.best
+        found = [f"best: {best.mesh} under {str(best.layout) or 'the empty layout'}: {best.why}"]
+        if len(self.plans) > 1:
+            second = self.plans[1]
+            slower = 100 * (second.seconds / best.seconds - 1)
+            behind = f"{slower:.1f} % slower" if second.fits else "does not fit"
+            found.append(
+                f"runner-up: {second.mesh} under {str(second.layout) or 'the empty layout'}: {behind}: {second.why}"
+            )
+        found += [f"lost: {each}" for each in self.losers]
+        found.append(
+            f"{self.searched:,} legal layouts; {self.traced:,} traced, {self.pruned:,} ruled out by bounds"
+            + (f", {self.refused:,} refused by an op" if self.refused else "")
+        )
+        if not self.is_complete:
+            found.append("interrupted: the best so far")
+        return found

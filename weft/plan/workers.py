@@ -1,0 +1,100 @@
+"""Work on many cores: copies of this process that trace and cost programs, since tracing holds Python's lock.
+
+A copy (`fork`) knows the user's function as it is, closures included; only what it finds travels back. Where a system
+has no such copies, or one does not answer, the work is done here.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any
+
+PATIENCE = 180.0
+"""Seconds without any result after which copies are given up."""
+
+_do: Callable[[Any], Any] | None = None  # what copies are asked to do; set before they are made
+
+
+class Workers:
+    """Calls `do(job)` on several cores; a context manager."""
+
+    def __init__(self, do: Callable[[Any], Any], count: int | None = None):
+        self.do = do
+        self.count = min(count or _cores(), _cores())
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        global _do
+        if self.count > 1 and sys.platform == "linux":
+            _do = self.do
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_quiet)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._give_up()
+
+    def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+        """Each job and what came of it, as they get done; jobs are taken when a core is free for one."""
+        if self._pool is None:
+            yield from ((job, self.do(job)) for job in jobs)
+            return
+        running: dict[Future[Any], Any] = {}
+        while True:
+            self._start(jobs, running)
+            if not running:
+                return
+            done, _ = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
+            if not done:
+                left = list(running.values())
+                self._give_up()
+                for job in (*left, *jobs):
+                    yield job, self.do(job)
+                return
+            for each in done:
+                yield running.pop(each), each.result()
+
+    def _start(self, jobs: Iterator[Any], running: dict[Future[Any], Any]) -> None:
+        while len(running) < self.count:
+            job = next(jobs, None)
+            if job is None:
+                return
+            with _no_warning_of_copies():
+                running[self._pool.submit(_done, job)] = job  # type: ignore[union-attr]
+
+    def _give_up(self) -> None:
+        if self._pool is None:
+            return
+        copies = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for copy in copies:
+            with contextlib.suppress(Exception):
+                copy.kill()
+        self._pool = None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _done(job: Any) -> Any:
+    assert _do is not None
+    return _do(job)
+
+
+def _quiet() -> None:
+    """Leaves Ctrl-C to the process that asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _no_warning_of_copies() -> Iterator[None]:
+    """JAX warns of copies for what they might run; these only trace."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
