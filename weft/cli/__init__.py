@@ -13,10 +13,16 @@ from ..train.processes import failing_at_once
 from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
 from .evaluate import EXAMPLES as EVAL_EXAMPLES
 from .evaluate import evaluate
+from .hardware import EXAMPLES as HARDWARE_EXAMPLES
+from .hardware import hardware
 from .launch import EXAMPLES as LAUNCH_EXAMPLES
 from .launch import launch
+from .plan import EXAMPLES as PLAN_EXAMPLES
+from .plan import plan
 from .plot import EXAMPLES as PLOT_EXAMPLES
 from .plot import plot
+from .search import EXAMPLES as SEARCH_EXAMPLES
+from .search import search
 from .show import EXAMPLES, show
 from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
@@ -33,6 +39,9 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 app.command(epilog=EXAMPLES)(show)
+app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=SEARCH_EXAMPLES)(search)
+app.command(epilog=HARDWARE_EXAMPLES)(hardware)
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command(epilog=PLOT_EXAMPLES)(plot)
 app.command(epilog=LAUNCH_EXAMPLES, context_settings={"allow_interspersed_args": False})(launch)

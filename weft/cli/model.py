@@ -10,12 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import optax
+import typer
 
 from .. import models
 from ..dims import dims
@@ -26,8 +28,34 @@ from ..program import Program, trace
 from ..spmd import train_step
 from ..tensor import tensor
 from ..train.config import read
-from ..train.step import make_step, shapes_of_model
+from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
+
+
+class Optimizer(StrEnum):
+    """The optimizers a preset can be read with, by their names in Optax."""
+
+    adam = "adam"
+    adafactor = "adafactor"
+    sgd = "sgd"
+
+
+MODEL = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset of weft.models, a run's TOML file, or `package.module:function` or `file.py:function`: a"
+        " function of no arguments that returns `(fn, args)`.",
+    ),
+]
+MESH = Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")]
+LAYOUT = Annotated[str | None, typer.Option(metavar="LAYOUT", help="The layout, like `batch:rows`.")]
+BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of the preset.")]
+LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of the preset.")]
+OPTIMIZER = Annotated[
+    Optimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
+]
+LOSS = Annotated[bool, typer.Option("--loss", help="The preset's loss alone, not its train step.")]
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,38 @@ class Model:
         return program
 
 
+def loaded(name: str, *, batch: int | None, length: int | None, optimizer: Optimizer | None, loss: bool) -> Model:
+    """What MODEL names; sizes, an optimizer or the loss alone can be asked of presets."""
+    only_one(loss and "--loss", optimizer is not None and "--optimizer")
+    sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
+    if is_function(name) or is_run(name):
+        for given in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
+            if isinstance(given, str):
+                what = "file" if is_run(name) else "function"
+                raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{given}")
+        return load_run(name) if is_run(name) else load_function(name)
+    return load_preset(name, optimizer=None if loss else optimizer or Optimizer.adam, **sizes)
+
+
+def only_one(*given: str | bool) -> None:
+    """Refuses options that exclude one another."""
+    names = [name for name in given if isinstance(name, str)]
+    if len(names) > 1:
+        raise typer.BadParameter(f"not together with {names[0]}; say one of them", param_hint=names[1])
+
+
+def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> None:
+    """What is not said must be known: a function made by `wf.spmd` brings its own mesh and layout."""
+    if model.is_bound:
+        return
+    if mesh is None:
+        raise typer.BadParameter(
+            "say the axes of the mesh and their sizes: `--mesh rows=2,cols=4`", param_hint="--mesh"
+        )
+    if layout is None:
+        raise typer.BadParameter("say which dims are split: `--layout batch:rows` (`''`: none)", param_hint="--layout")
+
+
 def is_function(name: str) -> bool:
     """Whether MODEL is written `module:function` or `file.py:function`; otherwise it is a preset."""
     return ":" in name
@@ -67,13 +127,10 @@ def is_run(name: str) -> bool:
 
 
 def load_run(name: str, changes: Sequence[str] = ()) -> Model:
-    """The train step of a run, with its own mesh and layout."""
+    """The train step of a run, with its own mesh and layout unless they are `auto`."""
     config = read(Path(name), changes)
-    step = make_step(config, *config.runs_on)
-    model = shapes_of_model(config)
-    ids, weights = (_shape(config.batch, config.length, dtype) for dtype in ("int32", "float32"))
-    batch = {"inputs": ids, "targets": ids, "weights": weights}
-    return Model(name, step, (step.init(model), batch, jax.ShapeDtypeStruct((), "int32")))
+    step = make_step(config, *(() if config.is_open else config.runs_on))
+    return Model(name, step, shapes_of_call(config, step))
 
 
 def _shape(batch: int, length: int, dtype: str) -> Any:

@@ -10,8 +10,9 @@ import jax
 import typer
 
 from ..errors import WeftError
+from ..mesh import as_mesh
 from ..train import processes
-from ..train.config import read
+from ..train.config import AUTO, ONE, read
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
 from .terminal import reported
@@ -51,10 +52,11 @@ def train(
     """Train by a TOML file; the same command goes on with a run that was stopped."""
     sys.unraisablehook = _unraisable
     with reported():
-        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
+        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile), plan=True)
         count = processes.join(coordinator, processes_, process)
         found = read(config, changes or [])
-        processes.share_out(found.runs_on[0].size, count)
+        if found.mesh != AUTO:
+            processes.share_out(as_mesh(found.mesh or ONE[0]).size, count)
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:

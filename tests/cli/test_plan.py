@@ -1,0 +1,155 @@
+"""`weft plan`, `weft search` and `weft hardware`: what they print, as text and as JSON, and how they end."""
+
+import json
+
+import pytest
+
+from weft.plan.cost import Plan
+from weft.program import trace
+
+from .command import NETS, ON, error_of, weft
+
+NET = f"{NETS}:example"
+
+
+def test_a_plan_is_a_text():
+    printed, said = weft("plan", NET, *ON)
+    assert said == "" and printed.startswith("net on rows=2,cols=4 under batch:rows,hidden:cols, NVIDIA H100")
+    assert "a step" in printed and "memory: " in printed and ": it fits" in printed
+    assert "over cols: " in printed and "bound by" in printed
+
+
+def test_a_plan_is_json_alone():
+    printed, _ = weft("plan", NET, *ON, "--json", "--hardware", "h200")
+    found = json.loads(printed)
+    assert found["version"] == 1 and found["hardware"] == "h200" and found["fits"] is True
+    assert found["mesh"] == "rows=2,cols=4" and found["layout"] == "batch:rows,hidden:cols"
+    assert found["seconds"] > 0 and found["memory"]["arguments"] == (16 * 8 // 2 + 2 * 8 * 32 // 4) * 4
+    assert found["failed"] == []
+
+
+def test_two_layouts_are_planned_against_each_other(tmp_path):
+    file = tmp_path / "page.html"
+    printed, _ = weft("plan", NET, *ON, "--against", "batch:rows+cols", "--html", file)
+    assert "\nagainst batch:rows+cols (" in printed and printed.endswith(f"page: {file}\n")
+    assert "hidden" in file.read_text() and "rows+cols" in file.read_text()
+    found = json.loads(weft("plan", NET, *ON, "--against", "batch:rows+cols", "--json")[0])
+    assert found["against"]["layout"] == "batch:rows+cols"
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    fact, _, fix = error_of("plan", NET, *ON, "--html", tmp_path / "nowhere" / "page.html")
+    assert "cannot be written: No such file or directory" in fact and "folder that is there" in fix
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        ("bytes.cols > 2e9", 0),
+        ("bytes.cols > 100", 3),
+        ("count.rows >= 1", 0),
+        ("bytes>=1", 3),
+        ("fits == 1", 3),
+        ("memory > 1_000_000_000", 0),
+        ("seconds < 1", 3),
+        ("mfu != 0", 3),
+    ],
+)
+def test_a_condition_that_holds_ends_it_with_three(condition, status):
+    printed, said = weft("plan", NET, *ON, "--fail-if", condition, status=status)
+    assert printed and (f"failed: {condition}" in said) == (status == 3)
+
+
+def test_conditions_are_told_in_json_too():
+    conditions = ("--fail-if", "bytes > 1", "--fail-if", "bytes > 1e12")
+    printed, _ = weft("plan", NET, *ON, "--json", *conditions, status=3)
+    assert json.loads(printed)["failed"] == ["bytes > 1"]
+
+
+def test_conditions_that_are_none():
+    fact, state, fix = error_of("plan", NET, *ON, "--fail-if", "bytes.cols")
+    assert fact == "`bytes.cols` is not a condition" and "figures: seconds" in state and "> 2e9" in fix
+    fact, _, fix = error_of("plan", NET, *ON, "--fail-if", "byte.cols > 1")
+    assert fact == "a plan has no figure `byte.cols`" and fix == "did you mean `bytes`?"
+    assert error_of("plan", NET, *ON, "--fail-if", "seconds.cols > 1")[0] == "a plan has no figure `seconds.cols`"
+    assert error_of("plan", NET, *ON, "--fail-if", "bytes > 1e1e1")[0] == "`1e1e1` in `bytes > 1e1e1` is not a number"
+    assert error_of("plan", NET, *ON, "--fail-if", "bytes.colls > 1")[0] == "the mesh has no axis `colls`"
+
+
+def test_memory_of_ones_own_decides_whether_it_fits():
+    assert "IT MAY NOT FIT" in weft("plan", NET, *ON, "--memory", "0.000001")[0]
+
+
+def test_hardware_and_models_that_are_not_there():
+    fact, state, fix = error_of("plan", NET, *ON, "--hardware", "h10")
+    assert fact == "there is no hardware `h10`" and "h100" in state and "did you mean" in fix
+    assert error_of("search", "tiny-ml", "--processors", 2)[0] == "there is no preset `tiny-ml`"
+    assert error_of("hardware", "abacus")[0] == "there is no hardware `abacus`"
+
+
+def test_a_target_that_is_not_there():
+    fact, _, fix = error_of("plan", NET, *ON, "--compile", "h1000:1x1x8")
+    assert "h1000" in fact and "h100" in fix
+
+
+def test_a_preset_is_planned_by_its_own_sizes():
+    how = ("--mesh", "rows=2", "--layout", "batch:rows", "--batch", 4, "--length", 8)
+    found = [json.loads(weft("plan", "tiny-lm", *how, *more, "--json")[0]) for more in ((), ("--loss",))]
+    assert [each["tokens"] for each in found] == [32, 32]
+    assert "update" in found[0]["phases"] and "update" not in found[1]["phases"]
+
+
+def test_a_search_is_a_text_and_json_alone():
+    how = ("--mesh", "rows=2,cols=4", "--dims", "batch,hidden,d_io", "--top", 3)
+    printed, _ = weft("search", NET, *how)
+    assert "best: rows=2,cols=4 under " in printed and "runner-up: " in printed and "legal layouts" in printed
+    found = json.loads(weft("search", NET, *how, "--json")[0])
+    best = found["plans"][0]
+    assert found["version"] == 1 and len(found["plans"]) == 3 and best["fits"] is True
+    assert best["seconds"] == min(plan["seconds"] for plan in found["plans"])
+    assert found["searched"] == found["traced"] + found["pruned"]
+    again = json.loads(weft("plan", NET, "--mesh", best["mesh"], "--layout", best["layout"], "--json")[0])
+    assert again["seconds"] == best["seconds"]
+
+
+def test_a_search_wants_a_mesh_or_a_number_of_processors():
+    assert "say one of them" in weft("search", NET, status=2)[1]
+    assert "say one of them" in weft("search", NET, "--mesh", "rows=2", "--processors", 2, status=2)[1]
+
+
+def test_a_search_of_dims_that_are_not_there_and_of_memory_nothing_fits():
+    assert error_of("search", NET, "--processors", 2, "--dims", "batch,hiden")[2] == "did you mean `hidden`?"
+    fact, state, fix = error_of("search", NET, "--processors", 2, "--dims", "batch,hidden", "--memory", "1e-7")
+    assert fact.startswith("no layout fits: the smallest needs ") and "largest at its peak" in state
+    assert "processors" in fix
+
+
+def test_the_users_own_error_is_shown():
+    _, said = weft("search", f"{NETS}:fails_when_traced", "--processors", 2, "--dims", "batch", status=1)
+    assert "TypeError: add got incompatible shapes" in said and "failed while it was traced" in said
+
+
+def test_hardware_is_listed_with_its_sources():
+    printed, _ = weft("hardware")
+    assert all(name in printed for name in ("a100", "h100", "h200", "b200", "v4", "v5e", "v5p", "v6e"))
+    one, _ = weft("hardware", "h100")
+    assert one.startswith("h100: ") and "NVIDIA H100" in one and "data sheet" in one
+    found = json.loads(weft("hardware", "--json")[0])
+    assert found["version"] == 1
+    assert all(set(each["flops"]) <= set(each["sources"]) for each in found["hardware"])
+    assert json.loads(weft("hardware", "this", "--json")[0])["hardware"][0]["name"] == "this"
+
+
+def test_a_run_that_leaves_its_layout_open_is_searched_and_planned(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "tiny-lm"\nmesh = "auto"\nlayout = "auto"\n[train]\nbatch = 4\nlength = 8\n')
+    assert "say the axes of the mesh" in weft("plan", file, status=2)[1]
+    assert "a step" in weft("plan", file, "--mesh", "rows=2", "--layout", "batch:rows")[0]
+
+
+def test_the_plan_on_the_command_line_is_that_of_the_library():
+    from .nets import example
+
+    fn, args = example()
+    plan = Plan(trace(fn, *args, mesh="rows=2,cols=4", layout="batch:rows,hidden:cols"), "h100")
+    assert json.loads(weft("plan", NET, *ON, "--json")[0])["seconds"] == plan.seconds

@@ -1,0 +1,174 @@
+"""`weft plan`: what a model's program takes on a named piece of hardware, before it runs."""
+
+import json
+import operator
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import WeftError, closest
+from ..plan import Plan, Proof, compiled_for
+from ..plan.hardware import hardware as find_hardware
+from ..plan.page import page
+from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, loaded, need_mesh_and_layout
+from .terminal import reported, write, write_program
+
+EXAMPLES = """Examples:
+
+\b
+  weft plan lm-4.90b --mesh rows=16,cols=32 --layout batch:rows,vocab:cols,d_ff:cols,heads:cols --hardware h100
+  weft plan configs/tiny.toml --hardware this --html page.html
+  weft plan tiny-lm --mesh rows=2,cols=4 --layout batch:rows,d_ff:cols --fail-if "bytes.cols > 2e9"
+  weft plan lm-4.90b --mesh x=512 --layout batch:x --compile v5p:8x8x8
+
+\b
+Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a --fail-if condition holds.
+"""
+
+HARDWARE = Annotated[str, typer.Option(metavar="NAME", help="A name that `weft hardware` lists; `this`: this machine.")]
+MEMORY = Annotated[
+    float | None, typer.Option(min=0.0, metavar="GIB", help="What a processor has, in GiB; the hardware's if not said.")
+]
+FAILED = 3
+
+
+def plan(
+    model: MODEL,
+    mesh: MESH = None,
+    layout: LAYOUT = None,
+    hardware: HARDWARE = "h100",
+    batch: BATCH = None,
+    length: LENGTH = None,
+    optimizer: OPTIMIZER = None,
+    loss: LOSS = False,
+    memory: MEMORY = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="LAYOUT", help="A second layout; --html shows both side by side.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--compile", metavar="TARGET", help="Compile for `h100:1x64x8`, `v5p:8x8x8`, ... with none here."),
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Exit with 3 if it holds: `bytes.cols > 2e9`. May be given again."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page that shows it all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Say what a model's program takes on a piece of hardware: time, memory, what is sent. Nothing runs."""
+    with reported():
+        conditions = [Condition(text) for text in fail_if or []]
+        machine, capacity = find_hardware(hardware), memory_bytes(memory)
+        found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        need_mesh_and_layout(found, mesh, layout)
+        planned = Plan(found.traced(mesh=mesh, layout=layout), machine, memory=capacity)
+        other = None
+        if against is not None:
+            other = Plan(found.traced(mesh=mesh, layout=against), machine, memory=capacity)
+        proof = _proof(found, planned, target) if target is not None else None
+        held = [condition for condition in conditions if condition.holds(planned)]
+        if html is not None:
+            _write_page(html, planned, other)
+        if as_json:
+            write(json.dumps(_as_dict(planned, other, proof, held), indent=1))
+        else:
+            write_program(_as_text(planned, other, proof))
+            if html is not None:
+                write(f"page: {html}")
+        if held:
+            for condition in held:
+                typer.echo(f"failed: {condition.text} ({condition.value(planned):,.6g})", err=True)
+            raise typer.Exit(FAILED)
+
+
+def memory_bytes(gib: float | None) -> int | None:
+    """GiB of the command line as bytes."""
+    return None if gib is None else int(gib * 2**30)
+
+
+def _proof(model: Model, planned: Plan, target: str) -> Proof:
+    return compiled_for(model.fn, model.args, planned.mesh, planned.layout, target)
+
+
+def _as_text(planned: Plan, other: Plan | None, proof: Any) -> str:
+    parts = [str(planned)]
+    if other is not None:
+        ratio = other.seconds / planned.seconds
+        than = f"{ratio:.2f} times as long" if ratio >= 1 else f"{1 / ratio:.2f} times as fast"
+        parts += ["", f"against {other.layout or 'the empty layout'} ({than}):", "", str(other)]
+    if proof is not None:
+        parts += ["", proof.beside(planned.program)]
+    return "\n".join(parts)
+
+
+def _as_dict(planned: Plan, other: Plan | None, proof: Any, held: list["Condition"]) -> dict[str, Any]:
+    found = planned.to_dict() | {"failed": [condition.text for condition in held]}
+    if other is not None:
+        found["against"] = other.to_dict()
+    if proof is not None:
+        found["compiled"] = proof.to_dict()
+    return found
+
+
+def _write_page(path: Path, planned: Plan, other: Plan | None) -> None:
+    text = page(planned.program, planned, other.program if other else None, other)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WeftError(
+            f"`{path}` cannot be written: {error.strerror}", fix="name a file in a folder that is there"
+        ) from None
+
+
+_SIGNS = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_CONDITION = re.compile(r"\s*([a-z_]+)(?:\.([A-Za-z_]\w*))?\s*(>=|<=|==|!=|>|<)\s*([-+.\deE_]+)\s*\Z")
+_FIGURES = {
+    "seconds": lambda plan: plan.seconds,
+    "memory": lambda plan: plan.memory.range[1],
+    "mfu": lambda plan: plan.mfu,
+    "flops": lambda plan: plan.program.flops,
+    "duplicated": lambda plan: float(plan.program.flops_duplicated),
+    "tokens_per_s": lambda plan: plan.tokens_per_s or 0.0,
+    "fits": lambda plan: float(plan.fits),
+}
+
+
+class Condition:
+    """What must not hold, like `bytes.cols > 2e9`: a figure of a plan, a sign and a number."""
+
+    def __init__(self, text: str):
+        self.text = text.strip()
+        found = _CONDITION.match(text)
+        figures = [*_FIGURES, "bytes", "count"]
+        if not found:
+            raise WeftError(
+                f"`{text}` is not a condition",
+                state=f"figures: {', '.join(figures)}, and of an axis: bytes.cols, count.cols",
+                fix='write it like `--fail-if "bytes.cols > 2e9"`',
+            )
+        self.figure, self.axis, sign, number = found.groups()
+        if self.figure not in figures or (self.axis and self.figure not in ("bytes", "count")):
+            raise WeftError(
+                f"a plan has no figure `{self.figure}{'.' + self.axis if self.axis else ''}`",
+                state=f"condition: {self.text}",
+                fix=closest(self.figure, figures if not self.axis else ["bytes", "count"]),
+            )
+        try:
+            self.number = float(number)
+        except ValueError:
+            raise WeftError(f"`{number}` in `{self.text}` is not a number", fix="write one like 2e9 or 0.5") from None
+        self._compare = _SIGNS[sign]
+
+    def value(self, plan: Plan) -> float:
+        """The figure of a plan."""
+        if self.figure in _FIGURES:
+            return float(_FIGURES[self.figure](plan))
+        return float(getattr(plan.program.ledger, self.figure)(axis=self.axis))
+
+    def holds(self, plan: Plan) -> bool:
+        return bool(self._compare(self.value(plan), self.number))
