@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from weft.train.checkpoints import Checkpoints
-from weft.train.config import lines_of, parsed
+from weft.train.config import parsed
+from weft.train.keys import lines_of
 from weft.train.trainer import OPTIONS, Trainer, Unheard
 
 MODEL = {

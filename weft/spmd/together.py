@@ -15,6 +15,20 @@ def wait_for_all(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+_LONGEST = 4096
+
+
+def agreed_text(text: str) -> str:
+    """The first process's text, in all of them."""
+    if jax.process_count() == 1:
+        return text
+    from jax.experimental import multihost_utils
+
+    letters = np.zeros(_LONGEST, np.uint8)
+    letters[: len(text.encode())] = list(text.encode())
+    return bytes(multihost_utils.broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+
+
 def agreed(value: int) -> int:
     """The first process's number, in all of them."""
     if jax.process_count() == 1:

@@ -21,11 +21,10 @@ from ..errors import LayoutError, WeftError, closest
 from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
 from ..nn.weights import Weight, written
+from .keys import Where, lines_of
 from .tables import (
     BELOW,
     CHOICES,
-    FREE,
-    FREE_TABLES,
     ITEMS,
     KINDS,
     MAY_BE_ZERO,
@@ -40,6 +39,7 @@ from .tables import (
 )
 
 CONFIG = "config.toml"
+AUTO = "auto"  # a mesh or a layout that is to be searched for
 ONE = ("all=1", "batch:all")  # where a run without a mesh runs
 
 
@@ -92,6 +92,11 @@ class RunConfig:
         return dataclasses.replace(self.model, batch=self.batch, length=self.length)
 
     @property
+    def is_open(self) -> bool:
+        """Whether its mesh or layout is still to be found."""
+        return AUTO in (self.mesh, self.layout)
+
+    @property
     def runs_on(self) -> tuple[Mesh, Layout]:
         """Its mesh and layout; one processor where it names none."""
         mesh, layout = (self.mesh, self.layout) if self.mesh else ONE
@@ -137,24 +142,6 @@ def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     for change in changes:
         _change(values, change, where.lines)
     return parsed(values, where)
-
-
-class Where:
-    """Where each key stands."""
-
-    def __init__(self, file: str, lines: dict[str, str]):
-        self.file, self.lines = file, lines
-
-    def __call__(self, key: str) -> str:
-        """The file and line of a key; of one within `{...}`, that of the key before it."""
-        while key not in self.lines and "." in key:
-            key = key.rpartition(".")[0]
-        return self.lines.get(key, self.file)
-
-
-def lines_of(path: Path, text: str) -> Where:
-    """Where the keys of a file stand."""
-    return Where(str(path), {key: f"{path}:{line}" for key, line in _lines(text).items()})
 
 
 def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
@@ -324,8 +311,11 @@ def _check_together(config: RunConfig, where: Where) -> None:
     if bool(config.mesh) != bool(config.layout):
         fact = "only one of `mesh` and `layout` is given"
         raise ConfigError(fact, fix="give both, or neither", at=where("mesh" if config.mesh else "layout"))
+    if config.mesh == AUTO and config.layout != AUTO:
+        fact = "`mesh` is auto, and `layout` names axes it may not have"
+        raise ConfigError(fact, fix='say  layout = "auto"  too, or name the mesh', at=where("layout"))
     for key, read_it in (("mesh", as_mesh), ("layout", as_layout)):
-        if getattr(config, key):
+        if getattr(config, key) not in ("", AUTO):
             try:
                 found = read_it(getattr(config, key))
                 if isinstance(found, Layout):
@@ -333,7 +323,7 @@ def _check_together(config: RunConfig, where: Where) -> None:
             except WeftError as error:
                 fix = re.sub(r": `layout\.drop\(.*?\)`", "", error.fix)  # the user has a file, no layout
                 raise ConfigError(f"`{key}`: {error.fact}", fix=fix, at=where(key)) from None
-    if config.mesh:
+    if config.mesh and not config.is_open:
         _check_place(config, where)
     _check_paths(config, where)
 
@@ -391,7 +381,7 @@ def _weights(blueprint: Any) -> dict[str, Weight]:
     return {written(path): leaf for path, leaf in found if isinstance(leaf, Weight)}
 
 
-# Changes, and the lines of keys.
+# Changes.
 
 
 def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
@@ -416,35 +406,3 @@ def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
     values[last] = value
     for upto in range(1, len(tables) + 2):
         where[".".join([*tables, last][:upto])] = f"--set {key}"
-
-
-def _lines(text: str) -> dict[str, int]:
-    """The line each key stands in, the first of a table that of its header."""
-    found: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w.\-]+)\s*\]", line):
-            table = header[1] + "."
-            found.setdefault(header[1], number)
-        elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
-            found.setdefault(table + key[1], number)
-    return found
-
-
-def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The keys in which two configurations differ: those that change what is learned, and those that do not."""
-    found = differences(old, new)
-    free = [line for line in found if (key := line.split(":")[0]) in FREE or key.split(".")[0] in FREE_TABLES]
-    return [line for line in found if line not in free], free
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
-    """The keys in which two configurations differ, with both values: `train.steps: 100, now 200`."""
-    found = []
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) or isinstance(after, Mapping):
-            found += differences(before or {}, after or {}, f"{above}{key}.")
-        elif before != after:
-            found.append(f"{above}{key}: {before}, now {after}")
-    return found

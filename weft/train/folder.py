@@ -18,7 +18,8 @@ from .. import data
 from ..data.files import write_whole
 from ..data.tokenizers import NAMES
 from .checkpoints import CheckpointError, Checkpoints
-from .config import CONFIG, ConfigError, RunConfig, changes_of
+from .config import CONFIG, ConfigError, RunConfig
+from .keys import changes_of
 from .runs import CACHE, RunError
 
 DATA = "data.json"

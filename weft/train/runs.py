@@ -25,7 +25,8 @@ from ..mesh import as_mesh
 from ..nn.freezing import by_path
 from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
-from .config import CONFIG, RunConfig, lines_of, parsed
+from .config import CONFIG, RunConfig, parsed
+from .keys import lines_of
 from .step import arrays_of, refilled, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"

@@ -18,7 +18,7 @@ from ..mesh import Mesh
 from ..nn.weights import written
 from ..spmd import train_step
 from ..spmd.step import TrainState, TrainStep
-from ..tensor import Tensor, is_tensor, make
+from ..tensor import Tensor, is_tensor, make, tensor
 from .config import RunConfig
 from .optimizers import optimizer
 
@@ -62,8 +62,18 @@ def _key(config: RunConfig, purpose: int) -> Any:
     return jax.random.fold_in(jax.random.key(config.seed), purpose)
 
 
-def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> TrainStep:
-    """The step on the mesh: `state, told = step(state, batch, at)`; the old state is overwritten.
+def shapes_of_call(config: RunConfig, step: TrainStep) -> tuple[Any, ...]:
+    """What a step is called with, as shapes: its state, a batch, and its number."""
+    rows = [config.sized_model.dim("batch"), config.sized_model.dim("length")]
+    ids, weights = (
+        tensor(jax.ShapeDtypeStruct((config.batch, config.length), dtype), rows) for dtype in ("int32", "float32")
+    )
+    batch = {"inputs": ids, "targets": ids, "weights": weights}
+    return step.init(shapes_of_model(config)), batch, jax.ShapeDtypeStruct((), "int32")
+
+
+def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> TrainStep:
+    """The step on the mesh, or on none yet: `state, told = step(state, batch, at)`; the old state is overwritten.
 
     `at` counts the steps from 0: with the seed it is what random numbers follow from.
     """
@@ -82,6 +92,8 @@ def make_step(config: RunConfig, mesh: Mesh, layout: Layout) -> TrainStep:
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
     step = train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype)
+    if mesh is None or layout is None:
+        return step
     return step.on_mesh(mesh, layout, strict=False, donate=(0,))
 
 

@@ -24,6 +24,7 @@ from .config import ConfigError, RunConfig
 from .evaluation import Judge, number
 from .feeding import Feed
 from .folder import Folder
+from .foresight import Forecast, with_layout
 from .metrics import Metrics
 from .processes import Stop
 from .profiling import Profile
@@ -91,6 +92,8 @@ class Options:
     find_nan: bool = False
     profile: tuple[int, int] | None = None
     """The steps that are profiled: from the first up to the second."""
+    plan: bool = False
+    """Whether it shows at the start what it will take, and says where that was far off."""
 
 
 OPTIONS = Options()
@@ -102,10 +105,12 @@ class Trainer:
     def __init__(
         self, config: RunConfig, folder: Path | str, listener: Listener | None = None, options: Options = OPTIONS
     ):
-        self.config, self.folder, self.options = config, Path(folder), options
+        self.folder, self.options = Path(folder), options
         self.listener: Listener = listener or Unheard()
+        self.config = config = with_layout(config, self.folder, self.listener)
         self.mesh, self.layout = config.runs_on
         self.model = config.sized_model
+        self.forecast: Forecast | None = None
         own = config.checkpoint
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
 
@@ -127,6 +132,9 @@ class Trainer:
             self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
             self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
             self.step = make_step(self.config, self.mesh, self.layout)
+            if self.options.plan:
+                self.forecast = Forecast(self.config, self.listener)
+                self.listener.said(str(self.forecast))
             state, at = self._first_or_last_state()
             if jax.process_index() == 0:
                 with self.opened.written():
@@ -352,7 +360,7 @@ class _Log:
 
     def __init__(self, trainer: Trainer, note: Metrics, at: int):
         self.trainer, self.note = trainer, note
-        self.since, self.from_step = time.perf_counter(), at
+        self.since, self.from_step, self.rows = time.perf_counter(), at, 0
         self.held: tuple[int, dict[str, Any]] | None = None
         self.watched: tuple[int, Any] | None = None
         self.work = flops_per_token(trainer.model)
@@ -383,7 +391,9 @@ class _Log:
         row["loss"] /= config.train.loss_scale or 1.0
         now = time.perf_counter()
         tokens = config.batch * config.length * (at - self.from_step) / (now - self.since)
-        self.since, self.from_step = now, at
+        if self.trainer.forecast is not None and self.rows > 1 and at > self.from_step:
+            self.trainer.forecast.compare((now - self.since) / (at - self.from_step))
+        self.since, self.from_step, self.rows = now, at, self.rows + 1
         used = None if self.peak is None else tokens * self.work / self.peak
         row = {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
         self.note(row)

@@ -1,0 +1,117 @@
+"""Foresight in the trainer: a layout that is searched for, a plan at the start, and a warning where it was far off."""
+
+import dataclasses
+
+import pytest
+
+from weft.layout import Layout
+from weft.plan import HARDWARE, Plan
+from weft.train import foresight
+from weft.train.config import CONFIG, ConfigError, parsed, read
+from weft.train.keys import lines_of
+from weft.train.trainer import Options, Trainer
+
+from .running import MODEL, Heard, config_of, run
+
+SMALL = {"train": {"steps": 2}}
+
+
+@pytest.fixture(scope="module")
+def auto(text):
+    return config_of(text, **SMALL, mesh="rows=2", layout="auto")
+
+
+@pytest.fixture(scope="module")
+def ran(auto, tmp_path_factory):
+    """A run whose layout was searched for, and what was heard of it."""
+    folder = tmp_path_factory.mktemp("auto")
+    outcome, heard = run(auto, folder)
+    assert outcome.is_finished
+    return folder, heard
+
+
+def test_a_layout_is_searched_for_and_written_down(ran, text):
+    folder, heard = ran
+    (told,) = [message for message in heard.messages if message.startswith("layout = auto:")]
+    found = read(folder / CONFIG)
+    assert found.mesh == "rows=2" and Layout(found.layout).axes == {"rows"}
+    assert f"best: rows=2 under {found.layout}: " in told and "legal layouts" in told
+    _, heard_again = run(config_of(text, **SMALL, mesh="rows=2", layout=found.layout), folder.with_name("again"))
+    assert [row["loss"] for row in heard_again.rows] == [row["loss"] for row in heard.rows]
+
+
+def test_a_run_that_goes_on_keeps_its_layout(ran, auto, text, monkeypatch):
+    folder, _ = ran
+    monkeypatch.setattr(foresight, "search", None)  # it would fail
+    assert Trainer(auto, folder).config.layout == read(folder / CONFIG).layout
+    both = config_of(text, **SMALL, mesh="auto", layout="auto")
+    monkeypatch.setattr(foresight.jax, "device_count", lambda: 2)
+    assert Trainer(both, folder).config.mesh == "rows=2"
+
+
+def test_on_one_processor_there_is_nothing_to_search(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(foresight.jax, "device_count", lambda: 1)
+    found = foresight.with_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
+    assert (found.mesh, found.layout) == ("all=1", "batch:all")
+
+
+def test_every_shape_of_mesh_is_searched(text, tmp_path, monkeypatch):
+    asked = {}
+
+    def search(*args, **how):
+        asked.update(how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foresight, "search", search)
+    with pytest.raises(KeyboardInterrupt):
+        foresight.with_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
+    assert asked["processors"] == 8 and "mesh" not in asked
+
+
+def test_a_mesh_that_is_open_needs_a_layout_that_is():
+    values = {"model": MODEL, "mesh": "auto", "layout": "batch:rows"}
+    with pytest.raises(ConfigError, match="`layout` names axes it may not have"):
+        parsed(values, lines_of("run.toml", ""))
+
+
+def test_the_plan_is_shown_at_the_start(text, tmp_path):
+    _, heard = run(config_of(text, **SMALL), tmp_path, options=Options(plan=True))
+    (told,) = [message for message in heard.messages if message.startswith("plan (this): ")]
+    assert "a step" in told and "of memory on each processor" in told and "over cols" in told
+
+
+@pytest.fixture
+def forecast(text):
+    found = foresight.Forecast(config_of(text, **SMALL), Heard())
+    found.plan = Plan(found.plan.program, HARDWARE["h100"])
+    return found
+
+
+def test_a_step_far_from_the_plan_is_told_once(forecast):
+    planned = forecast.plan.seconds
+    forecast.compare(planned * 4)
+    forecast.compare(planned * 4)
+    (told,) = forecast.heard.messages
+    assert told.startswith("warning: a step takes ") and "4.0 times as long as planned" in told
+
+
+def test_a_step_near_the_plan_is_not(forecast):
+    forecast.compare(forecast.plan.seconds * 1.2)
+    assert forecast.heard.messages == []
+
+
+def test_a_step_faster_than_planned_and_memory_beyond_it(forecast, monkeypatch):
+    class Device:
+        def memory_stats(self):
+            return {"peak_bytes_in_use": 10**12}
+
+    monkeypatch.setattr(foresight.jax, "local_devices", lambda: [Device()])
+    forecast.compare(forecast.plan.seconds / 4)
+    fast, memory = forecast.heard.messages
+    assert "4.0 times as fast as planned" in fast and memory.startswith("warning: 931.3 GiB of memory were used")
+
+
+def test_what_may_not_fit_is_told(forecast):
+    tiny = dataclasses.replace(HARDWARE["h100"], memory=1000)
+    forecast.plan = Plan(forecast.plan.program, tiny)
+    assert "IT MAY NOT FIT into 1000 B" in str(forecast)
