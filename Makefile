@@ -26,9 +26,9 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(STAMP) ## show what a small Transformer sends, train it on Python's own library, and let it write
+demo: $(STAMP) ## plan a small Transformer, train it on Python's own library, and let it write
 	@rm -rf runs/demo
-	$(BIN)/weft show configs/demo.toml --ledger
+	$(BIN)/weft plan configs/demo.toml --hardware this
 	$(BIN)/weft train configs/demo.toml --run runs/demo
 	$(BIN)/weft plot runs/demo --terminal --out runs/demo/curve.png
 	$(BIN)/weft generate runs/demo --prompt "$$(printf 'import os\nimport sys\n\ndef ')" --tokens 600 --temperature 0.9
