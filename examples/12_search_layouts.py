@@ -29,10 +29,9 @@ def main():
     found = wf.search(wf.value_and_grad(loss), params, x, processors=8, hardware="h100", dims=dims, keep=5)
     print(found)
 
-    print("\nThe same where a processor has 78 MB:\n")
-    found = wf.search(
-        wf.value_and_grad(loss), params, x, processors=8, hardware="h100", dims=dims, keep=5, memory=78_000_000
-    )
+    print("\nThe same where a processor has a little less than this needs:\n")
+    less = int(0.97 * found.best.memory_bytes)
+    found = wf.search(wf.value_and_grad(loss), params, x, processors=8, hardware="h100", dims=dims, keep=5, memory=less)
     print(found)
 
 

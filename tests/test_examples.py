@@ -249,6 +249,26 @@ def test_experts_send_tokens_there_and_back_and_drop_the_same_ones():
     assert "The same losses, and the same tokens dropped." in printed
 
 
+def test_a_model_is_planned_on_hardware_that_is_not_here():
+    printed, _ = run("11_plan_before_you_run.py")
+    assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
+    assert "memory on each processor (gpu): peak" in printed and "decoder.layers.feed_forward.w_in" in printed
+    assert re.search(r"it needs \d+ GiB of 75: fits = True\n\d+ ms a step: .*sending", printed)
+
+
+def test_layouts_are_searched_and_memory_changes_the_best():
+    printed, _ = run("12_search_layouts.py")
+    free, scarce = re.findall(r"best: (\S+) under (\S+):", printed)
+    assert free == ("x=2,y=4", "batch:x,hidden:y")
+    assert scarce[1] != free[1] and "do not fit" in printed
+
+
+def test_two_layouts_are_compared_on_a_page(tmp_path):
+    printed, _ = run("13_compare_layouts.py", tmp_path / "page.html")
+    assert "over cols: 2 MiB -> 512 KiB" in printed and f"open {tmp_path / 'page.html'}" in printed
+    assert "hidden/cols" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

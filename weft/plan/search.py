@@ -303,7 +303,11 @@ class _Field:
                 example = f"{job.mesh} under {str(job.layout) or 'the empty layout'}, {figure(index)}"
                 found.append(Losers(reason, int(which.sum()), example))
 
-        add(self.seconds <= best.seconds * 1.1, "are within 10 % of the best", lambda i: time_text(self.seconds[i]))
+        add(
+            self.seconds <= best.seconds * 1.1,
+            "are within 10 % of the best",
+            lambda i: f"at least {time_text(self.seconds[i])}",
+        )
         left[:] = self.seconds > best.seconds * 1.1
         add(self.memory > capacity, "do not fit", lambda i: f"at least {size_text(int(self.memory[i]))} alive at once")
         least = compute[self.seconds <= best.seconds].max(initial=compute.min())
