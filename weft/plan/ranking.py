@@ -72,8 +72,8 @@ class Ranking(Sequence[Ranked]):
     traced: int
     pruned: int
     """Those not traced, since they cannot be the best."""
-    refused: int
-    """Those that an op of the program refuses."""
+    refused: list[str]
+    """Those that could not be traced: an op of the program refuses them, or the function fails; and why."""
     losers: list[Losers]
     is_complete: bool = True
     """False where the search was interrupted: the best so far."""
@@ -136,7 +136,7 @@ class Ranking(Sequence[Ranked]):
         found += [f"lost: {each}" for each in self.losers]
         found.append(
             f"{self.searched:,} legal layouts; {self.traced:,} traced, {self.pruned:,} ruled out by bounds"
-            + (f", {self.refused:,} refused by an op" if self.refused else "")
+            + (f", {len(self.refused):,} refused, like {self.refused[0]}" if self.refused else "")
         )
         if not self.is_complete:
             found.append("interrupted: the best so far")

@@ -80,8 +80,10 @@ def search(
         raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
     machine = find_hardware(hardware)
     traced = functools.partial(_traced, fn, args, kwargs)
-    found = _Search(traced, args, machine, memory or machine.memory, dims, progress or (lambda _: None))
     on = as_mesh(mesh) if mesh is not None else None
+    sharing = (on.size if on is not None else processors or 1) if machine.is_shared else 1
+    capacity = machine.memory // sharing if memory is None else memory
+    found = _Search(traced, args, machine, capacity, dims, progress or (lambda _: None))
     return found.run(on, processors, most_axes, keep, workers)
 
 
@@ -130,7 +132,7 @@ class _Search:
             composer = Composer(self.choices, self.alone, alone, BESIDE[machine.kind], is_shared=machine.is_shared)
             field = _Field(composer, meshes, self.hardware, all_axes=mesh is None)
             if not len(field.order):
-                raise self._too_many(composer, meshes[0], mesh is None)
+                raise self._too_many(composer, meshes[0].size)
             return self._ranked(pool, composer, field, keep)
 
     def _do(self, job: _Job) -> Any:
@@ -139,6 +141,8 @@ class _Search:
             plan = Plan(self.traced(job.mesh, job.layout), self.hardware, memory=self.capacity)
         except WeftError as error:
             return _Refused(error.fact)
+        except Exception as error:  # the user's own; without any layout his function did not fail
+            return _Refused(f"{type(error).__name__}: {error}".splitlines()[0])
         if job.is_alone:
             return facts_of(plan)
         facts = dict(seconds=plan.seconds, fits=plan.fits, mfu=plan.mfu, why=plan.why, tokens_per_s=plan.tokens_per_s)
@@ -165,12 +169,11 @@ class _Search:
         complete = True
         try:
             for job, result in pool.results(looking.jobs(self.choices)):
-                ranked = None if isinstance(result, _Refused) else self._kept(job, result)
-                looking.heard(job, ranked)
+                looking.heard(job, result if isinstance(result, _Refused) else self._kept(job, result))
                 self.progress(Progress("layouts", looking.traced, looking.traced + looking.left, looking.best))
         except KeyboardInterrupt:
             complete = False
-            if not looking.plans:
+            if looking.best is None:
                 raise
         plans = _apart(sorted(looking.plans, key=lambda each: (not each.fits, each.seconds, len(each.mesh.axes))))
         if not plans or not plans[0].fits:
@@ -221,9 +224,8 @@ class _Search:
                 return count
         return None
 
-    def _too_many(self, composer: Composer, mesh: Mesh, any_mesh: bool) -> WeftError:
+    def _too_many(self, composer: Composer, count: int) -> WeftError:
         """The error where no layout uses all processors."""
-        count = mesh.size
         dims = ", ".join(f"{rule} in {self.choices.divisor(rule):,}" for rule in self.choices.rules)
         usable = (n for n in range(count - 1, 0, -1) if count % n == 0)
         most = next((n for n in usable if any(_used(composer, s).any() for s in shapes(n, MOST_AXES))), 1)
@@ -351,7 +353,8 @@ class _Looking:
         self.field, self.capacity, self.keep = field, capacity, keep
         self.plans: list[Ranked] = []
         self.best: Ranked | None = None
-        self.traced = self.refused = 0
+        self.traced = 0
+        self.refused: list[str] = []
         self._rest = field.order
         self._loose = SLACK
 
@@ -377,10 +380,10 @@ class _Looking:
         worth = 0 if self.best is None else int((bounds < self.best.seconds).sum())
         return max(worth, min(self.keep - self.traced, len(self._rest)), 0)
 
-    def heard(self, job: _Job, ranked: Ranked | None) -> None:
+    def heard(self, job: _Job, ranked: Ranked | _Refused) -> None:
         self.traced += 1
-        if ranked is None:
-            self.refused += 1
+        if isinstance(ranked, _Refused):
+            self.refused.append(f"{job.mesh} under {job.layout}: {ranked.why}")
             return
         bound = self.field.seconds[job.at[0]]
         self._loose = min(self._loose, ranked.seconds / bound)

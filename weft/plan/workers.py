@@ -5,6 +5,7 @@ has no such copies, or one does not answer, the work is done here.
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 PATIENCE = 180.0
@@ -41,23 +43,23 @@ class Workers:
 
     def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         """Each job and what came of it, as they get done; jobs are taken when a core is free for one."""
-        if self._pool is None:
-            yield from ((job, self.do(job)) for job in jobs)
-            return
         running: dict[Future[Any], Any] = {}
-        while True:
-            self._start(jobs, running)
-            if not running:
-                return
-            done, _ = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
-            if not done:
-                left = list(running.values())
+        while self._pool is not None:
+            try:
+                self._start(jobs, running)
+                done, _ = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
+                found = [(each, each.result()) for each in done]
+            except BrokenProcessPool:  # a copy was killed, for its memory say
+                found = []
+            if running and not found:
                 self._give_up()
-                for job in (*left, *jobs):
-                    yield job, self.do(job)
+                break
+            for each, result in found:
+                yield running.pop(each), result
+            if not running and not found:
                 return
-            for each in done:
-                yield running.pop(each), each.result()
+        for job in itertools.chain(running.values(), jobs):
+            yield job, self.do(job)
 
     def _start(self, jobs: Iterator[Any], running: dict[Future[Any], Any]) -> None:
         while len(running) < self.count:
