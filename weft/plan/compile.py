@@ -107,6 +107,7 @@ def compiled_for(
     request = {
         "exported": exported,
         "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in arrays],
+        "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
         "donated": [i for i, is_gone in enumerate(donated) if is_gone],
         "mesh": str(mesh),
         "target": target,
