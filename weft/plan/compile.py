@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # what is compiled for is not what compiles
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # there is no driver to ask
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is run: two may compile at once
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
