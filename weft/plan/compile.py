@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # what is compiled for is not what compiles
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # there is no driver to ask
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is run: two may compile at once
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -107,6 +108,7 @@ def compiled_for(
     request = {
         "exported": exported,
         "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in arrays],
+        "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
         "donated": [i for i, is_gone in enumerate(donated) if is_gone],
         "mesh": str(mesh),
         "target": target,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
@@ -45,8 +46,14 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
         jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=NamedSharding(devices, spec))
         for shape, dtype, weak, spec in request["shapes"]
     ]
-    run = jax.jit(request["exported"].call, donate_argnums=request["donated"])
-    program = run.lower(*shapes).compile()
+    exported, needed = request["exported"], [i for i, _ in enumerate(shapes) if i in request["needed"]]
+
+    def run(*arrays: Any) -> Any:
+        given = dict(zip(needed, arrays, strict=True))
+        return exported.call(*(given[i] if i in given else jnp.empty(x.shape, x.dtype) for i, x in enumerate(shapes)))
+
+    donated = [at for at, i in enumerate(needed) if i in request["donated"]]
+    program = jax.jit(run, donate_argnums=donated).lower(*(shapes[i] for i in needed)).compile()
     memory: Any = program.memory_analysis()
     return {
         "argument_bytes": memory.argument_size_in_bytes,

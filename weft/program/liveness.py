@@ -5,7 +5,7 @@ inside. What a compiler folds into the next kernel is not stored, and what goes 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,11 +307,3 @@ def _replace(body: Body, by: dict[int, Value]) -> None:
     for work in body.work:
         work.operands = [by.get(id(value), value) for value in work.operands]
     body.results = [by.get(id(value), value) for value in body.results]
-
-
-def all_work(body: Body) -> Iterator[Work]:
-    """All pieces of work, those of bodies after the one they stand in."""
-    for work in body.work:
-        yield work
-        for inner in work.bodies:
-            yield from all_work(inner)

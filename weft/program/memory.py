@@ -16,7 +16,8 @@ from .memory_course import RULES, Course, Point
 from .memory_names import Names
 
 _SHOWN = 8
-_UNROLLED = 2.0
+_OTHER = 0.3
+_UNROLLED = 0.5
 _SMALL = 2**20  # what alignment and many small buffers may add
 
 
@@ -71,8 +72,10 @@ class Memory:
     def range(self) -> tuple[int, int]:
         """Between which two numbers the compiler's own peak lies; arguments are exact, the rest is not."""
         low, high = RULES[self.target].margins
+        if self._course.loops not in (1, 2):
+            low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
         if self._course.recomputes_outside_loops:
-            high = _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
+            high += _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
         rest = self.peak - self.arguments
         return self.arguments + int(rest * low), self.arguments + int(rest * high) + _SMALL
 

@@ -41,7 +41,7 @@ RULES = {
         fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, pipelines=True
     ),
     "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.25), into_products=2, is_tiled=True),
-    "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.5, 1.5)),
+    "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
 _IN_PLACE = ELEMENTWISE | REDUCTIONS | frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
@@ -340,6 +340,11 @@ class Course:
         outer, work = self.around
         at = index + len(work.operands) - len(self.body.given)
         return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
+
+    @property
+    def loops(self) -> int:
+        """How many loops stand in the body itself."""
+        return len(self._loops)
 
     @property
     def recomputes_outside_loops(self) -> bool:
