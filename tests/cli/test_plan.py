@@ -121,7 +121,7 @@ def test_a_search_of_dims_that_are_not_there_and_of_memory_nothing_fits():
     assert error_of("search", NET, "--processors", 2, "--dims", "batch,hiden")[2] == "did you mean `hidden`?"
     fact, state, fix = error_of("search", NET, "--processors", 2, "--dims", "batch,hidden", "--memory", "1e-7")
     assert fact.startswith("no layout fits: the smallest needs ") and "largest at its peak" in state
-    assert "processors" in fix
+    assert "name more dims to split" in fix
 
 
 def test_the_users_own_error_is_shown():
@@ -144,7 +144,10 @@ def test_a_run_that_leaves_its_layout_open_is_searched_and_planned(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('model = "tiny-lm"\nmesh = "auto"\nlayout = "auto"\n[train]\nbatch = 4\nlength = 8\n')
     assert "say the axes of the mesh" in weft("plan", file, status=2)[1]
+    assert "find one with `weft search`" in weft("plan", file, "--mesh", "rows=2", status=2)[1]
     assert "a step" in weft("plan", file, "--mesh", "rows=2", "--layout", "batch:rows")[0]
+    file.write_text(file.read_text().replace('mesh = "auto"', 'mesh = "rows=2"'))
+    assert "a step" in weft("plan", file, "--layout", "batch:rows")[0]
 
 
 def test_the_plan_on_the_command_line_is_that_of_the_library():

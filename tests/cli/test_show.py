@@ -11,8 +11,7 @@ import pytest
 
 import weft as wf
 from weft.cli import main
-from weft.cli.model import load_preset
-from weft.cli.show import Optimizer
+from weft.cli.model import Optimizer, load_preset
 from weft.cli.terminal import painted
 
 from . import nets

@@ -160,7 +160,7 @@ def test_it_says_why_the_others_lost_and_is_plain_values():
     found = search(step, *ARGS, mesh="rows=2,cols=4", hardware=MACHINES["slow in all"], dims=DIMS, keep=3)
     words = "\n".join(found.words())
     assert words.startswith(f"best: rows=2,cols=4 under {found.best.layout}: ") and "runner-up: " in words
-    assert sum(each.count for each in found.losers) == found.searched
+    assert sum(each.count for each in found.losers) == found.searched - 1
     plain = json.loads(json.dumps(found.to_dict()))
     assert plain["version"] == 1 and len(plain["plans"]) == 3
     wanted = {"mesh", "layout", "seconds", "memory_bytes", "fits", "mfu", "why"}
@@ -211,9 +211,23 @@ def test_dims_that_are_not_there():
 
 
 def test_more_processors_than_layouts_can_use():
-    with pytest.raises(MeshError, match="can use 512 processors; the most is 64") as caught:
+    with pytest.raises(MeshError, match="can use 512 processors; the most below is 64") as caught:
         search(step, *ARGS, processors=512, dims=["batch"])
     assert "processors=64" in caught.value.fix and "batch in 64" in caught.value.state
+
+
+def test_the_most_processors_that_can_be_used():
+    for asked, most in ((7, 4), (12, 8), (100_000, 64)):
+        with pytest.raises(MeshError, match=f"the most below is {most}"):
+            search(step, *ARGS, processors=asked, dims=["batch"])
+    with pytest.raises(MeshError, match="the most below is 8,192"):
+        search(step, *ARGS, processors=100_000, dims="batch, hidden")
+
+
+@pytest.mark.parametrize("how", [{"processors": "8"}, {"processors": 8, "memory": "80GB"}])
+def test_numbers_that_are_none(how):
+    with pytest.raises(WeftError, match=r"search got '.*' for `"):
+        search(step, *ARGS, **how)
 
 
 def test_memory_that_nothing_fits():
@@ -242,3 +256,6 @@ def test_a_layout_that_an_op_refuses_is_left_out():
     x = wf.tensor(np.zeros((8, 8), "float32"), [batch, length])
     found = search(fn, x, processors=4, dims=["batch", "length"])
     assert [str(ranked.layout) for ranked in found] == ["batch:x"]
+    with pytest.raises(MeshError, match="can use 4 processors") as caught:
+        search(fn, x, processors=4, dims=["length"])
+    assert "refused: length:x" in caught.value.state

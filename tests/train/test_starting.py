@@ -11,8 +11,9 @@ from weft.layout import as_layout
 from weft.mesh import as_mesh
 from weft.nn.freezing import by_path
 from weft.train.checkpoints import Checkpoints
-from weft.train.config import ConfigError, lines_of, parsed
+from weft.train.config import ConfigError, parsed
 from weft.train.folder import Folder
+from weft.train.keys import lines_of
 from weft.train.runs import Run
 from weft.train.start import first_weights
 from weft.train.step import arrays_of

@@ -27,7 +27,7 @@ from ..mesh import as_mesh
 from ..program import Program, trace
 from ..spmd import train_step
 from ..tensor import tensor
-from ..train.config import read
+from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
 
@@ -65,6 +65,8 @@ class Model:
     name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
+    mesh: str | None = None
+    """The mesh of a run whose layout is still to be found."""
 
     @property
     def is_bound(self) -> bool:
@@ -74,6 +76,7 @@ class Model:
     def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
         """The program on a mesh under a layout; what is left out is the function's own."""
         fn: Any = self.fn
+        mesh = mesh or self.mesh
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
@@ -108,12 +111,16 @@ def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> 
     """What is not said must be known: a function made by `wf.spmd` brings its own mesh and layout."""
     if model.is_bound:
         return
-    if mesh is None:
+    if mesh is not None:
+        as_mesh(mesh)  # a mesh that cannot be read is said first
+    elif model.mesh is None:
         raise typer.BadParameter(
             "say the axes of the mesh and their sizes: `--mesh rows=2,cols=4`", param_hint="--mesh"
         )
     if layout is None:
-        raise typer.BadParameter("say which dims are split: `--layout batch:rows` (`''`: none)", param_hint="--layout")
+        what = "the file says auto: say one, or find one with `weft search`" if is_run(model.name) else ""
+        what = what or "say which dims are split: `--layout batch:rows` (`''`: none)"
+        raise typer.BadParameter(what, param_hint="--layout")
 
 
 def is_function(name: str) -> bool:
@@ -130,7 +137,8 @@ def load_run(name: str, changes: Sequence[str] = ()) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
     config = read(Path(name), changes)
     step = make_step(config, *(() if config.is_open else config.runs_on))
-    return Model(name, step, shapes_of_call(config, step))
+    mesh = config.mesh if config.is_open and config.mesh != AUTO else None
+    return Model(name, step, shapes_of_call(config, step), mesh)
 
 
 def _shape(batch: int, length: int, dtype: str) -> Any:

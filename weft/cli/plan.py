@@ -29,7 +29,8 @@ Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a -
 
 HARDWARE = Annotated[str, typer.Option(metavar="NAME", help="A name that `weft hardware` lists; `this`: this machine.")]
 MEMORY = Annotated[
-    float | None, typer.Option(min=0.0, metavar="GIB", help="What a processor has, in GiB; the hardware's if not said.")
+    float | None,
+    typer.Option(min=1e-9, metavar="GIB", help="What a processor has, in GiB; the hardware's if not said."),
 ]
 FAILED = 3
 

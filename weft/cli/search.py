@@ -21,6 +21,7 @@ EXAMPLES = """Examples:
   weft search tiny-lm --mesh rows=2,cols=4 --hardware this
   weft search configs/tiny.toml --processors 8 --dims batch,heads,d_ff --json
 """
+INTERRUPTED = 130  # as shells say it
 
 
 def search(
@@ -49,11 +50,16 @@ def search(
         found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
         how: dict[str, Any] = dict(mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top)
-        with users_code(f"`{found.name}` failed while it was traced"), Bar() as bar:
-            ranking = search_layouts(found.fn, *found.args, hardware=machine, progress=bar, **how)
+        try:
+            with users_code(f"`{found.name}` failed while it was traced"), Bar() as bar:
+                ranking = search_layouts(found.fn, *found.args, hardware=machine, progress=bar, **how)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted before any layout was costed\n")
+            raise typer.Exit(INTERRUPTED) from None
         if as_json:
             return write(json.dumps(ranking.to_dict(), indent=1))
-        head = f"{found.name} on {machine}, {processors or ranking.best.mesh.size} processors"
+        count = ranking.best.mesh.size
+        head = f"{found.name} on {machine}, {count} processor{'s' * (count != 1)}"
         write_program(f"{head}\n\n{ranking}")
 
 

@@ -61,7 +61,7 @@ class Choices:
                     f"there is no dim `{rule}` to search over",
                     state=f"dims of the program: {', '.join(names)}"
                     + (f"   of its parameters: {', '.join(stored)}" if store else ""),
-                    fix=closest(name, stored if store else names),
+                    fix=closest(rule, [f"params.{each}" for each in stored] if store else names),
                 )
         if not found:
             raise LayoutError(
@@ -100,6 +100,25 @@ class Choices:
     def divisor(self, rule: str) -> int:
         """What every size of a rule's dim is a multiple of."""
         return self._divisors[rule]
+
+    def most_ways(self, below: int, axes: int) -> int:
+        """The largest number of processors under `below` that so many axes can use."""
+        ways = [
+            [n for n in range(1, self.divisor(rule) + 1) if self.divisor(rule) % n == 0]
+            for rule in self.rules
+            if any(held == (rule,) for held in self.sets)
+        ]
+        found = {1}
+        for _ in range(axes):
+            found |= {a * b for a in found for each in ways for b in each if a * b < below}
+        return max(n for n in found if self._can(n, ways, axes))
+
+    def _can(self, count: int, ways: list[list[int]], axes: int) -> bool:
+        """Whether dims, each at most as often as it divides, cut into so many parts."""
+        left = {1}
+        for each in ways:
+            left |= {a * b for a in left for b in each if count % (a * b) == 0}
+        return count in left
 
     def rule_of(self, dim: str) -> str:
         """The rule a dim is split by: its own, or that of the dim it follows."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ..program import Program
 
 _EXTRAS = {  # the module each compiler comes as, and how it is installed
-    "cuda": ("jax_cuda12_plugin", "pip install 'weft[cuda]'"),
-    "tpu": ("libtpu", "pip install 'weft[tpu]'"),
+    "cuda": ("jax_cuda12_plugin", "pip install 'jax[cuda12-local]=={jax}' (weft's extra `cuda`)"),
+    "tpu": ("libtpu", "pip install 'jax[tpu]=={jax}' (weft's extra `tpu`)"),
 }
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # what is compiled for is not what compiles
@@ -99,7 +99,7 @@ def compiled_for(
     """What XLA says of `fn(*args)` on a mesh under a layout, compiled for a target like `"h100:1x64x8"`.
 
     Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
-    compiler: `pip install 'weft[cuda]'` or `'weft[tpu]'`.
+    compiler: weft's extras `cuda` and `tpu`.
     """
     mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
     _check(machine, mesh)
@@ -130,7 +130,7 @@ def _check(machine: Target, mesh: Mesh) -> None:
         raise WeftError(
             f"the compiler for {machine.name} is not installed (`{module}`)",
             state=f"target: {machine.text}",
-            fix=install,
+            fix=install.format(jax=jax.__version__),
         )
 
 

@@ -128,14 +128,16 @@ class Ranking(Sequence[Ranked]):
         found = [f"best: {best.mesh} under {str(best.layout) or 'the empty layout'}: {best.why}"]
         if len(self.plans) > 1:
             second = self.plans[1]
-            slower = 100 * (second.seconds / best.seconds - 1)
-            behind = f"{slower:.1f} % slower" if second.fits else "does not fit"
+            times = second.seconds / best.seconds
+            slower = f"{100 * (times - 1):.1f} % slower" if times < 2 else f"{times:.1f} times as long"
+            behind = slower if second.fits else "does not fit"
             found.append(
                 f"runner-up: {second.mesh} under {str(second.layout) or 'the empty layout'}: {behind}: {second.why}"
             )
         found += [f"lost: {each}" for each in self.losers]
         found.append(
-            f"{self.searched:,} legal layouts; {self.traced:,} traced, {self.pruned:,} ruled out by bounds"
+            f"{self.searched:,} legal layout{'s' * (self.searched != 1)}; "
+            f"{self.traced:,} traced, {self.pruned:,} ruled out by bounds"
             + (f", {len(self.refused):,} refused, like {self.refused[0]}" if self.refused else "")
         )
         if not self.is_complete:

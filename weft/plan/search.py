@@ -35,6 +35,7 @@ from .roofline import BESIDE
 from .workers import Workers
 
 KEPT = 20
+_EXAMPLES = {"processors": 512, "memory": 80_000_000_000}
 MOST_AXES = 3
 SLACK = 0.97
 """What a bound is multiplied by: kernels work in whole tiles, which do not divide quite as dims do."""
@@ -76,10 +77,13 @@ def search(
             else "search got both a mesh and a number of processors",
             fix="give one: `mesh='rows=16,cols=32'`, or `processors=512` for every shape of mesh",
         )
-    if processors is not None and processors < 1:
-        raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
+    for what, value in (("processors", processors), ("memory", memory)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise WeftError(f"search got {value!r} for `{what}`", fix=f"give a number, e.g. `{what}={_EXAMPLES[what]}`")
     machine = find_hardware(hardware)
     traced = functools.partial(_traced, fn, args, kwargs)
+    if processors is not None and processors < 1:
+        raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
     on = as_mesh(mesh) if mesh is not None else None
     sharing = (on.size if on is not None else processors or 1) if machine.is_shared else 1
     capacity = machine.memory // sharing if memory is None else memory
@@ -122,7 +126,8 @@ class _Search:
     ):
         self.traced, self.hardware, self.capacity, self.progress = traced, hardware, capacity, progress
         program = traced(Mesh({AXES[0]: 1}), Layout(""))
-        self.choices = Choices(program, args, dims)
+        self.choices = Choices(program, args, dims.replace(",", " ").split() if isinstance(dims, str) else dims)
+        self._refused = ""
         self.alone = facts_of(Plan(program, hardware))
 
     def run(self, mesh: Mesh | None, processors: int | None, most_axes: int, keep: int, workers: int | None) -> Ranking:
@@ -132,7 +137,7 @@ class _Search:
             composer = Composer(self.choices, self.alone, alone, BESIDE[machine.kind], is_shared=machine.is_shared)
             field = _Field(composer, meshes, self.hardware, all_axes=mesh is None)
             if not len(field.order):
-                raise self._too_many(composer, meshes[0].size)
+                raise self._too_many(meshes[0].size)
             return self._ranked(pool, composer, field, keep)
 
     def _do(self, job: _Job) -> Any:
@@ -159,7 +164,9 @@ class _Search:
                 jobs.append(_Job(Mesh({AXES[0]: fitting[-1]}), layout, True, (index, fitting[-1])))
         found = {}
         for job, facts in pool.results(iter(jobs)):
-            if not isinstance(facts, _Refused):
+            if isinstance(facts, _Refused):
+                self._refused = f"{job.layout}: {facts.why}"
+            else:
                 found[job.at[0]] = (job.at[1], facts)
             self.progress(Progress("rules of one axis", len(found), len(jobs)))
         return found
@@ -175,13 +182,13 @@ class _Search:
             complete = False
             if looking.best is None:
                 raise
-        plans = _apart(sorted(looking.plans, key=lambda each: (not each.fits, each.seconds, len(each.mesh.axes))))
+        plans = _apart(sorted(looking.at.values(), key=lambda each: (not each.fits, each.seconds, len(each.mesh.axes))))
         if not plans or not plans[0].fits:
             raise self._nothing_fits(pool, composer, field, plans)
         pruned = len(field.order) - looking.traced
         return Ranking(
             plans[:keep], self.hardware, self.capacity, len(field.order), looking.traced, pruned, looking.refused,
-            field.losers(plans[0], self.capacity, self.choices), complete,
+            field.losers(looking.at, plans[0], self.capacity, self.choices), complete,
         )  # fmt: skip
 
     def _kept(self, job: _Job, facts: dict[str, Any]) -> Ranked:
@@ -195,7 +202,7 @@ class _Search:
         smallest = min([*found, *plans], key=lambda each: each.memory_bytes)
         memory = smallest.plan().memory
         least = self._enough(composer, field)
-        more = f"take {least:,} processors or more" if least else "no number of processors is enough for these dims"
+        more = f"take {least:,} processors or more, or " if least else ""
         save = (
             "an optimizer with less state (adafactor)"
             if memory.arguments > self.capacity / 2
@@ -206,7 +213,7 @@ class _Search:
             f"no layout fits: the smallest needs {size_text(smallest.memory_bytes)} on each processor, and "
             f"{size_text(self.capacity)} is there",
             state=f"layout: {smallest.layout}   mesh: {smallest.mesh}   largest at its peak: {largest}",
-            fix=f"{more}, or {save}, or name more dims to split (`dims=`)",
+            fix=f"{more}{save}, or name more dims to split (`dims=`)",
         )
 
     def _enough(self, composer: Composer, field: "_Field") -> int | None:
@@ -224,13 +231,17 @@ class _Search:
                 return count
         return None
 
-    def _too_many(self, composer: Composer, count: int) -> WeftError:
+    def _too_many(self, count: int) -> WeftError:
         """The error where no layout uses all processors."""
+        if self._refused:
+            return MeshError(
+                f"no layout of these dims can use {count:,} processors", state=f"refused: {self._refused}",
+                fix="name other dims to split (`dims=`)",
+            )  # fmt: skip
         dims = ", ".join(f"{rule} in {self.choices.divisor(rule):,}" for rule in self.choices.rules)
-        usable = (n for n in range(count - 1, 0, -1) if count % n == 0)
-        most = next((n for n in usable if any(_used(composer, s).any() for s in shapes(n, MOST_AXES))), 1)
+        most = self.choices.most_ways(count, MOST_AXES)
         return MeshError(
-            f"no layout of these dims can use {count:,} processors; the most is {most:,}",
+            f"no layout of these dims can use {count:,} processors; the most below is {most:,}",
             state=f"the dims divide at most: {dims}",
             fix=f"take `processors={most}`, or name more dims to split (`dims=`), or make a dim larger",
         )
@@ -289,30 +300,30 @@ class _Field:
             found[int(at)] = found.get(int(at), 1) * size
         return frozenset(found.items()), float(f"{self.seconds[index]:.9e}")
 
-    def losers(self, best: Ranked, capacity: int, choices: Choices) -> list[Losers]:
+    def losers(self, traced: dict[int, Ranked], winner: Ranked, capacity: int, choices: Choices) -> list[Losers]:
         """Why the others lost, class by class."""
         grids, at = self.grids, [tuple(row[row >= 0]) for row in self.at]
         compute = np.array([grids[n].compute[i] for n, i in zip(self.numbers, at, strict=True)])
-        left = np.ones(len(at), bool)
-        found = []
+        seconds, fits = self.seconds.copy(), self.memory <= capacity
+        left, found = np.ones(len(at), bool), []
+        for index, ranked in traced.items():
+            seconds[index], fits[index] = ranked.seconds, ranked.fits
+            left[index] = ranked is not winner
 
         def add(which: np.ndarray, reason: str, figure: Callable[[int], str]) -> None:
             which = which & left
             left[which] = False
             if which.any():
-                index = int(np.flatnonzero(which)[np.argmin(self.seconds[which])])
+                index = int(np.flatnonzero(which)[np.argmin(seconds[which])])
                 job = self.job(index, choices)
                 example = f"{job.mesh} under {str(job.layout) or 'the empty layout'}, {figure(index)}"
                 found.append(Losers(reason, int(which.sum()), example))
 
+        add(~fits, "do not fit", lambda i: f"{size_text(self._needed(i, traced))} or more")
         add(
-            self.seconds <= best.seconds * 1.1,
-            "are within 10 % of the best",
-            lambda i: f"at least {time_text(self.seconds[i])}",
+            seconds <= 1.1 * winner.seconds, "are within 10 % of the best", lambda i: f"{time_text(seconds[i])} or more"
         )
-        left[:] = self.seconds > best.seconds * 1.1
-        add(self.memory > capacity, "do not fit", lambda i: f"at least {size_text(int(self.memory[i]))} alive at once")
-        least = compute[self.seconds <= best.seconds].max(initial=compute.min())
+        least = compute[seconds <= winner.seconds].max(initial=compute.min())
         add(
             compute > least * 1.2, "do work twice that the best divides",
             lambda i: f"{time_text(compute[i])} of work against {time_text(least)}",
@@ -323,6 +334,9 @@ class _Field:
             sending = lambda i, axis=axis: f"{time_text(grids[self.numbers[i]].by_axis[axis][at[i]])} of sending"  # noqa: E731
             add(busy, f"keep axis {'/'.join(sorted(names))} busy sending", sending)
         return found
+
+    def _needed(self, index: int, traced: dict[int, Ranked]) -> int:
+        return traced[index].memory_bytes if index in traced else int(self.memory[index])
 
 
 AXES_MOST = len(AXES)
@@ -351,7 +365,8 @@ class _Looking:
 
     def __init__(self, field: _Field, capacity: int, keep: int):
         self.field, self.capacity, self.keep = field, capacity, keep
-        self.plans: list[Ranked] = []
+        self.at: dict[int, Ranked] = {}
+        """What was traced, by its number in the field."""
         self.best: Ranked | None = None
         self.traced = 0
         self.refused: list[str] = []
@@ -387,6 +402,6 @@ class _Looking:
             return
         bound = self.field.seconds[job.at[0]]
         self._loose = min(self._loose, ranked.seconds / bound)
-        self.plans.append(ranked)
+        self.at[job.at[0]] = ranked
         if ranked.fits and (self.best is None or ranked.seconds < self.best.seconds):
             self.best = ranked

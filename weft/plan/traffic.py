@@ -173,7 +173,8 @@ class _Fusion:
         if ways == 1 or node.is_global:
             return
         collective = PRIMITIVES[node.kind]
-        is_beside = node.stage == 0 or all(_is_late(value, carried) for value in node.outs)
+        is_gradient = node.phase == "backward"  # what leaves a forward pass is waited for
+        is_beside = node.stage == 0 or (is_gradient and all(_is_late(value, carried) for value in node.outs))
         for var in node.eqn.outvars if collective == "all_gather" else node.eqn.invars:
             size = math.prod(var.aval.shape) * var.aval.dtype.itemsize
             row = _row(collective, axes, str(var.aval.dtype), size, ways, node.phase)

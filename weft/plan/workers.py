@@ -73,10 +73,10 @@ class Workers:
         if self._pool is None:
             return
         copies = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
         for copy in copies:
             with contextlib.suppress(Exception):
                 copy.kill()
+        self._pool.shutdown(cancel_futures=True)
         self._pool = None
 
 

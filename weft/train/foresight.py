@@ -71,6 +71,7 @@ def _size(mesh: str) -> int:
 
 def _searched(config: RunConfig, heard: Heard) -> tuple[str, str]:
     if config.mesh == AUTO and jax.device_count() == 1:
+        heard.said("mesh = auto: there is one processor")
         return ONE
     step = make_step(config)
     where: dict[str, Any] = {"processors": jax.device_count()} if config.mesh == AUTO else {"mesh": config.mesh}
