@@ -39,7 +39,7 @@ RULES = {
     "gpu": Rules(
         fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, pipelines=True
     ),
-    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.25), into_products=2, is_tiled=True),
+    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.35), into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
@@ -122,9 +122,11 @@ class Course:
                 if work.bodies:
                     return  # a loop needs one of them
         if late:
-            before, rest = self.body.work[:last], self.body.work[last + 1 :]
+            before, rest = self.body.work[: last + 1], self.body.work[last + 1 :]
             kept, put_off = ([work for work in before if (id(work) in late) == is_late] for is_late in (False, True))
-            self.body.work = [*kept, self.body.work[last], *put_off, *rest]
+            needed = (i for i, work in enumerate(rest) if any(id(value.maker) in late for value in work.operands))
+            at = 0 if self.rules.pipelines else next(needed, 0)
+            self.body.work = [*kept, *rest[:at], *put_off, *rest[at:]]
 
     def _scattered(self, last: int) -> Iterator[Work]:
         """The products before a place whose results are scattered: all of that is sent at the end."""
@@ -140,7 +142,7 @@ class Course:
         """The products before a place that a sum after it takes up into its kernel: those of a tied weight."""
         for work in self.body.work[last + 1 :]:
             for value in work.operands if work.kind in ("add", "add_any") else ():
-                while value.maker is not None and value.maker.kind in _MOVES:
+                while value.maker is not None and value.maker.kind in (*_MOVES, "reduce_scatter"):
                     value = value.maker.operands[0]
                 if value.maker is not None and value.maker.kind in _PRODUCTS:
                     yield value.maker
