@@ -111,7 +111,10 @@ TUNED = {
         "8 M", "0.14 B", "0.14 B, one processor", "0.14 B, no remat", "GPT-2", "0.37 B, fully sharded", "0.67 B",
         "0.22 B", "1.28 B, fully sharded", "2.48 B", "2.48 B, fully sharded", "4.90 B, 8 x 64", "4.90 B",
     },
-    "tpu": {"8 M", "0.14 B", "0.37 B, fully sharded", "4.90 B"},
+    "tpu": {
+        "8 M", "0.14 B", "0.37 B, fully sharded", "4.90 B", "23 M, one processor", "GPT-2 medium",
+        "Llama 1 B, fully sharded",
+    },
 }  # fmt: skip
 
 

@@ -151,7 +151,8 @@ def one_product(params, x, key):
 def test_arrays_of_a_tpu_lie_in_tiles():
     assert tiled_size((6, 1024), 4) == 8 * 1024 * 4
     assert tiled_size((4, 256), 4) == 4 * 256 * 4
-    assert tiled_size((), 4) == tiled_size((3,), 4) == 512
+    assert tiled_size((), 4) == tiled_size((3,), 4) == tiled_size((), 8) == 512
+    assert tiled_size((384,), 4) == 512 * 4
     assert tiled_size((16384, 64), 4) == 16384 * 64 * 4  # laid the other way, nothing is lost
 
 

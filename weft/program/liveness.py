@@ -232,11 +232,13 @@ def plain_size(shape: Sequence[int], each: int) -> int:
 def tiled_size(shape: Sequence[int], each: int) -> int:
     """The bytes of an array in the tiles of a TPU, 8 by 128 elements, laid so that least is lost.
 
-    >>> tiled_size((6, 1024), 4), tiled_size((), 4)
-    (32768, 512)
+    >>> tiled_size((6, 1024), 4), tiled_size((384,), 4), tiled_size((), 4)
+    (32768, 2048, 512)
     """
     if len(shape) < 2:
-        return _LEAST_TILED * -(-(math.prod(shape) * each) // _LEAST_TILED)
+        words = -(-math.prod(shape) * each // 4)
+        tile = min(1024, max(128, 1 << max(words - 1, 0).bit_length()))
+        return -(-words // tile) * tile * 4
     whole = math.prod(shape)
     if whole == 0:
         return 0

@@ -40,7 +40,7 @@ RULES = {
     "gpu": Rules(
         fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, pipelines=True
     ),
-    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.25), into_products=2, is_tiled=True),
+    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.35), into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
@@ -104,7 +104,7 @@ class Course:
         self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Value, ...]] = {}
         self._carried: set[int] = set()
-        if rules.pipelines and around is None:
+        if around is None and (rules.pipelines or rules.is_tiled):
             self._put_off_gradients()
         self._link()
         self._find_lasts()
@@ -113,25 +113,40 @@ class Course:
         self._sweep()
 
     def _put_off_gradients(self) -> None:
-        """Moves the products whose results are scattered as gradients behind the last loop, where all are sent."""
+        """Moves products for gradients of weights that are sent, or added up, behind the last loop there too."""
         last = max((at for at, work in enumerate(self.body.work) if work.kind == "scan"), default=0)
-        late: set[int] = set()
-        for work in self.body.work[:last]:
-            if work.kind == "reduce_scatter":
-                maker = work.operands[0].maker
-                while maker is not None and maker.kind in _MOVES:
-                    maker = maker.operands[0].maker
-                if maker is not None and maker.kind in _PRODUCTS:
-                    late.add(id(maker))
+        products = self._scattered(last) if self.rules.pipelines else self._added_up(last)
+        late = {id(work) for work in products}
         for work in self.body.work[: last + 1] if late else ():
             if any(value.maker is not None and id(value.maker) in late for value in work.operands):
                 late.add(id(work))
                 if work.bodies:
                     return  # a loop needs one of them
         if late:
-            before, rest = self.body.work[:last], self.body.work[last + 1 :]
+            before, rest = self.body.work[: last + 1], self.body.work[last + 1 :]
             kept, put_off = ([work for work in before if (id(work) in late) == is_late] for is_late in (False, True))
-            self.body.work = [*kept, self.body.work[last], *put_off, *rest]
+            needed = (i for i, work in enumerate(rest) if any(id(value.maker) in late for value in work.operands))
+            at = 0 if self.rules.pipelines else next(needed, 0)
+            self.body.work = [*kept, *rest[:at], *put_off, *rest[at:]]
+
+    def _scattered(self, last: int) -> Iterator[Work]:
+        """The products before a place whose results are scattered: all of that is sent at the end."""
+        for work in self.body.work[:last]:
+            if work.kind == "reduce_scatter":
+                maker = work.operands[0].maker
+                while maker is not None and maker.kind in _MOVES:
+                    maker = maker.operands[0].maker
+                if maker is not None and maker.kind in _PRODUCTS:
+                    yield maker
+
+    def _added_up(self, last: int) -> Iterator[Work]:
+        """The products before a place that a sum after it takes up into its kernel: those of a tied weight."""
+        for work in self.body.work[last + 1 :]:
+            for value in work.operands if work.kind in ("add", "add_any") else ():
+                while value.maker is not None and value.maker.kind in (*_MOVES, "reduce_scatter"):
+                    value = value.maker.operands[0]
+                if value.maker is not None and value.maker.kind in _PRODUCTS:
+                    yield value.maker
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}

@@ -207,9 +207,6 @@ def _held(placed: Placed) -> dict[str, tuple[str, ...]]:
 
 
 def _plain(value: Value) -> str:
-    """A type by its sizes alone, of what one processor holds of it.
-
-    The sizes of a global array are those of all processors together.
-    """
+    """A type by its sizes alone; those of a value of the update are of all processors together."""
     shape = ",".join(map(str, value.aval.shape))
     return f"{short_dtype(value.aval.dtype)}[{shape}]"
