@@ -24,7 +24,7 @@ from ..spmd.arguments import Static, read
 from .noting import CALLS, MOVES, Path, body_of, note_at, noted
 from .reading import Reading
 from .trace import trace
-from .walk import SAME_VALUE, phase_of
+from .walk import SAME_VALUE, loop_parts, phase_of
 
 FINITE, INFINITE, NAN = range(3)
 _PARTS = SAME_VALUE | {"split"}
@@ -213,7 +213,7 @@ class _Search:
         return _Spot(self.count, around.path, i, code, eqn, around, causes[0] if causes else None)
 
     def _scan(self, eqn: Any, note: Any, given: list[_Origin], around: _Around) -> list[_Origin]:
-        body, fixed, carried = eqn.params["jaxpr"], eqn.params["num_consts"], eqn.params["num_carry"]
+        body, (fixed, carried) = eqn.params["jaxpr"], loop_parts(eqn)
         entry = self._entry(around.scopes)
         word = entry.over[0] if entry is not None and entry.is_block and entry.over else "turn"
         carry = given[fixed : fixed + carried]

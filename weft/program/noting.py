@@ -14,6 +14,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from ..ops.collectives import PRIMITIVES
+from .walk import loop_parts
 
 Path = tuple[int, ...]
 """Where an equation stands: its place in the body, after that of the equation whose body it is."""
@@ -88,7 +89,7 @@ def body_of(eqn: Any) -> tuple[Any, Sequence[Any]]:
 
 def _scanned(eqn: Any, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
     """A loop; noted of each turn are the slices it is given, and its equations."""
-    body, fixed, carried = eqn.params["jaxpr"], eqn.params["num_consts"], eqn.params["num_carry"]
+    body, (fixed, carried) = eqn.params["jaxpr"], loop_parts(eqn)
 
     def turn(carry: Any, pieces: Any) -> tuple[Any, Any]:
         found, notes = _run(body.jaxpr, body.consts, [*args[:fixed], *carry, *pieces], note, path)
