@@ -1,6 +1,7 @@
 """Foresight in the trainer: a layout that is searched for, a plan at the start, and a warning where it was far off."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -16,37 +17,42 @@ from .running import MODEL, Heard, config_of, run
 SMALL = {"train": {"steps": 2}}
 
 
+def read_again(config):
+    return parsed(config.to_dict(), lines_of("run.toml", ""))
+
+
 @pytest.fixture(scope="module")
 def auto(text):
     return config_of(text, **SMALL, mesh="rows=2", layout="auto")
 
 
-@pytest.fixture(scope="module")
-def ran(auto, tmp_path_factory):
-    """A run whose layout was searched for, and what was heard of it."""
-    folder = tmp_path_factory.mktemp("auto")
-    outcome, heard = run(auto, folder)
-    assert outcome.is_finished
-    return folder, heard
-
-
-def test_a_layout_is_searched_for_and_written_down(ran, text):
-    folder, heard = ran
+def test_a_layout_is_searched_for(auto, tmp_path, monkeypatch):
+    monkeypatch.setattr(foresight, "search", functools.partial(foresight.search, dims=["batch", "d_ff"]))
+    heard = Heard()
+    found = Trainer(auto, tmp_path, heard).config
     (told,) = [message for message in heard.messages if message.startswith("layout = auto:")]
-    found = read(folder / CONFIG)
     assert found.mesh == "rows=2" and Layout(found.layout).axes == {"rows"}
-    assert f"best: rows=2 under {found.layout}: " in told and "legal layouts" in told
-    _, heard_again = run(config_of(text, **SMALL, mesh="rows=2", layout=found.layout), folder.with_name("again"))
-    assert [row["loss"] for row in heard_again.rows] == [row["loss"] for row in heard.rows]
+    assert "best: rows=2 under " in told and "legal layouts" in told
+    assert read_again(found).layout == found.layout
 
 
-def test_a_run_that_goes_on_keeps_its_layout(ran, auto, text, monkeypatch):
-    folder, _ = ran
+@pytest.mark.slow
+def test_a_run_whose_layout_was_searched_for_learns_as_any(auto, text, tmp_path):
+    outcome, heard = run(auto, tmp_path / "auto")
+    assert outcome.is_finished
+    layout = read(tmp_path / "auto" / CONFIG).layout
+    _, again = run(config_of(text, **SMALL, mesh="rows=2", layout=layout), tmp_path / "again")
+    assert [row["loss"] for row in again.rows] == [row["loss"] for row in heard.rows]
+
+
+def test_a_run_that_goes_on_keeps_its_layout(auto, text, tmp_path, monkeypatch):
+    known = config_of(text, **SMALL, mesh="rows=2", layout="batch:rows")
+    (tmp_path / CONFIG).write_text(known.to_toml())
     monkeypatch.setattr(foresight, "search", None)  # it would fail
-    assert Trainer(auto, folder).config.layout == read(folder / CONFIG).layout
+    assert Trainer(auto, tmp_path).config.layout == "batch:rows"
     both = config_of(text, **SMALL, mesh="auto", layout="auto")
     monkeypatch.setattr(foresight.jax, "device_count", lambda: 2)
-    assert Trainer(both, folder).config.mesh == "rows=2"
+    assert Trainer(both, tmp_path).config.mesh == "rows=2"
 
 
 def test_on_one_processor_there_is_nothing_to_search(text, tmp_path, monkeypatch):
@@ -74,6 +80,13 @@ def test_a_mesh_that_is_open_needs_a_layout_that_is():
         parsed(values, lines_of("run.toml", ""))
 
 
+def test_the_plan_is_a_line(forecast):
+    told = str(forecast)
+    assert told.startswith("plan (h100): ") and "a step" in told and "tokens/s" in told
+    assert "of memory on each processor" in told and "over cols" in told
+
+
+@pytest.mark.slow
 def test_the_plan_is_shown_at_the_start(text, tmp_path):
     _, heard = run(config_of(text, **SMALL), tmp_path, options=Options(plan=True))
     (told,) = [message for message in heard.messages if message.startswith("plan (this): ")]

@@ -19,7 +19,7 @@ from ..plan.search import Progress
 from ..program import trace
 from ..program.ledger import size_text
 from ..spmd.together import agreed_text
-from .config import AUTO, CONFIG, ONE, RunConfig
+from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .step import make_step, shapes_of_call
 
 FAR = {"gpu": 1.5, "tpu": 1.5, "cpu": 3.0}
@@ -81,7 +81,12 @@ def _searched(config: RunConfig, heard: Heard) -> tuple[str, str]:
 
     found: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(), progress=tell, **where)
     heard.said("\n".join(["layout = auto:", *(f"  {line}" for line in found.words())]))
-    return str(found.best.mesh), str(found.best.layout)
+    # A run's file says by a layout that it is split; where doing all work everywhere is fastest, the next best is taken.
+    best = next((each for each in found if each.fits and str(each.layout)), None)
+    if best is None:
+        fix = "name a layout, or leave `mesh` and `layout` out: one processor does it"
+        raise ConfigError("no layout that splits anything fits this mesh", fix=fix, at=config.place("layout"))
+    return str(best.mesh), str(best.layout)
 
 
 class Forecast:
