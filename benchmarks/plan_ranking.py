@@ -4,7 +4,8 @@
 
 Every layout is planned on `this` machine and compiled; then rounds of one step of each, in turning order, so that what
 else the machine does meets all of them alike. Prints predicted and median measured times, both ranks, and Spearman's
-correlation; exits with 1 where that is below 0.8. `--fresh` measures this machine again first.
+correlation; exits with 1 where that is below 0.8. Beside the clock's time stands that of the cores, divided by their
+number: what a step takes at least when nothing else runs. `--fresh` measures this machine again first.
 """
 
 import argparse
@@ -28,12 +29,16 @@ from weft.plan import this_machine
 
 LEAST_CORRELATION = 0.8
 MESH = "rows=2,cols=4"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MODELS = {
     "unrolled": dict(
         layers=2, d_model=256, heads=8, d_kv=32, d_ff=1024, vocab=1024, batch=16, length=32, scanned=False
     ),
     "scanned": dict(
         layers=4, d_model=128, heads=4, d_kv=32, d_ff=768, vocab=4096, batch=8, length=64, positions="rotary"
+    ),
+    "held out": dict(
+        layers=3, d_model=192, heads=8, d_kv=16, d_ff=1536, vocab=512, batch=24, length=24, tied=True, scanned=False
     ),
 }
 LAYOUTS = {
@@ -68,27 +73,27 @@ def plan_of(config, layout: str) -> wf.Plan:
     return wf.Plan(wf.trace(step, step.init(models.shapes(config)), wf.tensor(ids, "batch length"), None), "this")
 
 
-def compiled_step(config, layout: str) -> Callable[[], float]:
-    """One step under a layout, compiled and run once; each call runs another and gives its seconds."""
+def compiled_step(config, layout: str) -> Callable[[], tuple[float, float]]:
+    """One step under a layout, compiled and run once; each call runs another: its seconds, and those of a core."""
     step = bound_step(layout)
     state = step.init(models.init(config, jax.random.key(0)))
     ids = np.random.default_rng(0).integers(0, config.vocab, (config.batch, config.length), "int32")
     tokens = wf.tensor(jnp.asarray(ids), "batch length")
 
-    def run() -> float:
+    def run() -> tuple[float, float]:
         nonlocal state
-        begin = time.perf_counter()
+        begin, of_cores = time.perf_counter(), time.process_time()
         state, told = step(state, tokens, None)
         jax.block_until_ready((jax.tree.leaves(state), jax.tree.leaves(told)))
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin, (time.process_time() - of_cores) / CORES
 
     run()
     return run
 
 
-def timed(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step in each round; the order changes from round to round, the first round does not count."""
-    took: dict[str, list[float]] = {name: [] for name in steps}
+def timed(steps: dict[str, Callable[[], tuple[float, float]]], rounds: int) -> dict[str, tuple[float, ...]]:
+    """Median seconds of each step, and of a core; the order changes from round to round, the first does not count."""
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     order = random.Random(0)
     for round_ in range(rounds + 1):
         for name in order.sample(list(steps), len(steps)):
@@ -96,7 +101,7 @@ def timed(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[
             if round_:
                 took[name].append(seconds)
         print(f"  round {round_} of {rounds}, load {os.getloadavg()[0]:.1f}", flush=True)
-    return took
+    return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in took.items()}
 
 
 def ranks(values: Sequence[float]) -> list[int]:
@@ -133,26 +138,27 @@ def compare(name: str, sizes: dict, rounds: int) -> dict:
         print(f"  compiled `{text}` in {time.perf_counter() - begin:.1f} s", flush=True)
     took = timed(steps, rounds)
     predicted = [plans[layout].seconds for layout in LAYOUTS]
-    measured = [statistics.median(took[layout]) for layout in LAYOUTS]
+    measured, cores = zip(*(took[layout] for layout in LAYOUTS), strict=True)
+    columns = zip(LAYOUTS.values(), predicted, measured, cores, ranks(predicted), ranks(measured), strict=True)
     rows = [
-        {"layout": text, "predicted": p, "measured": m, "ratio": p / m, "ranks": r, "by": plans[name].kinds}
-        for (name, text), p, m, *r in zip(
-            LAYOUTS.items(), predicted, measured, ranks(predicted), ranks(measured), strict=True
-        )
+        dict(zip(("layout", "predicted", "measured", "cores", "rank", "place"), row, strict=True)) for row in columns
     ]
     found = {"model": name, "sizes": sizes, "rows": rows, "spearman": spearman(predicted, measured)}
     print_table(found)
+    print(f"\nSpearman {found['spearman']:.3f} (at least {LEAST_CORRELATION});", end=" ")
+    print(f"with the time of the cores {spearman(predicted, cores):.3f}", flush=True)
     return found
 
 
 def print_table(found: dict) -> None:
-    print(f"\n| {'layout':62} | predicted, ms | measured, ms | ratio | rank predicted | measured |")
-    print(f"|{'-' * 64}|---:|---:|---:|---:|---:|")
+    print("\n| layout | predicted, ms | measured | cores | predicted / measured | / cores | rank | measured rank |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for row in sorted(found["rows"], key=lambda row: row["measured"]):
+        p, m, c = (row[name] * 1e3 for name in ("predicted", "measured", "cores"))
         layout = f"`{row['layout']}`" if row["layout"] else "empty"
-        figures = f"{row['predicted'] * 1e3:.1f} | {row['measured'] * 1e3:.1f} | {row['ratio']:.2f}"
-        print(f"| {layout:62} | {figures} | {row['ranks'][0]} | {row['ranks'][1]} |")
-    print(f"\nSpearman {found['spearman']:.3f} (at least {LEAST_CORRELATION})", flush=True)
+        print(
+            f"| {layout} | {p:.0f} | {m:.0f} | {c:.0f} | {p / m:.2f} | {p / c:.2f} | {row['rank']} | {row['place']} |"
+        )
 
 
 def main() -> int:
@@ -167,7 +173,9 @@ def main() -> int:
     if args.fresh:
         this_machine.cache_file().unlink(missing_ok=True)
     figures = this_machine.measured()
-    print(f"{figures['cpu']}, {figures['cores']} cores, JAX {jax.__version__}, mesh {MESH}, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{figures['cpu']}, {figures['cores']} cores, JAX {jax.__version__}, mesh {MESH}, load {os.getloadavg()[0]:.1f}"
+    )
     print({name: f"{value:.3g}" for name, value in figures.items() if isinstance(value, float)}, flush=True)
     found = []
     for name, sizes in MODELS.items():

@@ -15,6 +15,8 @@ from .hardware import Hardware, Link, ways_inside
 
 # How often a collective goes around its ring: an all-reduce is a reduce-scatter and an all-gather.
 _ROUNDS = {"all_reduce": 2}
+# On virtual processors, in terms of a sum: what is gathered along another dim than the first is put in order after.
+_PASSES = {"all_gather": 3}
 
 
 def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
@@ -78,4 +80,5 @@ def _in_two_steps(row: Row, inside: int, inner: Link, outer: Link) -> float:
 def _on_one_machine(row: Row, mesh: Mesh, hardware: Hardware) -> float:
     """On virtual processors, which share one memory: the bytes of all of them pass through it."""
     link = hardware.links[0]
-    return link.call + link.latency * row.ways + row.bytes * mesh.size / (link.bandwidth * link.efficiency)
+    passes = _PASSES.get(row.collective, 1)
+    return link.call + link.latency * row.ways + passes * row.bytes * mesh.size / (link.bandwidth * link.efficiency)

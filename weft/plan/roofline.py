@@ -1,7 +1,8 @@
 """Seconds of one kernel: the longer of computing it and of moving its bytes.
 
 The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps measured on
-one H200 (`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
+one H200, those of virtual processors to steps on one machine of two cores (`benchmarks/README.md` says which, and how
+far off others are); those of TPUs are estimates.
 """
 
 import math
@@ -20,6 +21,9 @@ _MEMORY = {"gpu": 0.78, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
 _VECTOR = {"gpu": 0.25, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
 _TPU_PRODUCT = 0.85
 _LANES, _SUBLANES = 128, 8  # to which a TPU pads
+# Of what virtual processors do at best, which is what is measured. Their results are in new memory each time and few
+# ops are joined, but for the update, which is in place; what is simpler than an exponential is faster than it counts.
+_SHARED_PRODUCT, _SHARED_SMALL_PRODUCTS, _SHARED_MEMORY, _SHARED_VECTOR = 0.8, 0.17, 0.45, 2.0
 
 BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
 """The share of a body's compute that collectives can hide under where nothing waits for them. Not measured: stated."""
@@ -27,11 +31,22 @@ BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
 
 def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
     """Seconds of one call and what bounds it, `flops` or `memory`; a collective's are elsewhere."""
-    times = processors if hardware.is_shared else 1
+    if hardware.is_shared:
+        return _on_one_machine(kernel, hardware, processors)
     moving = kernel.bytes / (hardware.bandwidth * _MEMORY[hardware.kind])
     computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
     found = max(moving, computing)
-    return times * (found + kernel.calls * hardware.call), "flops" if computing >= moving else "memory"
+    return found + kernel.calls * hardware.call, "flops" if computing >= moving else "memory"
+
+
+def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
+    """On virtual processors: the machine does the work of all of them."""
+    moving = kernel.bytes / (hardware.bandwidth * (1.0 if kernel.phase == "update" else _SHARED_MEMORY))
+    share = _SHARED_SMALL_PRODUCTS if kernel.shape[0] > 1 else _SHARED_PRODUCT
+    computing = kernel.flops / (hardware.flops_of(kernel.dtype) * share)
+    computing += kernel.work / (hardware.vector * _SHARED_VECTOR)
+    found = max(moving, computing) + kernel.calls * hardware.call
+    return processors * found, "flops" if computing >= moving else "memory"
 
 
 def _computing(kernel: Kernel, hardware: Hardware) -> float:
