@@ -199,6 +199,26 @@ def test_virtual_processors_share_the_time_and_the_memory_of_one_machine():
     assert (alone.capacity, split.capacity) == (8 * 10**9, 2 * 10**9)
 
 
+def test_on_virtual_processors_many_small_products_take_longer_than_one_as_large():
+    one = Kernel("product", None, "forward", flops=1e9, dtype="float32", shape=(1, 1024, 512, 1024))
+    many = Kernel("product", None, "forward", flops=1e9, dtype="float32", shape=(64, 128, 64, 1024))
+    assert roofline.seconds(many, SHARED, 8)[0] > 2 * roofline.seconds(one, SHARED, 8)[0] > 2 * 8 * 1e9 / 1e12
+
+
+def test_on_virtual_processors_the_update_moves_its_bytes_at_the_bandwidth_and_others_slower():
+    update, forward = (Kernel("elementwise", None, phase, bytes=1e9) for phase in ("update", "forward"))
+    assert roofline.seconds(update, SHARED, 8) == (pytest.approx(8 * 1e9 / 1e11), "memory")
+    assert roofline.seconds(forward, SHARED, 8)[0] > 1.5 * 8 * 1e9 / 1e11
+
+
+def test_on_virtual_processors_a_gather_takes_longer_than_a_sum_of_as_many_bytes():
+    gather, summed = (
+        links.seconds(row(name, 10**6, ["x"], 4), wf.Mesh("x=4,y=2"), SHARED) for name in ("all_gather", "all_reduce")
+    )
+    assert summed == pytest.approx(1e-4 + 8 * 1e6 / 1e9)
+    assert gather > 2 * summed
+
+
 @pytest.mark.parametrize("hardware", ["h100", "v5p", ROUND, SHARED], ids=str)
 def test_ops_phases_and_kinds_each_add_up_to_the_step(step_program, hardware):
     plan = wf.Plan(step_program, hardware)

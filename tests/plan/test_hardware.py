@@ -1,11 +1,12 @@
 """The table of hardware: every figure has a source, names are found, devices are known, links reach as far as said."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from weft import WeftError
-from weft.plan import HARDWARE, Hardware, Link, hardware
+from weft.plan import HARDWARE, Hardware, Link, hardware, this_machine
 from weft.plan.hardware import hardware_of, made_of, ways_inside
 from weft.train.speed import peak_flops
 
@@ -103,3 +104,14 @@ def test_what_is_measured_becomes_hardware_that_processors_share():
     assert isinstance(found, Hardware)
     assert (found.kind, found.is_shared, found.flops["bfloat16"], found.memory) == ("cpu", True, 5e10, 8 * 10**9)
     assert found.links[0].bandwidth == 2e9
+
+
+def test_a_call_that_waits_is_timed_by_the_clock_and_work_by_the_time_of_the_cores(monkeypatch):
+    monkeypatch.setattr(this_machine, "_cores", lambda: 2)
+    assert this_machine._fastest(lambda: time.sleep(0.02), 0, by_clock=True) >= 0.02
+    assert this_machine._fastest(lambda: time.sleep(0.02), 0) < 0.01
+
+
+def test_with_more_cores_than_processors_the_clock_says(monkeypatch):
+    monkeypatch.setattr(this_machine, "_cores", lambda: this_machine.PROCESSORS + 1)
+    assert this_machine._fastest(lambda: time.sleep(0.02), 0) >= 0.02

@@ -1,8 +1,8 @@
 """This machine, measured: products, elementwise work, memory, and collectives between virtual processors.
 
 Measured once in a process of its own with 8 virtual processors, and kept in the user's cache folder under the name of
-the CPU and the version of JAX. Virtual processors share the cores: the work of all of them is the machine's. Figures are
-of a machine that does nothing else, as far as one that does can tell.
+the CPU and the version of JAX. Virtual processors share the cores: the work of all of them is the machine's. Figures
+are of a machine that does nothing else, as far as one that does can tell.
 """
 
 import json
