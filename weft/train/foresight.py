@@ -81,7 +81,7 @@ def _searched(config: RunConfig, heard: Heard) -> tuple[str, str]:
 
     found: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(), progress=tell, **where)
     heard.said("\n".join(["layout = auto:", *(f"  {line}" for line in found.words())]))
-    # A run's file says by a layout that it is split; where doing all work everywhere is fastest, the next best is taken.
+    # A run with a mesh has a layout that splits something, even where doing all work everywhere is fastest.
     best = next((each for each in found if each.fits and str(each.layout)), None)
     if best is None:
         fix = "name a layout, or leave `mesh` and `layout` out: one processor does it"
