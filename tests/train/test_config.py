@@ -5,7 +5,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from weft.train.config import ConfigError, changes_of, read
+from weft.train.config import ConfigError, read
+from weft.train.keys import changes_of
 
 ROOT = Path(__file__).parent.parent.parent
 WHOLE = """\
