@@ -148,7 +148,7 @@ def stopped_by(number, words, cwd):
         until = time.monotonic() + 240
         for line in process.stdout:
             printed.append(line)
-            if len([line for line in printed if line.startswith("step ")]) == 2:
+            if line.startswith("step ") and sum(each.startswith("step ") for each in printed) == 2:
                 process.send_signal(number)
             assert time.monotonic() < until
         assert process.wait(60) == 0, process.stderr.read()

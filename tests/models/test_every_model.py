@@ -237,6 +237,7 @@ def test_only_weights_of_products_are_adapted_and_adapters_are_folded_in_before_
 LORA = "*.attention.[qo] *.feed_forward.w_in"
 
 
+@pytest.mark.slow
 def test_adapters_change_nothing_at_first_and_alone_are_trained():
     batch, key = batch_of("lm"), jax.random.key(3)
     config = config_of("lm")

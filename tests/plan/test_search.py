@@ -127,7 +127,7 @@ def test_one_core_finds_what_two_do():
     one, two = (
         search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, workers=count).to_dict() for count in (1, 2)
     )
-    keys = ("mesh", "layout", "seconds", "memory_bytes")
+    keys = ("seconds", "memory_bytes")  # several layouts may be as good
     best = [[plan[key] for key in keys] for plan in one["plans"][:3]]
     assert best == [[plan[key] for key in keys] for plan in two["plans"][:3]]
 

@@ -105,6 +105,7 @@ def test_the_program_in_a_profile_keeps_the_scopes_of_ops(profiled):
     assert any(re.match(r"einsum \(backward\) weft/nn/", name) for name in named.values())
 
 
+@pytest.mark.slow
 def test_a_signal_within_the_steps_closes_the_profile(run):
     def stop(at):
         if at == 4:
