@@ -13,7 +13,7 @@ from ..dims import Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .collectives import as_varying
-from .control import sliced
+from .control import outputs, sliced
 from .meet import gathered_for, need_function, operand, with_layout
 from .move import result, settle
 from .padding import need_no_padding
@@ -84,7 +84,7 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
     @jax.custom_vjp
     def summed(values: Sequence[Any]) -> tuple[Any, Any]:
-        return tuple(loop(values, closed.out_avals, lambda v: (_outputs(closed, v), None))[0])
+        return tuple(loop(values, closed.out_avals, lambda v: (outputs(closed, v), None))[0])
 
     def forward(primals: Sequence[Any]) -> tuple[Any, Any]:
         values = [primal.value for primal in primals]
@@ -94,8 +94,8 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
         starts = [v for flags in (wanted, both) for v, flag in zip(values[:count], flags[:count], strict=True) if flag]
 
         def step(values: list[Any]) -> tuple[Any, Any]:
-            (total, weight), slopes = _sloped(lambda v: tuple(_outputs(closed, v)), values, wanted)
-            _, by_weight = _sloped(lambda v: (_outputs(of_weight, v)[0], None), values, both)
+            (total, weight), slopes = _sloped(lambda v: tuple(outputs(closed, v)), values, wanted)
+            _, by_weight = _sloped(lambda v: (outputs(of_weight, v)[0], None), values, both)
             ahead = [s for s in (*slopes[:count], *by_weight[:count]) if s is not None]
             return [total, weight, *ahead], [slopes[count:], by_weight[count:]]
 
@@ -111,11 +111,6 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
     summed.defvjp(forward, backward, symbolic_zeros=True)
     return summed([*closed.consts, *pieces])
-
-
-def _outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-    count = len(closed.jaxpr.constvars)
-    return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
 
 
 def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]) -> tuple[Any, Any]:

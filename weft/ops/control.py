@@ -5,6 +5,7 @@ loop, so its gradient is summed once, after it. No collective may stand under a 
 processors: some would wait for others that never come.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,15 +17,15 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from ..dims import Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, RegionError, TensorError
-from ..layout import Region, open_region
+from ..layout import Axes, Region, open_region
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
-from .collectives import PRIMITIVES, as_varying, from_first, varying
+from .collectives import PRIMITIVES, all_max, as_varying, from_first, varying
 from .elementwise import aligned
 from .index import only
-from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
+from .meet import brought, common_region, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .padding import need_no_padding
-from .recorded import forgetting, note_loop, part_of_block, recorded_block
+from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 
@@ -135,6 +136,7 @@ class _Loop:
                 break
         else:
             raise AssertionError("the type of a carry did not settle")
+        self.closed = closed
         run = jaxpr_as_fun(closed)
         count = len(self.carry)
 
@@ -219,10 +221,33 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
 
     def holds(arrays: Sequence[Any]) -> Any:
-        return _predicate(condition(put_together(arrays, loop.slots, loop.structure)), "while_loop", [])
+        array = _predicate(condition(put_together(arrays, loop.slots, loop.structure)), "while_loop")
+        return _agreed(array, "while_loop")
 
-    last = lax.while_loop(holds, lambda arrays: loop.step(arrays)[0], loop.carry)
+    asked = jax.make_jaxpr(holds)(loop.carry)
+    rows = _differing_by_row(asked.out_avals[0])
+    is_even = not rows or not (_sends(asked.jaxpr) or _sends(loop.closed.jaxpr))
+    run = _turned if is_even else _turned_together
+    last = run(lambda arrays: jaxpr_as_fun(asked)(*arrays)[0], lambda arrays: loop.step(arrays)[0], loop.carry, rows)
     return put_together(last, loop.slots, loop.structure)
+
+
+def _turned(holds: Callable[..., Any], step: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+    return lax.while_loop(holds, step, carry)
+
+
+def _turned_together(holds: Callable[..., Any], step: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+    """A loop of a mapped function that all processors turn equally often, for what they send to each other in it.
+
+    It turns until it is done for every row of every processor; a row for which it is done stays as it is.
+    """
+
+    def turn(state: Any) -> Any:
+        carry, is_on = state
+        carry = [jnp.where(is_on, new, old) for new, old in zip(step(carry), carry, strict=True)]
+        return carry, holds(carry)
+
+    return lax.while_loop(lambda state: all_max(state[1], rows), turn, (carry, holds(carry)))[0]
 
 
 @recorded_block
@@ -266,7 +291,14 @@ def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., An
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
     need_function(on_true, "cond")
     need_function(on_false, "cond")
-    arrays, slots, structure = take_apart(operands)
+    chosen = _predicate(predicate, "cond")
+    rows = _differing_by_row(chosen)
+    with bringing(brought) if rows else contextlib.nullcontext():
+        return _branched(chosen, rows, on_true, on_false, operands)
+
+
+def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Callable[..., Any], operands: Any) -> Any:
+    arrays, slots, structure = take_apart(bring_in(operands))
     arrays = numbers(arrays, "the operands of cond")
     branches = [
         _Branch(recorded_block(fn, name), slots, structure)
@@ -289,15 +321,49 @@ def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., An
                 fix=f"cast one: `wf.cast(x, '{pair[0].dtype}')`",
             )
 
-    def run(closed: ClosedJaxpr) -> Callable[..., Any]:
-        return lambda *arrays: [
-            as_varying(array, axes) for array, axes in zip(jaxpr_as_fun(closed)(*arrays), unions, strict=True)
-        ]
-
-    chosen = _predicate(predicate, "cond", traced)
-    results = lax.cond(chosen, run(traced[0]), run(traced[1]), *arrays)
+    if rows:
+        results = _both(chosen, traced, arrays, unions)
+    else:
+        chosen = _agreed(chosen, "cond", traced)
+        results = lax.cond(chosen, *(_retyped(closed, unions) for closed in traced), *arrays)
     slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
     return put_together(results, slots, branches[0].structure)
+
+
+def _retyped(closed: ClosedJaxpr, axes: Sequence[frozenset[str]]) -> Callable[..., Any]:
+    """A branch whose results vary over the axes that those of any branch do."""
+    return lambda *arrays: [
+        as_varying(array, over) for array, over in zip(jaxpr_as_fun(closed)(*arrays), axes, strict=True)
+    ]
+
+
+def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], axes: Sequence[frozenset[str]]) -> Any:
+    """The results of both branches, of which each row of a mapped function keeps one.
+
+    This is what JAX makes of a mapped `lax.cond`, done where it is known how the branches' values are typed: all
+    processors run both branches, so that what they send to each other matches.
+    """
+    results = []
+    for closed, is_on in zip(branches, (chosen, ~chosen), strict=True):
+        given = [_guarded(array, is_on) for array in (*closed.consts, *arrays)]
+        results.append(outputs(closed, given))
+    return [
+        jnp.where(as_varying(chosen, over), as_varying(a, over), as_varying(b, over))
+        for a, b, over in zip(*results, [over | varying(chosen) for over in axes], strict=True)
+    ]
+
+
+def _guarded(array: Any, is_on: Any) -> Any:
+    """`array`; no gradient flows back to it from rows that took the other branch, where one could be NaN."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
+        return array
+    return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
+
+
+def outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
+    """What a program makes of other constants and inputs."""
+    count = len(closed.jaxpr.constvars)
+    return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
 
 
 def _joined(a: Slot, b: Slot) -> Slot:
@@ -317,7 +383,7 @@ class _Branch:
         self.order: list[Shape | None] = []
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        result = self.fn(*put_together(arrays, self.operand_slots, self.operand_structure))
+        result = bring_in(self.fn(*put_together(arrays, self.operand_slots, self.operand_structure)))
         self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
         if self.order:
             self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
@@ -347,8 +413,8 @@ def _check_same(branches: Sequence[_Branch]) -> None:
         branch.order = [leaf.dims if is_tensor(leaf) else None for leaf in first.leaves]
 
 
-def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
-    """A boolean that is the same on all processors."""
+def _predicate(value: Any, what: str) -> Any:
+    """One boolean; where a tensor holds it, the same on all processors but for the rows of a mapped function."""
     if is_tensor(value) and value.dims:
         raise TensorError(
             f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
@@ -361,20 +427,32 @@ def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
     if array.shape != ():
         raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
     array = array if array.dtype == bool else array != 0
-    region = open_region()
-    differing = varying(array) - set(region.taken if region is not None else ())
-    if not differing:
-        return array
-    if is_tensor(value):
-        return from_first(array, tuple(sorted(differing)))
-    if what == "while_loop" or any(_sends(closed.jaxpr) for closed in branches):
+    differing = varying(array) - _taken()
+    return from_first(array, tuple(sorted(differing))) if is_tensor(value) and differing else array
+
+
+def _taken() -> frozenset[str]:
+    """The axes that the dims of mapped functions around this are split over."""
+    return frozenset(region.taken if (region := open_region()) is not None else ())
+
+
+def _differing_by_row(predicate: Any) -> Axes:
+    """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
+    kind = predicate if hasattr(predicate, "manual_axis_type") else jax.typeof(predicate)
+    return tuple(sorted(kind.manual_axis_type.varying & _taken()))
+
+
+def _agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> Any:
+    """The predicate, where processors do not wait for others that took another branch; a loop is never checked for it."""
+    differing = varying(predicate) - _taken()
+    if differing and (branches is None or any(_sends(closed.jaxpr) for closed in branches)):
         raise RegionError(
             f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "
             "and a collective under it: some processors would wait for others that never come",
-            state=region.state if region is not None else "",
+            state=region.state if (region := open_region()) is not None else "",
             fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
         )
-    return array
+    return predicate
 
 
 def _is_sending(eqn: Any) -> bool:

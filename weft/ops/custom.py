@@ -19,6 +19,7 @@ from ..tensor import Tensor, excess, is_tensor, make
 from .collectives import as_varying, from_first, index, varying
 from .meet import common_region, need_function, with_layout
 from .move import result
+from .recorded import bring_in
 from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
@@ -46,7 +47,7 @@ class custom_vjp:
                 f"{self.__name__} is a custom_vjp without a gradient",  # type: ignore[attr-defined]
                 fix="say how to make one: `f.defvjp(forward, backward)`",
             )
-        args = self._bound(args, kwargs)
+        args = bring_in(self._bound(args, kwargs))
         for fn in (self.fn, self.forward, self.backward):
             _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)

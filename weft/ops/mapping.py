@@ -31,7 +31,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         leaves, structure = jax.tree.flatten(args, is_leaf=is_tensor)
         tensors = [leaf for leaf in leaves if is_tensor(leaf)]
         dim = _mapped_dim(over, tensors)
-        region = common_region(tensors)
+        region = _region_of(tensors)
         taken = axes_taken(dim, region, tensors)
         note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
         inner = region.within(taken) if region is not None else None
@@ -64,6 +64,12 @@ def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
                 f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument"
             )
     return only(Shape(found.find(name) for name in names), "vmap")
+
+
+def _region_of(tensors: list[Any]) -> Region | None:
+    """Where a function is mapped: within a map around it, even if nothing of that is among its arguments."""
+    region, here = common_region(tensors), open_region()
+    return here if region is not None and region.encloses(here) else region
 
 
 def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:

@@ -20,7 +20,7 @@ from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
-from ..tensor import Kind, Tensor, checked, is_tensor, placement
+from ..tensor import Kind, Tensor, checked, is_tensor, marked, marks_of, placement
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
@@ -322,6 +322,26 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     with region.record.op("whole"):
         note_operands(region, Meeting(region, union(x.dims, *(other.dims for other in data)))._axes, [x], [want])
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+
+
+def brought(x: Tensor, region: Region) -> Tensor:
+    """`x` as a tensor of this region, in which it varies over the axes taken; made once, where `x` was made."""
+    if x._region is region and x._kind.is_plain and varying(x._array).issuperset(region.taken):
+        return x
+    if x._region is not None and not x._region.encloses(region):
+        return x  # of no region around this one: the op it is given to says so
+
+    def bring() -> Tensor:
+        with region.record.op("whole"):
+            array = Meeting(region, x.dims).run(_same, [checked(x)], vary=region.taken)
+            return marked(result(array, x.dims, region), marks_of(x))
+
+    if not _is_kept(x):
+        return bring()
+    if ("brought", region) not in x._memo:
+        with level_of(x._array):
+            x._memo["brought", region] = bring()
+    return x._memo["brought", region]
 
 
 def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
 
 import contextlib
+import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,28 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_bring: contextvars.ContextVar[Callable[[Tensor, Region], Tensor] | None]
+_bring = contextvars.ContextVar("brings what ops are given", default=None)
+
+
+@contextlib.contextmanager
+def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
+    """While every op is given tensors that `bring` has brought into the region being traced."""
+    token = _bring.set(bring)
+    try:
+        yield
+    finally:
+        _bring.reset(token)
+
+
+def bring_in(tree: Any) -> Any:
+    """The tree as an op is given it: as it is, but for where tensors are brought into the region first."""
+    bring, region = _bring.get(), open_region()
+    if bring is None or region is None:
+        return tree
+    return jax.tree.map(lambda leaf: bring(leaf, region) if is_tensor(leaf) else leaf, tree, is_leaf=is_tensor)
+
+
 def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     """`fn`, an op, which leaves an entry in the record of the region it is called in."""
     label = name or fn.__name__
@@ -28,6 +51,7 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
         region = open_region()
         if region is None or region.record.current is not None:
             return _called(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.op(label) as entry:
             found = _called(fn, args, kwargs)
             _finish(entry, args, kwargs, found)
@@ -45,6 +69,7 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
         region = open_region()
         if region is None:
             return _called(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.block(label) as entry:
             found = _called(fn, args, kwargs)
             _finish(entry, args, kwargs, found)
