@@ -154,7 +154,7 @@ KINDS = {
     "accumulate": (
         lambda touch: lambda z, w: z * wf.accumulate(
             lambda w, rows: (wf.sum(touch(rows["m", 0], w), over="c"), 2.0), w,
-            wf.stack([z, wf.cos(z)], dim="m", at=0), over="m", count=2,
+            wf.stack([z, wf.cos(z)], m), over="m", count=2,
         ),
         lambda touch: lambda z, w: z * (touch(z, w).sum() + touch(jnp.cos(z), w).sum()) / 4,
     ),

@@ -218,36 +218,61 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
     need_function(condition, "while_loop")
     need_function(body, "while_loop")
-    loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
-
-    def holds(arrays: Sequence[Any]) -> Any:
-        array = _predicate(condition(put_together(arrays, loop.slots, loop.structure)), "while_loop")
-        return _agreed(array, "while_loop")
-
-    asked = jax.make_jaxpr(holds)(loop.carry)
-    rows = _differing_by_row(asked.out_avals[0])
-    is_even = not rows or not (_sends(asked.jaxpr) or _sends(loop.closed.jaxpr))
-    run = _turned if is_even else _turned_together
-    last = run(lambda arrays: jaxpr_as_fun(asked)(*arrays)[0], lambda arrays: loop.step(arrays)[0], loop.carry, rows)
+    loop, mark = forgetting(lambda: _While(condition, body, carry), None)
+    if rows := _differing_by_row(loop.asked.out_avals[0]):
+        with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
+            loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
+    if rows and (_sends(loop.asked.jaxpr) or _sends(loop.closed.jaxpr)):
+        last = _turned_together(loop.holds, loop.turn, loop.carry, rows)
+    else:
+        last = lax.while_loop(loop.holds, loop.turn, loop.carry)
     return put_together(last, loop.slots, loop.structure)
 
 
-def _turned(holds: Callable[..., Any], step: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    return lax.while_loop(holds, step, carry)
+class _While(_Loop):
+    """The body and the condition of a while loop, traced on a carry of the type that the body gives back."""
+
+    def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
+        super().__init__(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
+
+        def ask(arrays: Sequence[Any]) -> Any:
+            array = _predicate(condition(put_together(arrays, self.slots, self.structure)), "while_loop")
+            _check_agreed(array, "while_loop")
+            return array
+
+        self.asked = jax.make_jaxpr(ask)(self.carry)
+
+    def holds(self, arrays: Sequence[Any]) -> Any:
+        return jaxpr_as_fun(self.asked)(*arrays)[0]
+
+    def turn(self, arrays: Sequence[Any]) -> list[Any]:
+        return self.step(arrays)[0]
 
 
-def _turned_together(holds: Callable[..., Any], step: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    """A loop of a mapped function that all processors turn equally often, for what they send to each other in it.
+def _by_row(carry: Any) -> Any:
+    """A carry each part of which may differ from row to row of a mapped function."""
+
+    def vary(leaf: Any) -> Any:
+        return leaf if is_tensor(leaf) else as_varying(jnp.asarray(leaf), _taken())
+
+    leaves, structure = jax.tree.flatten(bring_in(carry), is_leaf=is_tensor)
+    return jax.tree.unflatten(structure, map(vary, leaves))
+
+
+def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+    """The last carry of a mapped loop that all processors turn equally often, for what they send to each other in it.
 
     It turns until it is done for every row of every processor; a row for which it is done stays as it is.
     """
 
-    def turn(state: Any) -> Any:
+    def turn_all(state: Any) -> Any:
         carry, is_on = state
-        carry = [jnp.where(is_on, new, old) for new, old in zip(step(carry), carry, strict=True)]
+        carry = [
+            jnp.where(as_varying(is_on, varying(new)), new, old) for new, old in zip(turn(carry), carry, strict=True)
+        ]
         return carry, holds(carry)
 
-    return lax.while_loop(lambda state: all_max(state[1], rows), turn, (carry, holds(carry)))[0]
+    return lax.while_loop(lambda state: all_max(state[1], rows), turn_all, (carry, holds(carry)))[0]
 
 
 @recorded_block
@@ -324,7 +349,7 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
     if rows:
         results = _both(chosen, traced, arrays, unions)
     else:
-        chosen = _agreed(chosen, "cond", traced)
+        _check_agreed(chosen, "cond", traced)
         results = lax.cond(chosen, *(_retyped(closed, unions) for closed in traced), *arrays)
     slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
     return put_together(results, slots, branches[0].structure)
@@ -442,8 +467,8 @@ def _differing_by_row(predicate: Any) -> Axes:
     return tuple(sorted(kind.manual_axis_type.varying & _taken()))
 
 
-def _agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> Any:
-    """The predicate, where processors do not wait for others that took another branch; a loop is never checked for it."""
+def _check_agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
+    """Raises where processors would wait in a loop, or in these branches, for others that never come."""
     differing = varying(predicate) - _taken()
     if differing and (branches is None or any(_sends(closed.jaxpr) for closed in branches)):
         raise RegionError(
@@ -452,7 +477,6 @@ def _agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = 
             state=region.state if (region := open_region()) is not None else "",
             fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
         )
-    return predicate
 
 
 def _is_sending(eqn: Any) -> bool:

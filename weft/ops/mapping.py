@@ -42,7 +42,9 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
 
         def flat(*arrays: Any) -> list[Any]:
             with opened(inner or open_region()):
-                given = map_tensors(lambda x: with_layout(x, inner), fn(*put_together(arrays, slots, structure)))
+                given = map_tensors(
+                    lambda x: with_layout(x, inner or x._region), fn(*put_together(arrays, slots, structure))
+                )
             results, *found[:] = take_apart(given)
             return numbers(results, "the result of vmap")
 
@@ -107,6 +109,7 @@ def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
 def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
     if slot.dims is None and array.ndim > 1:
         return array
+    region = region or slot.region  # a constant was mapped, by a function that closes over tensors of a region
     dims = Shape([dim, *(slot.dims or ())])
     inside = slot.region.placement(slot.dims) if slot.region is not None and slot.dims else ((),) * (len(dims) - 1)
     return settle(array, dims, (taken, *inside), region)

@@ -24,7 +24,7 @@ from ..tensor import Kind, Tensor, checked, is_tensor, marked, marks_of, placeme
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
-from .recorded import note_operands
+from .recorded import axes_brought_to, note_operands
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 
@@ -184,7 +184,7 @@ def operand(x: Any, what: str) -> Any:
             f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
             fix=f"name them: `wf.tensor(array, [{', '.join('...' for _ in shape)}])`",
         )
-    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x)):
+    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x) - axes_brought_to()):
         raise RegionError(
             f"{what} got a plain number that differs between processors (over {', '.join(sorted(differing))})",
             fix="make it a tensor by an op of its own: `wf.local(fn, ..., out=[...], summed=[...])`",

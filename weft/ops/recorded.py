@@ -42,6 +42,12 @@ def bring_in(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: bring(leaf, region) if is_tensor(leaf) else leaf, tree, is_leaf=is_tensor)
 
 
+def axes_brought_to() -> frozenset[str]:
+    """The axes over which a plain number may differ: ops are given tensors that do so too."""
+    region = open_region()
+    return frozenset(region.taken) if region is not None and _bring.get() is not None else frozenset()
+
+
 def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     """`fn`, an op, which leaves an entry in the record of the region it is called in."""
     label = name or fn.__name__
