@@ -253,7 +253,7 @@ def _by_row(carry: Any) -> Any:
     """A carry each part of which may differ from row to row of a mapped function."""
 
     def vary(leaf: Any) -> Any:
-        return leaf if is_tensor(leaf) else as_varying(jnp.asarray(leaf), _taken())
+        return leaf if is_tensor(leaf) else as_varying(jnp.asarray(leaf), taken_axes())
 
     leaves, structure = jax.tree.flatten(bring_in(carry), is_leaf=is_tensor)
     return jax.tree.unflatten(structure, map(vary, leaves))
@@ -452,11 +452,11 @@ def _predicate(value: Any, what: str) -> Any:
     if array.shape != ():
         raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
     array = array if array.dtype == bool else array != 0
-    differing = varying(array) - _taken()
+    differing = varying(array) - taken_axes()
     return from_first(array, tuple(sorted(differing))) if is_tensor(value) and differing else array
 
 
-def _taken() -> frozenset[str]:
+def taken_axes() -> frozenset[str]:
     """The axes that the dims of mapped functions around this are split over."""
     return frozenset(region.taken if (region := open_region()) is not None else ())
 
@@ -464,12 +464,12 @@ def _taken() -> frozenset[str]:
 def _differing_by_row(predicate: Any) -> Axes:
     """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
     kind = predicate if hasattr(predicate, "manual_axis_type") else jax.typeof(predicate)
-    return tuple(sorted(kind.manual_axis_type.varying & _taken()))
+    return tuple(sorted(kind.manual_axis_type.varying & taken_axes()))
 
 
 def _check_agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
     """Raises where processors would wait in a loop, or in these branches, for others that never come."""
-    differing = varying(predicate) - _taken()
+    differing = varying(predicate) - taken_axes()
     if differing and (branches is None or any(_sends(closed.jaxpr) for closed in branches)):
         raise RegionError(
             f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "

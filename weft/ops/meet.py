@@ -320,7 +320,8 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
     with region.record.op("whole"):
-        note_operands(region, Meeting(region, union(x.dims, *(other.dims for other in data)))._axes, [x], [want])
+        met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
+        note_operands(region, met, [x], [want])
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 

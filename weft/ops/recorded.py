@@ -60,7 +60,7 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
         args, kwargs = bring_in((args, kwargs))
         with region.record.op(label) as entry:
             found = _called(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
@@ -78,7 +78,7 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
         args, kwargs = bring_in((args, kwargs))
         with region.record.block(label) as entry:
             found = _called(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
@@ -104,9 +104,11 @@ def _form(fn: Callable[..., Any]) -> str:
     return f"{where}.{fn.__name__}({', '.join(shown)})"
 
 
-def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
+def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, found: Any) -> None:
     given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
     results = [leaf for leaf in jax.tree.leaves(found, is_leaf=is_tensor) if is_tensor(leaf)]
+    for x in (*given, *results):
+        region.see(x.dims)
     entry.results = [placed(x) for x in results]
     if kwargs.get("over") is not None:
         entry.over = tuple(_name(dim) for dim in listed(kwargs["over"], "over"))
