@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import lax
 
 from ..dims import Dim, Shape, listed, union
 from ..errors import DimError
 from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
-from .collectives import as_varying, varying
+from .collectives import as_varying, from_first, varying
 from .index import only
 from .meet import common_region, need_function, with_layout
 from .move import common, relocate, result, settle
+from .padding import filled
 from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
@@ -35,7 +37,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         taken = axes_taken(dim, region, tensors)
         note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
         inner = region.within(taken) if region is not None else None
-        leaves = [prepared(leaf, dim, region, inner, taken) for leaf in leaves]
+        leaves = [_filled(prepared(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
         axes = [leaf.dims.position(dim) if is_tensor(leaf) and leaf.dims.has(dim) else None for leaf in leaves]
         found: list[Any] = []
@@ -96,6 +98,21 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
     placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
     equal = varying(placed) - {axis for axes in want.values() for axis in axes}
     return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
+
+
+def _filled(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
+    """A mapped tensor with its first row in place of padding, where a loop might never end and a slope be infinite."""
+    if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
+        return leaf
+    array, at = leaf._array, leaf.dims.position(dim)
+    own, ways = array.shape[at], region.ways(taken) if region is not None else 1
+    first = lax.stop_gradient(lax.slice_in_dim(array, 0, 1, axis=at))
+    if (ways - 1) * own >= dim.count:  # the last processor has padding alone
+        first = from_first(first, taken)
+    placed = tuple(taken if place == at else () for place in range(len(leaf.dims)))
+    return marked(
+        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf._region, leaf._kind), marks_of(leaf)
+    )
 
 
 def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
