@@ -1,8 +1,11 @@
-"""The table of control flow inside `wf.vmap`: each kind of loop, branch and recomputation x what its body touches.
+"""Control flow inside `wf.vmap`: each kind of loop, branch and recomputation x what its body touches.
 
-A row of the mapped tensor is `z[c]`; `w[q c]` is not mapped. A touch makes a `[c]` of both, a kind wraps a touch, and
-both have a form in plain jnp.
+A row of the mapped tensor is `z[c]`; `w[q c]`, a parameter, is not mapped. A touch makes a `[c]` of both, a kind is a
+touch under control flow; both stand beside their forms in plain jnp.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +16,13 @@ import weft as wf
 
 n, c, q, m = wf.dims(n=4, c=4, q=4, m=2)
 STEPS = wf.Dim("steps", 2)
+FACTORS = wf.tensor(np.array([1.0, -2.0], "float32"), [m])
 
-# What a body touches: the tensor form and the plain one.
-TOUCHES = {
+Row = Callable[[Any, Any], Any]
+"""A function of a row and `w` that gives a row."""
+Kind = Callable[[Row], Row]
+
+TOUCHES: dict[str, tuple[Row, Row]] = {
     "its row alone": (lambda z, w: wf.sin(z), lambda z, w: jnp.sin(z)),
     "its row, moved": (lambda z, w: wf.roll(z, over="c", by=1), lambda z, w: jnp.roll(z, 1)),
     "its row's sum": (lambda z, w: z * wf.sum(z, over="c"), lambda z, w: z * z.sum()),
@@ -39,7 +46,7 @@ TOUCHES = {
     ),
     "a row of w by number": (
         lambda z, w: z * wf.take(w, wf.argmax(wf.sum(w, over="c"), over="q"), over="q"),
-        lambda z, w: z * w[jnp.argmax(w.sum(1))],
+        lambda z, w: z * jnp.take(w, jnp.argmax(w.sum(1)), axis=0),
     ),
     "a constant": (
         lambda z, w: z * wf.cast(wf.arange(c), "float32") + w["q", 3],
@@ -53,130 +60,134 @@ TOUCHES = {
         lambda z, w: wf.sum(wf.vmap(lambda v: wf.sin(v) * z, over="q")(w), over="q"),
         lambda z, w: jnp.sin(w).sum(0) * z,
     ),
-    "what is not defined": (
+    "a root of its sum": (  # in some rows there is none
         lambda z, w: wf.sqrt(wf.sum(z, over="c") * wf.exp(w["q", 1])),
         lambda z, w: jnp.sqrt(z.sum() * jnp.exp(w[1])),
     ),
-}  # fmt: skip
+}
 
 
-def _small(z):
-    """Rows come back small from every turn, so that no loop overflows."""
-    return wf.tanh(z)
-
-
-def _branch(touch):
+def branch(touch: Row) -> Row:
     return lambda z, w: wf.cond(wf.sum(z, over="c") > 0, lambda z: touch(z, w), lambda z: 0.5 * z, z)
 
 
-def _branch_plain(touch):
+def branch_plain(touch: Row) -> Row:
     return lambda z, w: lax.cond(z.sum() > 0, lambda z: touch(z, w), lambda z: 0.5 * z, z)
 
 
-def _other_branch(touch):
-    return lambda z, w: wf.cond(wf.sum(z, over="c") <= 0, wf.sin, lambda z: touch(z, w))(z) if False else wf.cond(
-        wf.sum(z, over="c") <= 0, lambda z, w: wf.sin(z), touch, z, w
-    )
+def in_two_turns(touch: Row) -> Row:
+    return lambda z, w: wf.fori_loop(0, 2, lambda i, s: wf.tanh(touch(s, w)), z)
 
 
-def _custom(touch):
+def in_two_turns_plain(touch: Row) -> Row:
+    return lambda z, w: jnp.tanh(touch(jnp.tanh(touch(z, w)), w))
+
+
+def with_its_own_gradient(touch: Row) -> Row:
     @wf.custom_vjp
-    def own(z, w):
+    def own(z: Any, w: Any) -> Any:
         return touch(z, w)
 
-    def forward(z, w):
-        return touch(z, w), (z, w)
-
-    def backward(kept, gradient):
+    def backward(kept: Any, gradient: Any) -> Any:
         return wf.grad(lambda z, w: wf.sum(touch(z, w) * gradient, over="c"), argnums=(0, 1))(*kept)
 
-    own.defvjp(forward, backward)
+    own.defvjp(lambda z, w: (touch(z, w), (z, w)), backward)
     return own
 
 
-def _custom_plain(touch):
-    return touch
+def _turns(z: Any) -> Any:
+    return wf.sum(wf.cast(z > 0, "int32"), over="c")
 
 
-def _turns(z):
-    return wf.cast(wf.sum(wf.cast(z > 0, "int32"), over="c"), "int32")
-
-
-def _loop(touch):
-    return lambda z, w: wf.while_loop(
-        lambda s: s[0] < _turns(z), lambda s: (s[0] + 1, _small(touch(s[1], w))), (wf.zeros([], dtype="int32"), z)
-    )[1]
-
-
-def _loop_plain(touch):
-    def run(z, w):
-        stop = (z > 0).sum()
-        return lax.fori_loop(0, 4, lambda i, s: jnp.where(i < stop, jnp.tanh(touch(s, w)), s), z)
+def until_done(touch: Row) -> Row:
+    def run(z: Any, w: Any) -> Any:
+        start = (wf.zeros([], dtype="int32"), z)
+        return wf.while_loop(lambda s: s[0] < _turns(z), lambda s: (s[0] + 1, wf.tanh(touch(s[1], w))), start)[1]
 
     return run
 
 
-KINDS = {
-    "cond": (_branch, _branch_plain),
+def until_done_plain(touch: Row) -> Row:
+    def run(z: Any, w: Any) -> Any:
+        stop = (z > 0).sum()
+        for i in range(4):
+            z = jnp.where(i < stop, jnp.tanh(touch(z, w)), z)
+        return z
+
+    return run
+
+
+def in_microbatches(touch: Row) -> Row:
+    def run(z: Any, w: Any) -> Any:
+        def part(w: Any, rows: Any) -> Any:
+            return wf.sum(touch(rows["m", 0], w), over="c"), 2.0
+
+        return z * wf.accumulate(part, w, wf.stack([z, wf.cos(z)], m), over="m", count=2)
+
+    return run
+
+
+def in_microbatches_of_w(touch: Row) -> Row:
+    def run(z: Any, w: Any) -> Any:
+        def part(z: Any, rows: Any) -> Any:
+            return wf.sum(touch(z, rows.rename(p="q")), over="c"), 1.0
+
+        return z * wf.accumulate(part, z, w.rename(q="p"), over="p", count=1)
+
+    return run
+
+
+def same(touch: Row) -> Row:
+    return touch
+
+
+LOOPS = ("while_loop", "fori_loop to a bound")  # they have no reverse gradient
+KINDS: dict[str, tuple[Kind, Kind]] = {
+    "cond": (branch, branch_plain),
     "cond with operands": (
         lambda touch: lambda z, w: wf.cond(wf.sum(z, over="c") <= 0, lambda z, w: wf.sin(z), touch, z, w),
         lambda touch: lambda z, w: lax.cond(z.sum() <= 0, lambda z, w: jnp.sin(z), touch, z, w),
     ),
     "cond by all": (
         lambda touch: lambda z, w: wf.cond(wf.sum(w, over="q c") > -99, lambda z: touch(z, w), lambda z: z, z),
-        lambda touch: touch,
+        same,
     ),
     "cond in cond": (
-        lambda touch: lambda z, w: wf.cond(wf.max(z, over="c") > 0, lambda z: _branch(touch)(z, w), lambda z: 2 * z, z),
-        lambda touch: lambda z, w: lax.cond(z.max() > 0, lambda z: _branch_plain(touch)(z, w), lambda z: 2 * z, z),
+        lambda touch: lambda z, w: wf.cond(wf.max(z, over="c") > 0, lambda z: branch(touch)(z, w), lambda z: 2 * z, z),
+        lambda touch: lambda z, w: lax.cond(z.max() > 0, lambda z: branch_plain(touch)(z, w), lambda z: 2 * z, z),
     ),
-    "while_loop": (_loop, _loop_plain),
+    "while_loop": (until_done, until_done_plain),
     "fori_loop to a bound": (
-        lambda touch: lambda z, w: wf.fori_loop(0, _turns(z), lambda i, s: _small(touch(s, w)), z),
-        _loop_plain,
+        lambda touch: lambda z, w: wf.fori_loop(0, _turns(z), lambda i, s: wf.tanh(touch(s, w)), z),
+        until_done_plain,
     ),
-    "fori_loop": (
-        lambda touch: lambda z, w: wf.fori_loop(0, 2, lambda i, s: _small(touch(s, w)), z),
-        lambda touch: lambda z, w: jnp.tanh(touch(jnp.tanh(touch(z, w)), w)),
-    ),
+    "fori_loop": (in_two_turns, in_two_turns_plain),
     "scan": (
-        lambda touch: lambda z, w: wf.sum(
-            wf.scan(lambda s, _: (_small(touch(s, w)), touch(s, w)), z, None, over=STEPS)[1], over=STEPS
+        lambda touch: (
+            lambda z, w: wf.sum(
+                wf.scan(lambda s, _: (wf.tanh(touch(s, w)), touch(s, w)), z, None, over=STEPS)[1], over=STEPS
+            )
         ),
         lambda touch: lambda z, w: touch(z, w) + touch(jnp.tanh(touch(z, w)), w),
     ),
-    "scan of cond": (
-        lambda touch: lambda z, w: wf.fori_loop(0, 2, lambda i, s: _small(_branch(touch)(s, w)), z),
-        lambda touch: lambda z, w: jnp.tanh(
-            _branch_plain(touch)(jnp.tanh(_branch_plain(touch)(z, w)), w)
-        ),
+    "fori_loop of cond": (
+        lambda touch: in_two_turns(branch(touch)),
+        lambda touch: in_two_turns_plain(branch_plain(touch)),
     ),
     "accumulate": (
-        lambda touch: lambda z, w: z * wf.accumulate(
-            lambda w, rows: (wf.sum(touch(rows["m", 0], w), over="c"), 2.0), w,
-            wf.stack([z, wf.cos(z)], m), over="m", count=2,
-        ),
+        in_microbatches,
         lambda touch: lambda z, w: z * (touch(z, w).sum() + touch(jnp.cos(z), w).sum()) / 4,
     ),
-    "accumulate of w": (
-        lambda touch: lambda z, w: z * wf.accumulate(
-            lambda z, rows: (wf.sum(touch(z, rows.rename(p="q")), over="c"), 1.0), z,
-            w.rename(q="p"), over="p", count=1,
-        ),
-        lambda touch: lambda z, w: z * touch(z, w).sum(),
-    ),
-    "remat": (lambda touch: lambda z, w: wf.remat(touch)(z, w), lambda touch: touch),
-    "remat closed over": (lambda touch: lambda z, w: wf.remat(lambda z: touch(z, w))(z), lambda touch: touch),
-    "jax.checkpoint": (lambda touch: lambda z, w: jax.checkpoint(lambda z: touch(z, w))(z), lambda touch: touch),
-    "remat of cond": (lambda touch: lambda z, w: wf.remat(_branch(touch))(z, w), _branch_plain),
-    "cond of remat": (lambda touch: _branch(lambda z, w: wf.remat(touch)(z, w)), _branch_plain),
-    "custom_vjp": (_custom, _custom_plain),
-    "cond of custom_vjp": (lambda touch: _branch(_custom(touch)), _branch_plain),
-    "nested": (
-        lambda touch: lambda z, w: wf.sum(
-            wf.vmap(lambda f: _branch(touch)(f * z, w), over="m")(wf.tensor(np.array([1.0, -2.0], "float32"), [m])),
-            over="m",
-        ),
-        lambda touch: lambda z, w: _branch_plain(touch)(z, w) + _branch_plain(touch)(-2 * z, w),
+    "accumulate of w": (in_microbatches_of_w, lambda touch: lambda z, w: z * touch(z, w).sum()),
+    "remat": (lambda touch: wf.remat(touch), same),
+    "remat closed over": (lambda touch: lambda z, w: wf.remat(lambda z: touch(z, w))(z), same),
+    "jax.checkpoint": (lambda touch: lambda z, w: jax.checkpoint(lambda z: touch(z, w))(z), same),
+    "remat of cond": (lambda touch: wf.remat(branch(touch)), branch_plain),
+    "cond of remat": (lambda touch: branch(wf.remat(touch)), branch_plain),
+    "custom_vjp": (with_its_own_gradient, same),
+    "cond of custom_vjp": (lambda touch: branch(with_its_own_gradient(touch)), branch_plain),
+    "cond in two maps": (
+        lambda touch: lambda z, w: wf.sum(wf.vmap(lambda f: branch(touch)(f * z, w), over="m")(FACTORS), over="m"),
+        lambda touch: lambda z, w: branch_plain(touch)(z, w) + branch_plain(touch)(-2 * z, w),
     ),
 }

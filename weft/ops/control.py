@@ -259,6 +259,9 @@ def _by_row(carry: Any) -> Any:
     return jax.tree.unflatten(structure, map(vary, leaves))
 
 
+_TURNED_TOGETHER = "because rows split over {axes} end the loop at different turns, and all turn until the last does"
+
+
 def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
     """The last carry of a mapped loop that all processors turn equally often, for what they send to each other in it.
 
@@ -272,7 +275,13 @@ def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry:
         ]
         return carry, holds(carry)
 
-    return lax.while_loop(lambda state: all_max(state[1], rows), turn_all, (carry, holds(carry)))[0]
+    def any_holds(state: Any) -> Any:
+        region = open_region()
+        assert region is not None
+        with region.record.op("any", reason=_TURNED_TOGETHER):
+            return all_max(state[1], rows)
+
+    return lax.while_loop(any_holds, turn_all, (carry, holds(carry)))[0]
 
 
 @recorded_block
