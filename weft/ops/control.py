@@ -1,11 +1,10 @@
-"""Loops and branches over trees of tensors.
+"""Loops over trees of tensors.
 
 A carry made without a layout adopts the one its loop gives it. What a body closes over is made to vary before the
-loop, so its gradient is summed once, after it. No collective may stand under a predicate that differs between
-processors: some would wait for others that never come.
+loop, so its gradient is summed once, after it. A mapped loop that each row ends at a turn of its own is turned
+equally often on all processors where they send to each other in it.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,20 +12,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from ..dims import Dim, Shape, listed, resolve
-from ..errors import DimError, LayoutError, RegionError, TensorError
-from ..layout import Axes, Region, open_region
+from ..errors import DimError, LayoutError, TensorError
+from ..layout import Axes, open_region
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
-from .collectives import PRIMITIVES, all_max, as_varying, from_first, varying
+from .collectives import all_max, as_varying, varying
 from .elementwise import aligned
 from .index import only
-from .meet import brought, common_region, need_function, need_tensor, operand, rematted, with_layout
+from .meet import brought, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .padding import need_no_padding
+from .predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
 from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
-from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+from .trees import Slot, array_of, map_tensors, numbers, put_together, slot_of, take_apart
 
 
 @recorded_block
@@ -159,7 +159,7 @@ class _Loop:
             self.found = [self._conformed(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
             extra_arrays, self.extra_slots, self.extra_structure = take_apart(extra)
             results = [
-                as_varying(jnp.asarray(_array(leaf)), varying(array))
+                as_varying(jnp.asarray(array_of(leaf)), varying(array))
                 for leaf, array in zip(self.found, arrays, strict=True)
             ]
             return results, numbers(extra_arrays, f"the results of {self.what}")
@@ -209,20 +209,16 @@ class _Loop:
         return is_fixed
 
 
-def _array(leaf: Any) -> Any:
-    return leaf._array if is_tensor(leaf) else leaf
-
-
 @recorded_block
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
     need_function(condition, "while_loop")
     need_function(body, "while_loop")
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
-    if rows := _differing_by_row(loop.asked.out_avals[0]):
+    if rows := differing_by_row(loop.asked.out_avals[0]):
         with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
             loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
-    if rows and (_sends(loop.asked.jaxpr) or _sends(loop.closed.jaxpr)):
+    if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
         last = _turned_together(loop.holds, loop.turn, loop.carry, rows)
     else:
         last = lax.while_loop(loop.holds, loop.turn, loop.carry)
@@ -236,8 +232,8 @@ class _While(_Loop):
         super().__init__(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
 
         def ask(arrays: Sequence[Any]) -> Any:
-            array = _predicate(condition(put_together(arrays, self.slots, self.structure)), "while_loop")
-            _check_agreed(array, "while_loop")
+            array = one_boolean(condition(put_together(arrays, self.slots, self.structure)), "while_loop")
+            check_agreed(array, "while_loop")
             return array
 
         self.asked = jax.make_jaxpr(ask)(self.carry)
@@ -318,185 +314,3 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
     bounds = [b if is_tensor(b) else make(jnp.asarray(b), (), None) for b in (lower, upper)]
     return while_loop(is_below, turn, (bounds[0], carry))[1]
-
-
-@recorded_block
-def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
-    need_function(on_true, "cond")
-    need_function(on_false, "cond")
-    chosen = _predicate(predicate, "cond")
-    rows = _differing_by_row(chosen)
-    with bringing(brought) if rows else contextlib.nullcontext():
-        return _branched(chosen, rows, on_true, on_false, operands)
-
-
-def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Callable[..., Any], operands: Any) -> Any:
-    arrays, slots, structure = take_apart(bring_in(operands))
-    arrays = numbers(arrays, "the operands of cond")
-    branches = [
-        _Branch(recorded_block(fn, name), slots, structure)
-        for fn, name in ((on_true, "on_true"), (on_false, "on_false"))
-    ]
-    traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
-    _check_same(branches)
-    region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
-    for branch in branches:
-        branch.region = region
-    if branches[0].slots != branches[1].slots:
-        # A new function each: JAX keeps what it has traced.
-        traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
-    avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
-    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
-    for pair in avals:
-        if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
-            raise TensorError(
-                f"the branches of cond give {' and '.join(f'{a.dtype}{list(a.shape)}' for a in pair)}",
-                fix=f"cast one: `wf.cast(x, '{pair[0].dtype}')`",
-            )
-
-    if rows:
-        results = _both(chosen, traced, arrays, unions)
-    else:
-        _check_agreed(chosen, "cond", traced)
-        results = lax.cond(chosen, *(_retyped(closed, unions) for closed in traced), *arrays)
-    slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
-    return put_together(results, slots, branches[0].structure)
-
-
-def _retyped(closed: ClosedJaxpr, axes: Sequence[frozenset[str]]) -> Callable[..., Any]:
-    """A branch whose results vary over the axes that those of any branch do."""
-    return lambda *arrays: [
-        as_varying(array, over) for array, over in zip(jaxpr_as_fun(closed)(*arrays), axes, strict=True)
-    ]
-
-
-def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], axes: Sequence[frozenset[str]]) -> Any:
-    """The results of both branches, of which each row of a mapped function keeps one.
-
-    This is what JAX makes of a mapped `lax.cond`, done where it is known how the branches' values are typed: all
-    processors run both branches, so that what they send to each other matches.
-    """
-    results = []
-    for closed, is_on in zip(branches, (chosen, ~chosen), strict=True):
-        given = [_guarded(array, is_on) for array in (*closed.consts, *arrays)]
-        results.append(outputs(closed, given))
-    return [
-        jnp.where(as_varying(chosen, over), as_varying(a, over), as_varying(b, over))
-        for a, b, over in zip(*results, [over | varying(chosen) for over in axes], strict=True)
-    ]
-
-
-def _guarded(array: Any, is_on: Any) -> Any:
-    """`array`; no gradient flows back to it from rows that took the other branch, where one could be NaN."""
-    if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
-        return array
-    return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
-
-
-def outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-    """What a program makes of other constants and inputs."""
-    count = len(closed.jaxpr.constvars)
-    return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
-
-
-def _joined(a: Slot, b: Slot) -> Slot:
-    return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
-
-
-class _Branch:
-    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
-
-    structure: Any
-    leaves: list[Any]
-    slots: list[Slot]
-
-    def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot], structure: Any):
-        self.fn, self.operand_slots, self.operand_structure = fn, slots, structure
-        self.region: Region | None = None
-        self.order: list[Shape | None] = []
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        result = bring_in(self.fn(*put_together(arrays, self.operand_slots, self.operand_structure)))
-        self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
-        if self.order:
-            self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
-        self.slots = [slot_of(leaf) for leaf in self.leaves]
-        return numbers([_array(leaf) for leaf in self.leaves], "the result of cond")
-
-    def _brought(self, leaf: Any, dims: Shape | None) -> Any:
-        if dims is None:
-            return leaf
-        leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
-
-
-def _check_same(branches: Sequence[_Branch]) -> None:
-    first, second = branches
-    if first.structure != second.structure:
-        raise TensorError(
-            f"the branches of cond give different trees: {first.structure} and {second.structure}",
-            fix="return the same structure from both",
-        )
-    for a, b in zip(first.leaves, second.leaves, strict=True):
-        if is_tensor(a) != is_tensor(b) or (is_tensor(a) and set(a.dims) != set(b.dims)):
-            raise TensorError(
-                f"the branches of cond give {a!r} and {b!r}", fix="return tensors of the same dims from both"
-            )
-    for branch in branches:
-        branch.order = [leaf.dims if is_tensor(leaf) else None for leaf in first.leaves]
-
-
-def _predicate(value: Any, what: str) -> Any:
-    """One boolean; where a tensor holds it, the same on all processors but for the rows of a mapped function."""
-    if is_tensor(value) and value.dims:
-        raise TensorError(
-            f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
-        )
-    if not is_tensor(value) and not isinstance(value, bool | int | float) and not hasattr(value, "dtype"):
-        raise TensorError(
-            f"{what} got {value!r} for its predicate", fix="give one boolean, e.g. `wf.any(x > 0, over=...)`"
-        )
-    array = jnp.asarray(value.local_array if is_tensor(value) else value)
-    if array.shape != ():
-        raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
-    array = array if array.dtype == bool else array != 0
-    differing = varying(array) - taken_axes()
-    return from_first(array, tuple(sorted(differing))) if is_tensor(value) and differing else array
-
-
-def taken_axes() -> frozenset[str]:
-    """The axes that the dims of mapped functions around this are split over."""
-    return frozenset(region.taken if (region := open_region()) is not None else ())
-
-
-def _differing_by_row(predicate: Any) -> Axes:
-    """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
-    kind = predicate if hasattr(predicate, "manual_axis_type") else jax.typeof(predicate)
-    return tuple(sorted(kind.manual_axis_type.varying & taken_axes()))
-
-
-def _check_agreed(predicate: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
-    """Raises where processors would wait in a loop, or in these branches, for others that never come."""
-    differing = varying(predicate) - taken_axes()
-    if differing and (branches is None or any(_sends(closed.jaxpr) for closed in branches)):
-        raise RegionError(
-            f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "
-            "and a collective under it: some processors would wait for others that never come",
-            state=region.state if (region := open_region()) is not None else "",
-            fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
-        )
-
-
-def _is_sending(eqn: Any) -> bool:
-    if eqn.primitive.name == "pvary":  # its gradient is a sum, unless it is a constant
-        return not all(isinstance(var, Literal) for var in eqn.invars)
-    return eqn.primitive.name in PRIMITIVES
-
-
-def _sends(jaxpr: Any) -> bool:
-    """Whether a program has a collective in it, or something whose gradient is one."""
-    return any(
-        _is_sending(eqn) or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )
