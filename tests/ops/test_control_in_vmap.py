@@ -156,7 +156,8 @@ def test_processors_turn_a_loop_together_where_rows_end_it_at_different_turns(ne
 
 def test_a_loop_in_which_nothing_is_sent_waits_for_nobody():
     def one(z):
-        return wf.while_loop(lambda s: wf.sum(s, over="c") < 60, lambda s: 2 * s + 1, z)
+        start = (wf.zeros([], dtype="int32"), z)
+        return wf.while_loop(lambda s: wf.sum(s[1], over="c") < 60, lambda s: (s[0] + 1, 2 * s[1] + 1), start)
 
     def sent(layout):
         return str(wf.trace(wf.vmap(one, over="n"), Z, mesh=MESH, layout=layout))
@@ -194,6 +195,32 @@ def test_a_map_of_a_constant_may_close_over_what_is_split():
         found = jax.tree.leaves(wf.spmd(both, mesh=MESH, layout=layout)(Z, W))
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_see_only_the_branch_and_the_turns_that_are_theirs(capfd):
+    def shown(z):
+        wf.check(wf.sum(z, over="c") > 0, "not positive", z=z)
+        wf.print("row {:.0f}", wf.sum(z, over="c"))
+        return 3 * z
+
+    def one(z):
+        z = wf.cond(wf.sum(z, over="c") > 0, shown, lambda z: z, z)
+
+        def turn(s):
+            wf.check(wf.max(s, over="c") < 20, "large", s=s)
+            wf.print("turn of {:.0f}", wf.max(z, over="c"))
+            return 2 * s
+
+        return wf.while_loop(lambda s: wf.max(s, over="c") < 20, turn, wf.abs(z))
+
+    rows = wf.tensor(np.repeat(np.array([[1], [-1], [2], [-20]], "float32"), 4, 1), [n, c])
+    lines = ["row 4", "row 8", *["turn of -1"] * 5, *["turn of 3"] * 3, *["turn of 6"] * 2]
+    for layout in (None, "n:y,c:x"):
+        net = wf.vmap(one, over="n")
+        found = net(rows) if layout is None else wf.spmd(net, mesh=MESH, layout=layout)(rows)
+        np.testing.assert_array_equal(found.array[:, 0], [24, 32, 24, 20])
+        jax.effects_barrier()
+        assert sorted(capfd.readouterr().out.splitlines()) == sorted(lines)
 
 
 # ---- padded dims: the rows of padding are nobody's

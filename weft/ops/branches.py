@@ -19,6 +19,7 @@ from ..errors import TensorError
 from ..layout import Axes, Region
 from ..tensor import is_tensor, make
 from .collectives import as_varying, varying
+from .debug import only_where
 from .elementwise import aligned
 from .meet import brought, common_region, need_function, with_layout
 from .predicates import check_agreed, differing_by_row, one_boolean
@@ -41,8 +42,8 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
     arrays, slots, structure = take_apart(bring_in(operands))
     arrays = numbers(arrays, "the operands of cond")
     branches = [
-        _Branch(recorded_block(fn, name), slots, structure)
-        for fn, name in ((on_true, "on_true"), (on_false, "on_false"))
+        _Branch(recorded_block(fn, name), is_on, slots, structure)
+        for fn, name, is_on in ((on_true, "on_true", lambda: chosen), (on_false, "on_false", lambda: ~chosen))
     ]
     traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)
@@ -117,13 +118,14 @@ class _Branch:
     leaves: list[Any]
     slots: list[Slot]
 
-    def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot], structure: Any):
-        self.fn, self.operand_slots, self.operand_structure = fn, slots, structure
+    def __init__(self, fn: Callable[..., Any], is_on: Callable[[], Any], slots: Sequence[Slot], structure: Any):
+        self.fn, self.is_on, self.operand_slots, self.operand_structure = fn, is_on, slots, structure
         self.region: Region | None = None
         self.order: list[Shape | None] = []
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        result = bring_in(self.fn(*put_together(arrays, self.operand_slots, self.operand_structure)))
+        with only_where(self.is_on):
+            result = bring_in(self.fn(*put_together(arrays, self.operand_slots, self.operand_structure)))
         self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
         if self.order:
             self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]

@@ -5,6 +5,7 @@ loop, so its gradient is summed once, after it. A mapped loop that each row ends
 equally often on all processors where they send to each other in it.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,10 @@ from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .collectives import all_max, as_varying, varying
+from .debug import only_where
 from .elementwise import aligned
 from .index import only
+from .mapping import is_mapped
 from .meet import brought, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .padding import need_no_padding
@@ -229,14 +232,18 @@ class _While(_Loop):
     """The body and the condition of a while loop, traced on a carry of the type that the body gives back."""
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
-        super().__init__(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
-
-        def ask(arrays: Sequence[Any]) -> Any:
-            array = one_boolean(condition(put_together(arrays, self.slots, self.structure)), "while_loop")
+        def ask(carry: Any) -> Any:
+            array = one_boolean(condition(carry), "while_loop")
             check_agreed(array, "while_loop")
             return array
 
-        self.asked = jax.make_jaxpr(ask)(self.carry)
+        def turn(carry: Any) -> tuple[Any, Any]:
+            # Mapped, the body runs on for rows that are done.
+            with only_where(lambda: ask(carry)) if is_mapped() else contextlib.nullcontext():
+                return body(carry), ()
+
+        super().__init__(turn, carry, "while_loop", lambda trace: trace())
+        self.asked = jax.make_jaxpr(lambda arrays: ask(put_together(arrays, self.slots, self.structure)))(self.carry)
 
     def holds(self, arrays: Sequence[Any]) -> Any:
         return jaxpr_as_fun(self.asked)(*arrays)[0]

@@ -4,8 +4,10 @@ Where the dim is split its axes are taken: nothing inside may use them, and what
 them first, so that each example's gradient is its own.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,6 +24,22 @@ from .move import common, relocate, result, settle
 from .padding import filled
 from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+
+_is_mapped: contextvars.ContextVar[bool] = contextvars.ContextVar("inside a mapped function", default=False)
+
+
+@contextlib.contextmanager
+def _mapped() -> Iterator[None]:
+    token = _is_mapped.set(True)
+    try:
+        yield
+    finally:
+        _is_mapped.reset(token)
+
+
+def is_mapped() -> bool:
+    """Whether what is traced now is for one row of a mapped function."""
+    return _is_mapped.get()
 
 
 def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
@@ -43,7 +61,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         found: list[Any] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            with opened(inner or open_region()):
+            with opened(inner or open_region()), _mapped():
                 given = map_tensors(
                     lambda x: with_layout(x, inner or x._region), fn(*put_together(arrays, slots, structure))
                 )
