@@ -105,3 +105,12 @@ def test_reading_a_region_traces_it_no_second_time():
     for _ in range(3):
         state, _ = step(state, x, None)
     assert len(calls) == before + 1
+
+
+def test_who_asks_for_a_slice_may_look_along_it():
+    def louder_where_a_slice_is_loud(x):
+        return wf.cond(jnp.max(x.local_array) > 1, lambda x: 2 * x, lambda x: x, x)
+
+    found = wf.spmd(louder_where_a_slice_is_loud, mesh="x=4", layout="batch:x")(x)
+    is_loud = np.repeat(np.asarray(x.array).reshape(4, 8).max(1) > 1, 2)
+    np.testing.assert_array_equal(found.array, np.where(is_loud[:, None], 2, 1) * x.array)

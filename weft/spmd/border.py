@@ -62,7 +62,7 @@ class Traced:
     """Whether every value of a train step's update is typed with how it lies; false where an optimizer cannot be."""
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], *args: Any, state: str) -> "Traced":
+    def of(cls, fn: Callable[..., Any], *args: Any, state: str = "") -> "Traced":
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
         check_slices(closed, state)

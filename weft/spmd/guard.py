@@ -3,7 +3,8 @@
 A tensor is a pytree, so inside a region `jax.tree.map(jax.nn.softmax, x)` or an Optax transformation reaches its
 slice. What works on each value alone is right on slices too; a sum, a sort or a product would be that of one slice,
 and numbers by place (`jnp.arange`, `jax.random`) would begin anew on each. The traced region is read once, before
-it is compiled, for such work on slices outside every op of Weft. Who sends by hand knows of slices, and is let be.
+it is compiled, for such work on slices outside every op of Weft. Who asks for a slice by `.local_array`, or sends by
+hand, knows of slices, and is let be.
 """
 
 import os
@@ -19,8 +20,10 @@ from ..errors import TensorError, short_path
 from ..ops.collectives import PRIMITIVES
 from ..ops.elementwise import is_elementwise
 from ..record import is_source, is_within_op
+from ..tensor import SLICE
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
@@ -35,6 +38,10 @@ class Guarded:
             check_slices(self.jitted.trace(*args).jaxpr, self.state)
             self.is_read = True
         return self.jitted(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """As `jax.jit`'s."""
+        return self.jitted.lower(*args)
 
 
 def check_slices(closed: Any, state: str) -> None:
@@ -64,6 +71,8 @@ class _Reader:
         self.sends = False
         self.uniform: set[Any] = set()
         """Arrays whose numbers are all the same, so that their slices are too."""
+        self.asked: set[Any] = set()
+        """What was made of slices that were asked for."""
 
     def read(self, jaxpr: Any, scopes: str, caller: Any) -> None:
         """Reads equations that stand in these scopes; `caller` is the equation they all are part of, if any."""
@@ -71,12 +80,19 @@ class _Reader:
             within = f"{scopes}/{eqn.source_info.name_stack}"
             if is_within_op(within) or "transpose(" in within:  # a gradient is right where what it is of is
                 continue
+            if self._is_asked(eqn):
+                self.asked.update(eqn.outvars)
+                continue
             bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
             for body in bodies:
                 self.read(body, within, caller or (eqn if _is_function_of_jax(body) else None))
             if not bodies and (work := self._work_on_slices(eqn)) and (line := _foreign_line(caller or eqn)):
                 self.sends = self.sends or eqn.primitive.name in PRIMITIVES
                 self.found = self.found or (work, line)
+
+    def _is_asked(self, eqn: Any) -> bool:
+        is_named = eqn.primitive.name == "name" and eqn.params["name"] == SLICE
+        return is_named or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
 
     def _work_on_slices(self, eqn: Any) -> str:
         """What an equation does that is not the same on slices as on the whole; nothing if it is."""
@@ -87,7 +103,7 @@ class _Reader:
         if name == "pvary":
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
-        elif not is_elementwise(name):
+        elif not is_elementwise(name) and name not in _OF_KEYS:
             if any(x.aval.manual_axis_type.varying for x in arrays):
                 return f"looks along one processor's slice (`{name}`)"
             return ""
