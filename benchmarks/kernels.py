@@ -1,12 +1,13 @@
 """Pallas kernels inside regions, on a GPU: one compiled by Triton, one by Mosaic, each with its own backward kernel.
 
 Compares value and gradients of `wf.local(kernel, ...)` in a region with the same function in plain JAX, and their
-times in one run. On a machine without a GPU the kernels are interpreted, and only the numbers mean something.
+times in one run. On a machine without a GPU the first is interpreted, and only its numbers mean something.
 
     python benchmarks/kernels.py
 """
 
 import argparse
+import inspect
 import sys
 import time
 
@@ -20,22 +21,43 @@ import weft as wf
 ROWS, COLS = 64, 128  # of a block
 
 
-def params_of(compiler):
-    """What says by which compiler a kernel is compiled; none where it is interpreted."""
-    if jax.default_backend() != "gpu":
-        return {"interpret": True}
-    if compiler == "triton":
-        from jax.experimental.pallas import triton
+def by_triton(kernel, results, *arrays):
+    """A kernel over blocks of some matrices, compiled by Triton; interpreted where there is no GPU."""
+    shape = arrays[0].shape
+    block = pl.BlockSpec((ROWS, COLS), lambda i, j: (i, j))
+    return pl.pallas_call(
+        kernel,
+        [jax.ShapeDtypeStruct(shape, arrays[0].dtype)] * results,
+        grid=(shape[0] // ROWS, shape[1] // COLS),
+        in_specs=[block] * len(arrays),
+        out_specs=[block] * results,
+        interpret=jax.default_backend() != "gpu",
+    )(*arrays)
 
-        return {"compiler_params": triton.CompilerParams()}
-    from jax.experimental.pallas import mosaic_gpu
 
-    return {"compiler_params": mosaic_gpu.CompilerParams()}
+def by_mosaic(kernel, results, *arrays):
+    """The same compiled by Mosaic: a pipeline of copies to shared memory along the columns, for each block of rows."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    shape = arrays[0].shape
+
+    def body(*refs):
+        block = plgpu.BlockSpec((ROWS, COLS), lambda j: (jax.lax.axis_index("i"), j))
+        plgpu.emit_pipeline(
+            lambda _, *tiles: kernel(*tiles),
+            grid=(shape[1] // COLS,),
+            in_specs=[block] * len(arrays),
+            out_specs=[block] * results,
+            max_concurrent_steps=2,
+        )(*refs)
+
+    out = [jax.ShapeDtypeStruct(shape, arrays[0].dtype)] * results
+    named = "out_type" if "out_type" in inspect.signature(plgpu.kernel).parameters else "out_shape"
+    return plgpu.kernel(body, **{named: out}, grid=(shape[0] // ROWS,), grid_names=("i",))(*arrays)
 
 
-def gate(compiler):
+def gate(call):
     """`tanh(a) * b` of two matrices, by a forward and a backward kernel over blocks."""
-    how = params_of(compiler)
 
     def forward_kernel(a, b, out):
         out[...] = jnp.tanh(a[...]) * b[...]
@@ -44,14 +66,6 @@ def gate(compiler):
         t = jnp.tanh(a[...])
         da[...] = g[...] * b[...] * (1 - t * t)
         db[...] = g[...] * t
-
-    def call(kernel, results, *arrays):
-        shape = arrays[0].shape
-        block = pl.BlockSpec((ROWS, COLS), lambda i, j: (i, j))
-        out = [jax.ShapeDtypeStruct(shape, arrays[0].dtype)] * results
-        grid = (shape[0] // ROWS, shape[1] // COLS)
-        specs = dict(in_specs=[block] * len(arrays), out_specs=[block] * results)
-        return pl.pallas_call(kernel, out, grid=grid, **specs, **how)(*arrays)
 
     @jax.custom_vjp
     def run(a, b):
@@ -85,8 +99,9 @@ def main():
     unit = seconds(plain, a.array, b.array)
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, {rows} x {8 * COLS} float32, mesh {mesh}")
     worst = 0.0
-    for compiler in ("triton", "mosaic"):
-        kernel = gate(compiler)
+    compilers = {"Triton": by_triton, "Mosaic": by_mosaic} if jax.default_backend() == "gpu" else {"Triton": by_triton}
+    for compiler, call in compilers.items():
+        kernel = gate(call)
 
         def loss(a, b, kernel=kernel):
             return wf.mean(wf.sin(wf.local(kernel, a, b, out=a.dims)), over=[batch, d_ff])
