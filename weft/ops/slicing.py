@@ -16,7 +16,7 @@ from jax import lax
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
-from ..tensor import Tensor, is_tensor, make
+from ..tensor import Tensor, is_tensor, make, need_room
 from .along import ANYTHING, Along, places
 from .collectives import first_place, permute
 from .create import arange
@@ -107,7 +107,7 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
         dims, along.meeting.placement(along.x.dims), strict=True))  # fmt: skip
-    return settle(array, dims, have, along.meeting.region, partial=along.axes)
+    return settle(array, dims, have, along.meeting.region, partial=along.axes, one_holds=True)
 
 
 def _one_integer(value: Any, fact: str, fix: str) -> Any:
@@ -148,6 +148,7 @@ def _check_filling(x: Tensor, value: Any) -> None:
     value = operand(value, "filling")
     if is_tensor(value) and value.dims:
         raise TensorError(f"{x!r} was to be filled with {value!r}", fix="give one number to fill with, e.g. 0")
+    need_room(value, x.dtype)
     need_kind(
         x.dtype,
         jnp.result_type(value.local_array if is_tensor(value) else value),
