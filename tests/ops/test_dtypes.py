@@ -282,6 +282,8 @@ ORDER = {
 
 MOVE = {
     "slice": Row(lambda x: x["n", 2:6], lambda x: x[2:6]),
+    "every other": Row(lambda x: x["n", ::2], lambda x: x[::2]),
+    "backwards": Row(lambda x: x["n", ::-1], lambda x: x[::-1]),
     "pad": Row(lambda x: wf.pad(x, over="n", before=3, after=5), lambda x: jnp.pad(x, [(3, 5), (0, 0)])),
     "pad with -0": Row(
         lambda x: wf.pad(x, over="n", before=3, after=5, value=-0.0),
