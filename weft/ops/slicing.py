@@ -366,8 +366,9 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
         first, last, step = at.indices(dim.count)
         found = builtins.range(first, last, step)
         if not found:
+            shown = f"{first}:{last}" if step == 1 else f"{first}:{last}:{step}"
             raise DimError(
-                f"the stretch {first}:{last}{'' if step == 1 else f':{step}'} of `{dim.name}` (size {dim.count}) is empty",
+                f"the stretch {shown} of `{dim.name}` (size {dim.count}) is empty",
                 fix="take at least one place, e.g. 0:1",
             )
         if step != 1:
