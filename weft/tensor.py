@@ -126,7 +126,8 @@ class Tensor(Operators):
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._whole_value("np.asarray()"), dtype)[self._dims.values]
+        whole = np.asarray(self._whole_value("np.asarray()"), dtype)
+        return whole[self._dims.values] if self._dims.is_padded else whole
 
     def __float__(self) -> float:
         return float(self._one_value("float()"))

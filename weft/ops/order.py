@@ -205,9 +205,7 @@ def _running_max(a: Any, position: int) -> Any:
     """The running maximum along an axis; of equal values the first stays, however the work is cut."""
     keys = as_ordered(lax.stop_gradient(a))
     best = lax.cummax(keys, axis=position)
-    before = lax.slice_in_dim(best, 0, a.shape[position] - 1, axis=position)
-    is_new = lax.slice_in_dim(keys, 1, None, axis=position) > before
-    is_new = jnp.concatenate([jnp.ones_like(lax.slice_in_dim(is_new, 0, 1, axis=position)), is_new], axis=position)
+    is_new = keys > jnp.roll(best, 1, axis=position)  # at the first place, whatever it says, the place is 0
     places = jnp.where(is_new, lax.broadcasted_iota("int32", a.shape, position), 0)
     return _picked(a, lax.cummax(places, axis=position), position)
 

@@ -162,6 +162,8 @@ def _check_order(low: Any, high: Any, what: str, name: str) -> None:
 
 
 def _whole(value: Any, what: str) -> Any:
+    if isinstance(value, int) and not -(2**31) <= value < 2**32 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise TensorError(f"`{what}` is {value}, which 32 bits cannot hold", fix=f"give at most {2**32 - 1}")
     value = _number(value, what)
     dtype = getattr(value, "dtype", None)
     if isinstance(value, bool) or not (isinstance(value, int) or (dtype is not None and dtype.kind in "iu")):
