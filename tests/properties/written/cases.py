@@ -1,6 +1,8 @@
 """One program and its layouts, of whichever kind, as the workers run them: what came of each pair."""
 
+import collections
 import random
+import re
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -14,11 +16,16 @@ from tests.properties import agreement, programs
 from tests.properties import layouts as form_layouts
 from tests.properties.written import judging, training
 from tests.properties.written.drawing import RawError
-from tests.properties.written.families import draw_written, family_of
+from tests.properties.written.families import draw_written
 from tests.properties.written.layouts import MESHES, draw_layout, kind_of_layout, wrong_in
-from tests.properties.written.program import Written, reproduction, weft_run
+from tests.properties.written.program import reproduction
+from tests.properties.written.shrinking import shrunk, under_layout
 
 BAD = ("wrong", "raw", "refused wrongly", "hung", "aborted")
+
+
+# How often a worker has met each kind of finding: the first of them are made smaller.
+seen: collections.Counter[str] = collections.Counter()
 
 
 @dataclass
@@ -62,49 +69,17 @@ class WrittenCase:
 
     def under(self, mesh: str, layout: str) -> list[tuple[str, str]]:
         """On a layout against no mesh: what differs."""
-        return under(self.program, self.here, mesh, layout)
+        return under_layout(self.program, self.here, mesh, layout)
 
     def wrong_in(self, error: wf.WeftError, mesh: str, layout: str) -> str:
         return wrong_in(error, self.program, mesh, layout)
 
     def smaller(self, mesh: str, layout: str, about: str) -> str:
         """The shortest part that fails by itself, printed."""
-        return smaller(self.program, mesh, layout)
-
-
-def under(program: Written, here: judging.Answer, mesh: str, layout: str) -> list[tuple[str, str]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", wf.WeftWarning)
-        result = wf.spmd(weft_run(program), mesh=mesh, layout=layout)(program.inputs())
-    return judging.differences(program, judging.answer(program, result), here)
-
-
-def smaller(program: Written, mesh: str, layout: str) -> str:
-    """A shorter program and layout that still differ or fail, as text."""
-    found = program, layout
-    for output in program.outputs:
-        part = program.leading_to(output)
-        if len(part.statements) < len(found[0].statements) and fails(part, mesh, layout):
-            found = part, layout
-            break
-    rules = found[1].split(",")
-    for rule in list(rules):
-        rest = [r for r in rules if r != rule]
-        if rest and fails(found[0], mesh, ",".join(rest)):
-            rules = rest
-    return reproduction(found[0], mesh, ",".join(rules))
-
-
-def fails(program: Written, mesh: str, layout: str) -> bool:
-    try:
-        here, plainly = judging.on_one_processor(program)
-        if judging.differences(program, here, plainly):
-            return not layout
-        return bool(under(program, here, mesh, layout)) if layout else False
-    except wf.WeftError:
-        return False
-    except Exception:
-        return True
+        seen[about] += 1
+        if seen[about] > 2:
+            return self.text(mesh, layout)
+        return reproduction(*shrunk(self.program, mesh, layout))
 
 
 class FormCase:
@@ -150,17 +125,16 @@ class FormCase:
         return self.text(mesh, layout)
 
 
-def make_case(seed: int, index: int) -> Any:
-    rng, family = random.Random(f"{seed}/{index}"), family_of(index)
+def make_case(seed: int, index: int, family: str) -> Any:
+    rng = random.Random(f"{seed}/{index}")
     kinds = {"forms": FormCase, "train": training.TrainCase}
     return kinds.get(family, WrittenCase)(rng, family), rng
 
 
-def run_case(seed: int, index: int, layouts: int, skip: int, tell: Any) -> Iterator[Outcome]:
+def run_case(seed: int, index: int, family: str, *, layouts: int, skip: int, tell: Any) -> Iterator[Outcome]:
     """The outcomes of a program's pairs; `tell` hears what is about to run, should it never come back."""
-    family = family_of(index)
     try:
-        case, rng = make_case(seed, index)
+        case, rng = make_case(seed, index, family)
     except RawError as error:
         yield Outcome("raw", f"on whole tensors: {first_line(error)}", str(error), str(error), family=family)
         return
@@ -218,9 +192,10 @@ def run_pair(case: Any, mesh: str, layout: str) -> Outcome:
     except wf.WeftError as error:
         if not (wrong := case.wrong_in(error, mesh, layout)):
             return Outcome("refused", error.fact.split("`")[0].strip())
-        return Outcome("refused wrongly", error.fact, f"{wrong}: {error}", case.smaller(mesh, layout, ""))
+        about = general(error.fact)
+        return Outcome("refused wrongly", about, f"{wrong}: {error}", case.smaller(mesh, layout, about))
     except Exception as error:
-        about = f"{type(error).__name__}: {first_line(error)}"
+        about = f"{type(error).__name__}: {general(first_line(error))}"
         return Outcome("raw", about, detail_of(error), case.smaller(mesh, layout, about))
     if not found:
         return Outcome("equal")
@@ -233,6 +208,11 @@ def run_pair(case: Any, mesh: str, layout: str) -> Outcome:
 def first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0][:160] if lines else ""
+
+
+def general(fact: str) -> str:
+    """A fact without its names and sizes."""
+    return re.sub(r"\d+", "N", re.sub(r"\[[^\]]*\]", "[.]", re.sub(r"`[^`]*`", "`.`", fact)))
 
 
 def detail_of(error: Exception) -> str:

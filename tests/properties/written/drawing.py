@@ -7,6 +7,7 @@ anything but a WeftError comes up is a finding.
 import contextlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,9 @@ import numpy as np
 import weft as wf
 
 # One or two letters a dim; the long names are those that loops of weft's own go by.
-SIZES = {"a": 8, "b": 8, "f": 8, "n": 4, "m": 4, "c": 4, "e": 4, "q": 2, "r": 2, "h": 6, "microbatch": 4, "step": 4}
-FOLLOWS = {"f": "a"}
-MOST_DIMS, MOST_VALUES, LARGEST = 4, 512, 16
+SIZES = {"a": 4, "b": 8, "g": 4, "n": 4, "m": 4, "c": 4, "e": 4, "q": 2, "r": 2, "h": 6, "microbatch": 4, "step": 4}
+FOLLOWS = {"g": "a"}
+MOST_DIMS, MOST_VALUES, LARGEST = 4, 128, 16
 
 FLOATS = ("float32", "bfloat16", "float16")
 WHOLE_NUMBERS = ("int32", "int8", "int16", "uint8", "uint32")
@@ -87,7 +88,7 @@ class Leaf:
         values = np.array2string(
             self.array.ravel(), threshold=10**6, separator=", ", floatmode="unique", max_line_width=10**6
         )
-        values = values.replace("nan", "np.nan").replace("inf", "np.inf")
+        values = re.sub(r"\b(nan|inf)\b", r"np.\1", re.sub(" +", " ", values)).replace("True", "1").replace("False", "0")
         sizes = f".reshape({', '.join(str(d.size) for d in self.dims)})" if self.dims else ".reshape(())"
         make = "parameter" if self.is_parameter else "tensor"
         array = f"np.array({values}).astype(jnp.{'bool_' if self.dtype == 'bool' else self.dtype}){sizes}"

@@ -25,18 +25,14 @@ class Family:
 
 
 FAMILIES = {
-    "control": Family(("float32",) * 5 + ("int32", "bool"), ("small", "small", "normal"), 0.75, 0.3, 0.1, 2),
-    "dtypes": Family(DTYPES, ("small", "special", "zeros", "huge"), 0.0, 0.1, 0.1, 3),
-    "stored": Family(("float32",) * 4 + ("bfloat16",), ("small", "normal"), 0.4, 0.8, 0.3, 3),
-    "train": Family(("float32",), ("normal",), 0.3, 0.7, 0.15, 3),
+    "control": Family(("float32",) * 5 + ("int32", "bool"), ("small", "small", "normal"), 0.65, 0.3, 0.1, 2),
+    "dtypes": Family(DTYPES, ("small", "small", "small", "special", "special", "zeros", "huge"), 0.0, 0.1, 0.1, 3),
+    "stored": Family(("float32",) * 4 + ("bfloat16",), ("small", "normal"), 0.3, 0.8, 0.3, 3),
+    "train": Family(("float32",), ("normal",), 0.2, 0.7, 0.15, 3),
     "wide": Family(WIDE, ("small", "special", "zeros", "normal"), 0.2, 0.2, 0.1, 3),
 }
 # In this order over and over; those called `wide` run where 64 bits are on.
 ORDER = ("control", "dtypes", "control", "stored", "dtypes", "control", "forms", "train", "dtypes", "wide")
-
-
-def family_of(index: int) -> str:
-    return ORDER[index % len(ORDER)]
 
 
 def draw_written(rng: random.Random, family: str) -> Written:
@@ -51,7 +47,8 @@ def draw_written(rng: random.Random, family: str) -> Written:
         if family == "control":
             with drawing.undone_unless(lambda: bool(scope.lines)):
                 x = drawing.leaves[0].name
-                CONTROL[rng.choice(["vmap", "vmap", *sorted(CONTROL)])](scope, x, drawing.known[x])
+                word = "vmap" if rng.random() < 0.5 else rng.choice(sorted(CONTROL))
+                CONTROL[word](scope, x, drawing.known[x])
         draw_steps(scope, how.most_steps)
         if drawing.statements:
             return finished(drawing)

@@ -17,15 +17,26 @@ def indented(text: str) -> str:
 
 def draw_steps(s: Scope, most: int) -> None:
     """A few steps in a scope, one in another now and then."""
-    wanted, tries = len(s.lines) + s.rng.randint(1, most), 0
+    wanted, tries = len(s.lines) + s.rng.choice([1, 1, most]), 0
     while len(s.lines) < wanted and tries < 5 * most:
         tries += 1
         if (x := some_variable(s)) is not None:
-            is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting
+            is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.8**s.depth
             table = CONTROL if is_nested else OPS
             with s.drawing.undone_unless(lambda: len(s.lines) > count):
                 count = len(s.lines)
-                table[s.rng.choice(sorted(table))](s, x, s.all_known[x])
+                table[s.rng.choice(weighed(table, s.drawing.style))](s, x, s.all_known[x])
+
+
+# What sends in most ways is drawn more often.
+OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2, "vmap": 2}
+OF_HUGE = ("reduce", "reduce", "reduce_exactly", "unary", "slice", "running")
+
+
+def weighed(table, style: str) -> list[str]:
+    if style == "huge" and table is OPS:
+        return list(OF_HUGE)
+    return [name for name in sorted(table) for _ in range(OFTEN.get(name, 1))]
 
 
 def some_variable(s: Scope) -> str | None:
@@ -120,7 +131,7 @@ def vmap(s, x, k):
                 body.receives(name, shape, s.all_known[other])
                 given.append(other)
                 taken.append(name)
-    draw_steps(body, 3)
+    draw_steps(body, 2)
     result = list(body.known)[-1] if s.rng.random() < 0.5 else closed(body, z)
     before = f"def {fn}({', '.join(taken)}):\n{body.written()}    return {result}\n"
     return s.bind(

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +27,11 @@ class Settings:
     layouts: int
     limit_s: float
     folder: Path
+    order: tuple[str, ...]
+
+    def family(self, index: int) -> str:
+        """The kind of the program of this number."""
+        return self.order[index % len(self.order)]
 
 
 @dataclass
@@ -56,7 +61,9 @@ def serve(connection: Connection, settings: Settings, is_wide: bool) -> None:
 
     done = 0
     while (job := connection.recv()) is not None:
-        for outcome in run_case(settings.seed, *job[:1], settings.layouts, job[1], lambda x: connection.send(("runs", x))):
+        index, skip = job
+        how = dict(layouts=settings.layouts, skip=skip, tell=lambda x: connection.send(("runs", x)))
+        for outcome in run_case(settings.seed, index, settings.family(index), **how):
             connection.send(("came", outcome.as_dict()))
         done += 1
         if done % 10 == 0:
@@ -67,16 +74,16 @@ def serve(connection: Connection, settings: Settings, is_wide: bool) -> None:
 class Pool:
     """Runs programs by number in workers, those of 64 bits in workers of their own."""
 
-    def __init__(self, count: int, settings: Settings, is_wide: Callable[[int], bool]):
-        self.settings, self.is_wide = settings, is_wide
+    def __init__(self, count: int, settings: Settings, first: int = 0):
+        self.settings, self.following = settings, first
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.properties.written.cases"])
         self.waiting: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
-        self.following = 0
-        self.workers = [self._start(count > 2 and i == 0) for i in range(count)]
+        wide = {family == "wide" for family in settings.order}
+        self.workers = [self._start(wide == {True} or (count > 2 and i == 0 and True in wide)) for i in range(count)]
 
     def _start(self, is_wide: bool) -> Worker:
         ours, theirs = self.context.Pipe()
@@ -88,7 +95,7 @@ class Pool:
     def _job_for(self, worker: Worker) -> tuple[int, int]:
         """The next program for a worker; those that are not for it are put by."""
         while not self.waiting[worker.is_wide]:
-            self.waiting[self.is_wide(self.following)].append((self.following, 0))
+            self.waiting[self.settings.family(self.following) == "wide"].append((self.following, 0))
             self.following += 1
         return self.waiting[worker.is_wide].pop(0)
 
