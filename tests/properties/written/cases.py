@@ -18,6 +18,7 @@ from tests.properties.written import judging, training
 from tests.properties.written.drawing import RawError
 from tests.properties.written.families import draw_written
 from tests.properties.written.layouts import MESHES, draw_layout, kind_of_layout, wrong_in
+from tests.properties.written.ledgers import ledger_differences
 from tests.properties.written.program import reproduction
 from tests.properties.written.shrinking import shrunk, under_layout
 
@@ -52,6 +53,7 @@ class WrittenCase:
     def __init__(self, rng: random.Random, family: str):
         self.family, self.program = family, draw_written(rng, family)
         self.words = sorted(self.program.words)
+        self.reads_ledgers = rng.random() < 0.1
 
     def text(self, mesh: str, layout: str) -> str:
         return reproduction(self.program, mesh, layout)
@@ -68,8 +70,9 @@ class WrittenCase:
         return judging.is_too_near(self.program, self.plainly)
 
     def under(self, mesh: str, layout: str) -> list[tuple[str, str]]:
-        """On a layout against no mesh: what differs."""
-        return under_layout(self.program, self.here, mesh, layout)
+        """On a layout against no mesh: what differs; and now and then, what its ledger does not say."""
+        found = under_layout(self.program, self.here, mesh, layout)
+        return found or (ledger_differences(self.program, mesh, layout) if self.reads_ledgers else [])
 
     def wrong_in(self, error: wf.WeftError, mesh: str, layout: str) -> str:
         return wrong_in(error, self.program, mesh, layout)
@@ -174,7 +177,9 @@ def run_alone(case: Any, family: str) -> tuple[Outcome, bool]:
     try:
         found = case.alone()
     except wf.WeftError as error:
-        return Outcome("refused wrongly", f"with no mesh: {error.fact}", str(error), case.text("x=1", ""), **known), True
+        return Outcome(
+            "refused wrongly", f"with no mesh: {error.fact}", str(error), case.text("x=1", ""), **known
+        ), True
     except Exception as error:
         about = f"with no mesh: {type(error).__name__}: {first_line(error)}"
         return Outcome("raw", about, detail_of(error), case.text("x=1", ""), **known), True

@@ -88,7 +88,9 @@ class Leaf:
         values = np.array2string(
             self.array.ravel(), threshold=10**6, separator=", ", floatmode="unique", max_line_width=10**6
         )
-        values = re.sub(r"\b(nan|inf)\b", r"np.\1", re.sub(" +", " ", values)).replace("True", "1").replace("False", "0")
+        values = (
+            re.sub(r"\b(nan|inf)\b", r"np.\1", re.sub(" +", " ", values)).replace("True", "1").replace("False", "0")
+        )
         sizes = f".reshape({', '.join(str(d.size) for d in self.dims)})" if self.dims else ".reshape(())"
         make = "parameter" if self.is_parameter else "tensor"
         array = f"np.array({values}).astype(jnp.{'bool_' if self.dtype == 'bool' else self.dtype}){sizes}"
@@ -128,8 +130,8 @@ class Statement:
 class Known:
     """What is known of a variable: dims and dtype, and two things about its values.
 
-    `exact`: its bits follow from the arguments' alone, in whatever order sums are taken. `even`: so do its values, being
-    small multiples of one power of two, so that comparing them is safe.
+    `exact`: its bits follow from the arguments' alone, in whatever order sums are taken. `even`: so do its values,
+    being small multiples of one power of two, so that comparing them is safe.
     """
 
     shape: Any
@@ -160,6 +162,7 @@ class Drawing:
     known: dict[str, Known] = field(default_factory=dict)
     shapes: list[list[wf.Dim]] = field(default_factory=list)
     whole: set[str] = field(default_factory=set)
+    mapped: set[str] = field(default_factory=set)
     words: set[tuple[str, str]] = field(default_factory=set)
     differentiable: bool = True
     # Whether a choice is made by values that rounding may have changed.
@@ -183,12 +186,13 @@ class Drawing:
         return leaf.name
 
     @contextlib.contextmanager
-    def undone_unless(self, succeeded: Callable[[], bool]) -> Iterator[None]:
-        """What is drawn inside stays only if it came to something."""
+    def undone_unless_longer(self, lines: list[str]) -> Iterator[None]:
+        """What is drawn inside stays only if it came to a line."""
+        count = len(lines)
         counts = len(self.leaves), len(self.shapes)
         before = set(self.whole), set(self.words), self.differentiable, self.fragile
         yield
-        if not succeeded():
+        if len(lines) == count:
             for leaf in self.leaves[counts[0] :]:
                 del self.known[leaf.name]
             del self.leaves[counts[0] :], self.shapes[counts[1] :]
@@ -235,9 +239,11 @@ class Scope:
         """A variable that can meet one of these dims."""
         sizes = {d.name: d for d in dims}
         found = self.usable(
-            lambda k: all(sizes.get(d.name, d) == d for d in k.dims)
-            and fits([*dims, *(d for d in k.dims if d.name not in sizes)])
-            and (dtype is None or k.dtype == dtype)
+            lambda k: (
+                all(sizes.get(d.name, d) == d for d in k.dims)
+                and fits([*dims, *(d for d in k.dims if d.name not in sizes)])
+                and (dtype is None or k.dtype == dtype)
+            )
         )
         return self.rng.choice(found) if found else None
 

@@ -8,6 +8,7 @@ import weft as wf
 from tests.properties.written.drawing import DTYPES, FOLLOWS, SIZES, WIDE, Drawing, Scope, fits
 from tests.properties.written.ops_control import CONTROL, draw_steps
 from tests.properties.written.ops_moving import OPS  # noqa: F401
+
 from tests.properties.written import ops_values  # noqa: F401  isort: skip
 from tests.properties.written.program import Written, finished
 
@@ -45,7 +46,7 @@ def draw_written(rng: random.Random, family: str) -> Written:
         for _ in range(rng.randint(2, 3)):
             drawing.leaf(_shape(rng, drawing), dtype if rng.random() < 0.7 else rng.choice(how.dtypes))
         if family == "control":
-            with drawing.undone_unless(lambda: bool(scope.lines)):
+            with drawing.undone_unless_longer(scope.lines):
                 x = drawing.leaves[0].name
                 word = "vmap" if rng.random() < 0.5 else rng.choice(sorted(CONTROL))
                 CONTROL[word](scope, x, drawing.known[x])

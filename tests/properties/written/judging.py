@@ -53,7 +53,9 @@ def on_one_processor(program: Written) -> tuple[Answer, Answer]:
 
 def rounding(program: Written, answers: Answer) -> float:
     """How far two orders of summation may lie apart, relative to the largest value."""
-    dtypes = [x.dtype for x in (*answers.values, *answers.gradients)] + [np.dtype(leaf.dtype) for leaf in program.leaves]
+    dtypes = [x.dtype for x in (*answers.values, *answers.gradients)] + [
+        np.dtype(leaf.dtype) for leaf in program.leaves
+    ]
     narrow = [float(jnp.finfo(d).eps) for d in dtypes if is_float(d) or is_complex(d)]
     eps = max(narrow, default=1e-7)
     terms = max((math.prod(d.size for d in dims) for dims in program.shapes), default=1)

@@ -31,8 +31,9 @@ def draw_layout(rng: random.Random, program: Written, mesh: str, *, optimizer: b
         for _ in range(rng.randint(0 if rules else 1, 2)):
             options = [n for n in names if axis not in rules.get(n, ())]
             options = [n for n in options if is_blind or _fits(program, _with(rules, n, axis), sizes)]
-            # Those of arguments more often: they are split from the start.
-            likely = [n for n in options if n in leaf_dims]
+            # Those mapped over and those of arguments more often: more depends on them.
+            likely = [n for n in options if n in program.mapped] if rng.random() < 0.5 else []
+            likely = likely or [n for n in options if n in leaf_dims]
             if options:
                 name = rng.choice(likely if likely and rng.random() < 0.8 else options)
                 rules = _with(rules, name, axis)
@@ -137,7 +138,9 @@ def _is_split(found: re.Match, program: Written, sizes: dict[str, int], layout: 
 
 
 def _no_microbatches(found: re.Match, program: Written, sizes: dict[str, int], layout: wf.Layout) -> bool:
-    ways = math.prod(sizes[a] for a in layout.rules.get(found["name"], layout.rules.get(FOLLOWS.get(found["name"]), ())))
+    ways = math.prod(
+        sizes[a] for a in layout.rules.get(found["name"], layout.rules.get(FOLLOWS.get(found["name"]), ()))
+    )
     return int(found["ways"]) == ways and bool(int(found["size"]) % (ways * int(found["count"])))
 
 
@@ -146,5 +149,7 @@ REASONS: dict[str, Reason] = {
     r"dims `(?P<one>\w+)` and `(?P<other>\w+)` of \[.*\] are both (stored )?split over axis `(?P<axis>\w+)`": _clash,
     r"dim `(?P<name>\w+)` \(size (?P<size>\d+)\) does not divide over mesh ax[ei]s `(?P<axes>[\w+]+)`": _remains,
     r"scan goes over `(?P<name>\w+)`": _is_split,
-    r"`(?P<name>\w+)` \(size (?P<size>\d+), split (?P<ways>\d+) ways\) does not divide into (?P<count>\d+) microbatches": _no_microbatches,
+    r"`(?P<name>\w+)` \(size (?P<size>\d+), split (?P<ways>\d+) ways\) does not divide into (?P<count>\d+) micro": (
+        _no_microbatches
+    ),
 }

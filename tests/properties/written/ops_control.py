@@ -23,13 +23,13 @@ def draw_steps(s: Scope, most: int) -> None:
         if (x := some_variable(s)) is not None:
             is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.8**s.depth
             table = CONTROL if is_nested else OPS
-            with s.drawing.undone_unless(lambda: len(s.lines) > count):
-                count = len(s.lines)
+            with s.drawing.undone_unless_longer(s.lines):
                 table[s.rng.choice(weighed(table, s.drawing.style))](s, x, s.all_known[x])
 
 
 # What sends in most ways is drawn more often.
-OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2, "vmap": 2}
+OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2}
+OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2, "closure": 3}
 OF_HUGE = ("reduce", "reduce", "reduce_exactly", "unary", "slice", "running")
 
 
@@ -41,7 +41,7 @@ def weighed(table, style: str) -> list[str]:
 
 def some_variable(s: Scope) -> str | None:
     here = [x for x in s.usable(lambda k: True) if x in s.known]
-    found = here if here and s.rng.random() < 0.75 else s.usable(lambda k: True)
+    found = here if here and s.rng.random() < 0.65 else s.usable(lambda k: True)
     return s.rng.choice(found[-3:] if s.rng.random() < 0.5 else found) if found else None
 
 
@@ -77,7 +77,9 @@ def draw_body(s: Scope, z: str, most: int = 2) -> tuple[str, str]:
 
 
 def is_exact(s: Scope) -> bool:
-    return all(k.exact for k in s.known.values()) and not any(is_float(k.dtype) or is_complex(k.dtype) for k in s.known.values())
+    return all(k.exact for k in s.known.values()) and not any(
+        is_float(k.dtype) or is_complex(k.dtype) for k in s.known.values()
+    )
 
 
 def predicate(s: Scope, z: str) -> str:
@@ -108,7 +110,9 @@ def cond(s, x, k):
         exact &= is_exact(body)
         functions.append((fn, f"def {fn}({z}):\n{lines}    return {result}\n"))
     before = "".join(text for _, text in functions)
-    return s.bind(f"wf.cond({test}, {functions[0][0]}, {functions[1][0]}, {x})", "cond", exact, before=before, body=body, met=[x])
+    return s.bind(
+        f"wf.cond({test}, {functions[0][0]}, {functions[1][0]}, {x})", "cond", exact, before=before, body=body, met=[x]
+    )
 
 
 @control
@@ -131,11 +135,20 @@ def vmap(s, x, k):
                 body.receives(name, shape, s.all_known[other])
                 given.append(other)
                 taken.append(name)
-    draw_steps(body, 2)
+    s.drawing.mapped.add(dim.name)
+    if s.drawing.nesting > 0.5 and s.rng.random() < 0.7:
+        with s.drawing.undone_unless_longer(body.lines):
+            CONTROL[s.rng.choice(weighed(CONTROL, ""))](body, z, body.all_known[z])
+    draw_steps(body, 1)
     result = list(body.known)[-1] if s.rng.random() < 0.5 else closed(body, z)
     before = f"def {fn}({', '.join(taken)}):\n{body.written()}    return {result}\n"
     return s.bind(
-        f"wf.vmap({fn}, over={dim.name!r})({', '.join(given)})", "vmap", is_exact(body), before=before, body=body, met=given
+        f"wf.vmap({fn}, over={dim.name!r})({', '.join(given)})",
+        "vmap",
+        is_exact(body),
+        before=before,
+        body=body,
+        met=given,
     )
 
 
@@ -143,7 +156,11 @@ def _row(s, x, dim):
     """The shape of `x` without a dim, if it has it."""
     if all(d.name != dim.name for d in s.all_known[x].dims):
         return s.all_known[x].shape
-    return s.shape_of(f"{x}[{dim.name!r}, 0]") if not dim.is_padded else s.shape_of(f"wf.unstack(wf.unpad({x}, {dim.name!r}), over={dim.name!r})[0]")
+    return (
+        s.shape_of(f"{x}[{dim.name!r}, 0]")
+        if not dim.is_padded
+        else s.shape_of(f"wf.unstack(wf.unpad({x}, {dim.name!r}), over={dim.name!r})[0]")
+    )
 
 
 def _can_go_along(s, other, dim):
@@ -160,7 +177,9 @@ def fori_loop(s, x, k):
     body.receives(z, k.shape, k, turns=True)
     lines, result = draw_body(body, z)
     before = f"def {fn}(i, {z}):\n{lines}    return {result}\n"
-    return s.bind(f"wf.fori_loop(0, {bound}, {fn}, {x})", "fori_loop", is_exact(body), before=before, body=body, met=[x])
+    return s.bind(
+        f"wf.fori_loop(0, {bound}, {fn}, {x})", "fori_loop", is_exact(body), before=before, body=body, met=[x]
+    )
 
 
 def traced_bound(s: Scope, x: str, k: Known) -> str:
@@ -275,5 +294,7 @@ def inner_gradient(s, x, k):
     if was and not s.drawing.differentiable:
         return None  # a loop without a gradient stands in it
     y = s.drawing.fresh("y")
-    before = f"def {fn}({z}):\n{lines}    {y} = {result}\n    return wf.sum({y} * {y}, over={y}.dims, dtype='float32')\n"
+    before = (
+        f"def {fn}({z}):\n{lines}    {y} = {result}\n    return wf.sum({y} * {y}, over={y}.dims, dtype='float32')\n"
+    )
     return s.bind(f"wf.grad({fn})({x})", "grad", False, before=before, body=body, met=[x])

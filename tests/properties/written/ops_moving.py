@@ -237,7 +237,9 @@ def scatter_add(s, x, k):
     met = {d.name: d for d in (*(d for d in k.dims if d.name != dim.name), *s.all_known[ids].dims)}
     updates = s.drawing.leaf(list(met.values()), str(k.dtype))
     exact = is_whole(k.dtype) or s.drawing.style == "zeros"
-    return s.bind(f"wf.scatter_add({x}, {ids}, {updates}, over={dim.name!r})", "scatter_add", exact, met=[x, ids, updates])
+    return s.bind(
+        f"wf.scatter_add({x}, {ids}, {updates}, over={dim.name!r})", "scatter_add", exact, met=[x, ids, updates]
+    )
 
 
 @op
@@ -274,4 +276,6 @@ def setting_places(s, x, k):
         return None
     like = s.rng.choice([f", like={x}", ""])
     places = f"wf.arange({written_dim(dim)}{like}) % 3 == 1"
-    return s.bind(f"wf.where({places}, {x}, wf.cast(wf.full([], {constant(s, k)}), {str(k.dtype)!r}))", "where", True, met=[x])
+    return s.bind(
+        f"wf.where({places}, {x}, wf.cast(wf.full([], {constant(s, k)}), {str(k.dtype)!r}))", "where", True, met=[x]
+    )

@@ -49,6 +49,26 @@ def binary(s, x, k):
 
 
 @op
+def closure(s, x, k):
+    """A product with something from outside of the function this stands in."""
+    known = s.all_known
+    inside = {d.name for d in s.mapped}
+    sizes = {d.name: d for d in k.dims}
+    found = [
+        name
+        for name, other in known.items()
+        if name not in s.known
+        and other.dtype == k.dtype
+        and not inside & {d.name for d in other.dims}
+        and all(sizes.get(d.name, d) == d for d in other.dims)
+    ]
+    if not found or is_bool(k.dtype):
+        return None
+    other = s.rng.choice(found)
+    return s.bind(f"{x} * {other}", "multiply", is_whole(k.dtype), met=[x, other])
+
+
+@op
 def choose(s, x, k):
     other = s.partner(k.dims, k.dtype)
     if other is None or is_complex(k.dtype):

@@ -60,9 +60,6 @@ class Named:
     def __getitem__(self, place: tuple[Any, ...]) -> "Named":
         x = self
         for name, at in zip(place[::2], place[1::2], strict=True):
-            if isinstance(at, Named):
-                x = take(x, at, over=name)
-                continue
             array = x.array[tuple(at if n == name else builtins.slice(None) for n in x.names)]
             x = x.replaced(array, name) if isinstance(at, int) else x.like(array)
         return x
@@ -113,7 +110,7 @@ def _joined(*shapes: Sequence[weft.Dim]) -> tuple[weft.Dim, ...]:
 # ---- dims and new arrays
 
 
-def Dim(name: str, size: int, follows: str | None = None, valid: int | None = None) -> weft.Dim:  # noqa: N802
+def Dim(name: str, size: int, follows: str | None = None, valid: int | None = None) -> weft.Dim:
     return weft.Dim(name, size if valid is None else valid, follows)
 
 
@@ -244,7 +241,9 @@ def sort(x: Named, *, over: Any) -> Named:
 
 def top_k(x: Named, *, over: Any, k: weft.Dim) -> tuple[Named, Named]:
     at = x.axis(over)
-    backwards = jnp.flip(lax.stop_gradient(x.array), at)  # so that of equal ones the last of these is the first of those
+    backwards = jnp.flip(
+        lax.stop_gradient(x.array), at
+    )  # so that of equal ones the last of these is the first of those
     order = jnp.flip(jnp.argsort(backwards, axis=at, stable=True), at)
     places = lax.slice_in_dim(x.array.shape[at] - 1 - order, 0, k.size, axis=at)
     values = jnp.take_along_axis(x.array, places, at)

@@ -95,7 +95,7 @@ def accumulate(fn: Any, params: Any, data: Any, *, over: Any = "batch", count: i
     return Named(total / weight, ())
 
 
-class custom_vjp:  # noqa: N801
+class custom_vjp:
     def __init__(self, fn: Any):
         self.run = jax.custom_vjp(fn)
 

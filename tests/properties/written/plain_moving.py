@@ -78,7 +78,9 @@ def split(x: Named, **parts: Sequence[weft.Dim]) -> Named:
 def merge(x: Named, dims: Any, *, into: weft.Dim) -> Named:
     parts = [x.dims[x.axis(n)] for n in _names(dims)]
     rest = [d for d in x.dims if d not in parts]
-    return Named(x.along([*rest, *parts]).reshape([*(d.size for d in rest), math.prod(d.size for d in parts)]), (*rest, into))
+    return Named(
+        x.along([*rest, *parts]).reshape([*(d.size for d in rest), math.prod(d.size for d in parts)]), (*rest, into)
+    )
 
 
 def _chosen(x: Named, ids: Named, into: Sequence[weft.Dim], over: str) -> Any:

@@ -38,6 +38,7 @@ class Written:
     exact: dict[str, bool]
     shapes: list[list[wf.Dim]]
     whole: set[str]
+    mapped: set[str]
     words: set[tuple[str, str]]
     differentiable: bool
     fragile: bool
@@ -101,6 +102,7 @@ def finished(drawing: Drawing) -> Written:
         {name: known.exact for name, known in drawing.known.items()},
         drawing.shapes,
         drawing.whole,
+        drawing.mapped,
         drawing.words,
         drawing.differentiable,
         drawing.fragile,

@@ -62,7 +62,9 @@ class Report:
         lines += ["", "findings:"] if self.findings else ["", "findings: none"]
         for key, found in sorted(self.findings.items(), key=lambda item: -len(item[1])):
             first = found[0]
-            lines.append(f"  {len(found):6}  {key}   first: program {first['program']} {first['mesh']} {first['layout']}")
+            lines.append(
+                f"  {len(found):6}  {key}   first: program {first['program']} {first['mesh']} {first['layout']}"
+            )
         return "\n".join(lines)
 
     def write(self, folder: Path, seed: int) -> None:

@@ -67,8 +67,14 @@ def shrunk(program: Written, mesh: str, layout: str) -> tuple[Written, str, str]
 
 
 def _simpler(program: Written, start: int) -> tuple[int, Written] | None:
-    """The next program in which one step gives what it was given; and the number of the one after it."""
+    """The next program that lacks a statement, or in which a step gives what it was given; and its number."""
     number = 0
+    for statement in program.statements:
+        rest = [s for s in program.statements if s is not statement]
+        if rest and not any(re.search(rf"\b{name}\b", s.text) for s in rest for name in statement.makes):
+            number += 1
+            if number > start:
+                return number, _with(program, rest)
     for i, statement in enumerate(program.statements):
         lines = statement.text.split("\n")
         for j, line in enumerate(lines):
@@ -80,11 +86,15 @@ def _simpler(program: Written, start: int) -> tuple[int, Written] | None:
                 if number > start:
                     text = _without_unused("\n".join([*lines[:j], f"{found[1]}{found[2]} = {given}", *lines[j + 1 :]]))
                     new = Statement(text, statement.makes, statement.word)
-                    statements = [*program.statements[:i], new, *program.statements[i + 1 :]]
-                    used = set(re.findall(r"\bx\d+\b", "\n".join(s.text for s in statements)))
-                    leaves = [leaf for leaf in program.leaves if leaf.name in used] or program.leaves[:1]
-                    return number, replace(program, statements=statements, leaves=leaves)
+                    return number, _with(program, [*program.statements[:i], new, *program.statements[i + 1 :]])
     return None
+
+
+def _with(program: Written, statements: list[Statement]) -> Written:
+    """The program of these statements, with the arguments they use."""
+    used = set(re.findall(r"\bx\d+\b", "\n".join(s.text for s in statements)))
+    leaves = [leaf for leaf in program.leaves if leaf.name in used] or program.leaves[:1]
+    return replace(program, statements=statements, leaves=leaves)
 
 
 def _without_unused(text: str) -> str:

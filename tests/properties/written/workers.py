@@ -145,7 +145,11 @@ class Pool:
         assert worker.job is not None
         log = self.settings.folder / f"worker-{worker.process.pid}.log"
         self._stop(worker)
-        lines = [line for line in log.read_text(errors="replace").splitlines() if "rendezvous" in line] if log.exists() else []
+        lines = (
+            [line for line in log.read_text(errors="replace").splitlines() if "rendezvous" in line]
+            if log.exists()
+            else []
+        )
         why = lines[-1][-300:] if lines else f"exit status {worker.process.exitcode}"
         about = "a collective that some never join" if lines else f"{how}: {why}"
         found = {"mesh": "", "layout": "", "words": [], "kinds": [], "family": ""} | worker.running
