@@ -1,8 +1,8 @@
 """Runs random programs x layouts in many processes: `python -m tests.properties.run --pairs 20000 --workers 16`.
 
 The seed follows from the commit unless given; `--first 17 --pairs 5 --workers 1` runs one program again, by its
-number. It can be interrupted, and then reports what it has. Exit status 1 if any answer was wrong, any error was not a WeftError with a reason that
-holds, or any program hung or died.
+number. It can be interrupted, and then reports what it has. Exit status 1 if any answer was wrong, any error was not a
+WeftError with a reason that holds, or any program hung or died.
 """
 
 import argparse

@@ -164,6 +164,8 @@ class Drawing:
     whole: set[str] = field(default_factory=set)
     mapped: set[str] = field(default_factory=set)
     words: set[tuple[str, str]] = field(default_factory=set)
+    # Whether loops whose number of turns only the run knows may be drawn: they have no gradient.
+    open_ended: bool = False
     differentiable: bool = True
     # Whether a choice is made by values that rounding may have changed.
     fragile: bool = False

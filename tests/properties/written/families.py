@@ -41,6 +41,7 @@ def draw_written(rng: random.Random, family: str) -> Written:
     how = FAMILIES[family]
     while True:
         drawing = Drawing(rng, _dims(rng, how), how.dtypes, rng.choice(how.styles), how.parameters, how.nesting)
+        drawing.open_ended = rng.random() < 0.3
         scope = Scope(drawing)
         dtype = rng.choice(how.dtypes)
         for _ in range(rng.randint(2, 3)):

@@ -171,7 +171,7 @@ def _can_go_along(s, other, dim):
 def fori_loop(s, x, k):
     body, z, fn = s.inner(), s.drawing.fresh("z"), s.drawing.fresh("f")
     bound = "2"
-    if s.rng.random() < 0.4:
+    if s.drawing.open_ended and s.rng.random() < 0.6:
         bound = traced_bound(s, x, k)
         s.drawing.differentiable = False
     body.receives(z, k.shape, k, turns=True)
@@ -193,6 +193,8 @@ def traced_bound(s: Scope, x: str, k: Known) -> str:
 
 @control
 def while_loop(s, x, k):
+    if not s.drawing.open_ended:
+        return None
     body, z, fn = s.inner(), s.drawing.fresh("z"), s.drawing.fresh("f")
     s.drawing.differentiable = False
     body.receives(z, k.shape, k, turns=True)

@@ -9,7 +9,7 @@ from tests.properties.written import judging
 from tests.properties.written.drawing import Statement
 from tests.properties.written.program import Written, weft_run
 
-MOST_TRIES = 30
+MOST_TRIES = 20
 
 
 def under_layout(program: Written, here: judging.Answer, mesh: str, layout: str) -> list[tuple[str, str]]:

@@ -74,8 +74,8 @@ def serve(connection: Connection, settings: Settings, is_wide: bool) -> None:
 class Pool:
     """Runs programs by number in workers, those of 64 bits in workers of their own."""
 
-    def __init__(self, count: int, settings: Settings, first: int = 0):
-        self.settings, self.following = settings, first
+    def __init__(self, count: int, settings: Settings, first: int = 0, target: Any = serve):
+        self.settings, self.following, self.target = settings, first, target
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -87,7 +87,7 @@ class Pool:
 
     def _start(self, is_wide: bool) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=serve, args=(theirs, self.settings, is_wide), daemon=True)
+        process = self.context.Process(target=self.target, args=(theirs, self.settings, is_wide), daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours, is_wide, since=time.monotonic())
