@@ -85,8 +85,9 @@ class Leaf:
     @property
     def text(self) -> str:
         """The line that makes it, by itself."""
+        array = self.array.astype("float32") if self.dtype in ("bfloat16", "float16") else self.array
         values = np.array2string(
-            self.array.ravel(), threshold=10**6, separator=", ", floatmode="unique", max_line_width=10**6
+            array.ravel(), threshold=10**6, separator=", ", floatmode="unique", max_line_width=10**6
         )
         values = (
             re.sub(r"\b(nan|inf)\b", r"np.\1", re.sub(" +", " ", values)).replace("True", "1").replace("False", "0")
@@ -112,6 +113,8 @@ def _styled(rng: np.random.Generator, sizes: Sequence[int], dtype: Any, style: s
         return rng.choice([0.0, -0.0, -0.0, -1.0], sizes)
     if style == "huge":
         return rng.integers(1, 4, sizes) * 2.0**65 * rng.choice([1, 1, 1, -1])
+    if style == "halves":
+        return rng.integers(-6, 7, sizes) / 2
     if style == "normal":
         return rng.normal(size=sizes)
     return rng.integers(-3, 4, sizes)

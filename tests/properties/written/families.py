@@ -27,7 +27,7 @@ class Family:
 
 FAMILIES = {
     "control": Family(("float32",) * 5 + ("int32", "bool"), ("small", "small", "normal"), 0.65, 0.3, 0.1, 2),
-    "dtypes": Family(DTYPES, ("small", "small", "small", "special", "special", "zeros", "huge"), 0.0, 0.1, 0.1, 3),
+    "dtypes": Family(DTYPES, ("small", "halves", "halves", "special", "special", "zeros", "huge"), 0.0, 0.1, 0.1, 3),
     "stored": Family(("float32",) * 4 + ("bfloat16",), ("small", "normal"), 0.3, 0.8, 0.3, 3),
     "train": Family(("float32",), ("normal",), 0.2, 0.7, 0.15, 3),
     "wide": Family(WIDE, ("small", "special", "zeros", "normal"), 0.2, 0.2, 0.1, 3),

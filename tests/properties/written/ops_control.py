@@ -29,7 +29,7 @@ def draw_steps(s: Scope, most: int) -> None:
 
 # What sends in most ways is drawn more often.
 OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2}
-OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2, "closure": 3}
+OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2, "closure": 6}
 OF_HUGE = ("reduce", "reduce", "reduce_exactly", "unary", "slice", "running")
 
 

@@ -50,22 +50,27 @@ def binary(s, x, k):
 
 @op
 def closure(s, x, k):
-    """A product with something from outside of the function this stands in."""
-    known = s.all_known
+    """A product with something from outside of the function this stands in, or with what is made of it here."""
     inside = {d.name for d in s.mapped}
-    sizes = {d.name: d for d in k.dims}
     found = [
         name
-        for name, other in known.items()
-        if name not in s.known
-        and other.dtype == k.dtype
-        and not inside & {d.name for d in other.dims}
-        and all(sizes.get(d.name, d) == d for d in other.dims)
+        for name, other in s.all_known.items()
+        if name not in s.known and other.dtype == k.dtype and not inside & {d.name for d in other.dims}
     ]
     if not found or is_bool(k.dtype):
         return None
     other = s.rng.choice(found)
-    return s.bind(f"{x} * {other}", "multiply", is_whole(k.dtype), met=[x, other])
+    dim = some_dim(s, s.all_known[other])
+    made = [other]
+    if dim is not None:
+        made += [f"{other}[{dim.name!r}, {s.rng.randrange(dim.count)}]", f"wf.roll({other}, over={dim.name!r}, by=1)"]
+        made += [f"wf.sum({other}, over={dim.name!r}, dtype={str(k.dtype)!r})", f"wf.flip({other}, over={dim.name!r})"]
+        made += (
+            []
+            if is_complex(k.dtype)
+            else [f"wf.sort({other}, over={dim.name!r})", f"wf.max({other}, over={dim.name!r})"]
+        )
+    return s.bind(f"{x} * {s.rng.choice(made)}", "multiply", is_whole(k.dtype), met=[x, other])
 
 
 @op
@@ -145,6 +150,9 @@ def reduce_as(s, x, k):
     if not is_float(into) and (style in ("special", "huge", "normal") or not k.exact or str(into).startswith("u")):
         return None
     fn = s.rng.choice(["sum", "mean"])
+    is_even = all(d.count in (1, 2, 4, 8) for d in k.dims)
+    if fn == "mean" and not is_float(into) and not is_even:
+        return None  # a third may be rounded to either side of a whole number
     return s.bind(f"wf.{fn}({x}, over={over!r}, dtype={into!r})", f"{fn} as", exact and fn == "sum", met=[x])
 
 
@@ -156,7 +164,9 @@ def einsum(s, x, k):
     met = list({d.name: d for d in (*k.dims, *s.all_known[other].dims)}.values())
     kept = s.rng.sample(met, s.rng.randint(0, min(3, len(met))))
     both = jnp.promote_types(k.dtype, s.all_known[other].dtype)
-    into = f", dtype={s.rng.choice(['float32', 'int32'])!r}" if s.rng.random() < 0.2 and is_whole(both) else ""
+    is_even = k.even and s.all_known[other].even and s.drawing.style in ("small", "halves")
+    can_say = is_whole(both) or (both == "float32" and is_even)
+    into = f", dtype={s.rng.choice(['float32', 'int32'])!r}" if s.rng.random() < 0.4 and can_say else ""
     text = f"wf.einsum({x}, {other}, out={names(kept)!r}{into})"
     return s.bind(text, "einsum", is_whole(both) and "float" not in into, met=[x, other])
 

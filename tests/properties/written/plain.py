@@ -192,7 +192,13 @@ def _reducing(fn: Callable[..., Any]) -> Any:
     return run
 
 
-sum, mean, prod = _reducing(jnp.sum), _reducing(jnp.mean), _reducing(jnp.prod)
+def _average(a: Any, axis: Any, dtype: Any = None) -> Any:
+    """The mean of all values, and then its dtype."""
+    wide = jnp.promote_types(dtype or a.dtype, "float32")
+    return jnp.mean(a.astype(wide), axis=axis).astype(dtype or (jnp.mean(jnp.zeros(1, a.dtype)).dtype))
+
+
+sum, mean, prod = _reducing(jnp.sum), _reducing(_average), _reducing(jnp.prod)
 max, min, any, all = _reducing(jnp.max), _reducing(jnp.min), _reducing(jnp.any), _reducing(jnp.all)
 var, logsumexp = _reducing(jnp.var), _reducing(jax.nn.logsumexp)
 

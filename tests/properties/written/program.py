@@ -77,7 +77,11 @@ class Written:
     @property
     def is_sloped(self) -> bool:
         """Whether gradients are asked for."""
-        return self.differentiable and self.style in ("small", "normal") and any(is_sloped(f) for f in self.leaves)
+        return (
+            self.differentiable
+            and self.style in ("small", "halves", "normal")
+            and any(is_sloped(f) for f in self.leaves)
+        )
 
     def leading_to(self, output: str) -> "Written":
         """The part of the program that one variable depends on."""
