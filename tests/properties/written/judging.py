@@ -31,13 +31,12 @@ def answer(program: Written, result: Any) -> Answer:
     found, leaks = [], []
     for leaf, x in zip(program.leaves, gradients, strict=False):
         if is_sloped(leaf) and x is not None:
-            whole, held = np.asarray(x), trimmed(x, leaf.dims)
-            if np.any(whole != 0) and np.sum(np.abs(np.nan_to_num(whole, nan=1e9))) > np.sum(
-                np.abs(np.nan_to_num(held, nan=1e9))
-            ) * (1 + 1e-6):
-                leaks.append(leaf.name)
+            whole, held = np.asarray(x.array), trimmed(x.array, leaf.dims)
+            beyond = whole.copy()
+            beyond[tuple(slice(0, d.count) for d in leaf.dims)] = 0
+            leaks += [leaf.name] if np.any(beyond != 0) else []
             found.append(held)
-    return Answer([trimmed(x, x.dims) for x in values], found, [tuple(x.dims) for x in values], leaks)
+    return Answer([trimmed(x.array, x.dims) for x in values], found, [tuple(x.dims) for x in values], leaks)
 
 
 def on_one_processor(program: Written) -> tuple[Answer, Answer]:

@@ -23,13 +23,16 @@ def draw_steps(s: Scope, most: int) -> None:
         if (x := some_variable(s)) is not None:
             is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.8**s.depth
             table = CONTROL if is_nested else OPS
+            word = s.rng.choice(weighed(table, s.drawing.style))
+            if s.outer is not None and table is OPS and s.rng.random() < 0.3:
+                word = "closure"
             with s.drawing.undone_unless_longer(s.lines):
-                table[s.rng.choice(weighed(table, s.drawing.style))](s, x, s.all_known[x])
+                table[word](s, x, s.all_known[x])
 
 
 # What sends in most ways is drawn more often.
 OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2}
-OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2, "closure": 6}
+OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2}
 OF_HUGE = ("reduce", "reduce", "reduce_exactly", "unary", "slice", "running")
 
 

@@ -66,8 +66,8 @@ class TrainCase:
         state, losses = step.init(params), []
         for _ in range(2):
             state, metrics = step(state, tensors, jax.random.key(0))
-            losses.append(float(np.asarray(metrics["loss"])))
-        return losses, {name: trimmed(x, x.dims) for name, x in state.params.items()}
+            losses.append(float(metrics["loss"]))
+        return losses, {name: trimmed(x.array, x.dims) for name, x in state.params.items()}
 
     def alone(self) -> list[tuple[str, str]]:
         self.here, self.plainly = judging.on_one_processor(self.program)
@@ -84,7 +84,7 @@ class TrainCase:
         tensors = dict(zip([leaf.name for leaf in self.program.leaves], self.program.inputs(), strict=True))
         params = {leaf.name: tensors.pop(leaf.name) for leaf in self.program.parameters}
         for leaf, slope in zip(self.program.parameters, run(params, tensors).values(), strict=True):
-            size = np.abs(trimmed(slope, leaf.dims))
+            size = np.abs(trimmed(slope.array, leaf.dims))
             if np.any((size > 0) & (size < 1e-4 * np.max(size, initial=0) + 1e-7)):
                 return True
         return False
