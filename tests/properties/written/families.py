@@ -51,7 +51,8 @@ def draw_written(rng: random.Random, family: str) -> Written:
                 x = drawing.leaves[0].name
                 word = "vmap" if rng.random() < 0.5 else rng.choice(sorted(CONTROL))
                 CONTROL[word](scope, x, drawing.known[x])
-        draw_steps(scope, how.most_steps)
+        if not scope.lines or family != "control" or rng.random() < 0.3:
+            draw_steps(scope, how.most_steps)
         if drawing.statements:
             return finished(drawing)
 

@@ -42,8 +42,7 @@ def answer(program: Written, result: Any) -> Answer:
 def on_one_processor(program: Written) -> tuple[Answer, Answer]:
     """With no mesh by weft, and plainly."""
     run = weft_run(program)
-    shapes = jax.eval_shape(run, program.inputs())[0][1]
-    both = jax.jit(lambda inputs, plain: (run(inputs), plain_run(program, shapes)(plain)))
+    both = jax.jit(lambda inputs, plain: (run(inputs), plain_run(program)(plain)))
     result, ((_, values), gradients) = both(program.inputs(), program.plain_inputs())
     here = answer(program, result)
     plainly = Answer([np.asarray(x) for x in values], [np.asarray(x.array) for x in gradients], here.dims, [])
@@ -112,9 +111,7 @@ def is_too_near(program: Written, plainly: Answer) -> bool:
     """Whether changes as small as rounding change the plain answer itself, at a choice between values."""
     if not program.fragile:
         return False
-    run = weft_run(program)
-    shapes = jax.eval_shape(run, program.inputs())[0][1]
-    plain = jax.jit(plain_run(program, shapes))
+    plain = jax.jit(plain_run(program))
     for seed in range(4):
         rng, inputs = np.random.default_rng(seed), program.plain_inputs()
         moved = []

@@ -21,7 +21,7 @@ def draw_steps(s: Scope, most: int) -> None:
     while len(s.lines) < wanted and tries < 5 * most:
         tries += 1
         if (x := some_variable(s)) is not None:
-            is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.8**s.depth
+            is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.45**s.depth
             table = CONTROL if is_nested else OPS
             word = s.rng.choice(weighed(table, s.drawing.style))
             if s.outer is not None and table is OPS and s.rng.random() < 0.3:

@@ -30,12 +30,13 @@ PLAIN = _Plain("plain")
 
 @dataclass
 class Written:
-    """Arguments, statements, and what is known of the variables they make."""
+    """Arguments, statements, and what is known of the variables they make: `made` has their shapes."""
 
     dims: dict[str, wf.Dim]
     leaves: list[Leaf]
     statements: list[Statement]
     exact: dict[str, bool]
+    made: dict[str, Any]
     shapes: list[list[wf.Dim]]
     whole: set[str]
     mapped: set[str]
@@ -94,9 +95,6 @@ class Written:
             self, statements=kept[::-1], leaves=[leaf for leaf in self.leaves if leaf.name in wanted] or self.leaves[:1]
         )
 
-    def with_leaves(self, leaves: list[Leaf]) -> "Written":
-        return replace(self, leaves=leaves)
-
 
 def finished(drawing: Drawing) -> Written:
     return Written(
@@ -104,6 +102,7 @@ def finished(drawing: Drawing) -> Written:
         drawing.leaves,
         drawing.statements,
         {name: known.exact for name, known in drawing.known.items()},
+        {name: known.shape for name, known in drawing.known.items()},
         drawing.shapes,
         drawing.whole,
         drawing.mapped,
@@ -151,8 +150,9 @@ def weft_run(program: Written) -> Any:
     return lambda inputs: ((wf.zeros([]), program.run(inputs, wf)), [])
 
 
-def plain_run(program: Written, shapes: Sequence[Any]) -> Any:
-    """The same of plain arrays; `shapes` are those of weft's variables, whose order of dims the weights have."""
+def plain_run(program: Written) -> Any:
+    """The same of plain arrays; the weights have the order of dims that weft's variables have."""
+    shapes = [program.made[name] for name in program.outputs]
 
     def loss(sloped: list[Any], inputs: list[Any]) -> Any:
         given = iter(sloped)

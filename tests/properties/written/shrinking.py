@@ -4,6 +4,8 @@ import re
 import warnings
 from dataclasses import replace
 
+import jax
+
 import weft as wf
 from tests.properties.written import judging
 from tests.properties.written.drawing import Statement
@@ -94,7 +96,12 @@ def _with(program: Written, statements: list[Statement]) -> Written:
     """The program of these statements, with the arguments they use."""
     used = set(re.findall(r"\bx\d+\b", "\n".join(s.text for s in statements)))
     leaves = [leaf for leaf in program.leaves if leaf.name in used] or program.leaves[:1]
-    return replace(program, statements=statements, leaves=leaves)
+    smaller = replace(program, statements=statements, leaves=leaves)
+    try:
+        made = jax.eval_shape(lambda inputs: smaller.run(inputs, wf), smaller.inputs())
+    except Exception:
+        return smaller  # which will fail in its own way
+    return replace(smaller, made=dict(zip(smaller.outputs, made, strict=True)))
 
 
 def _without_unused(text: str) -> str:
