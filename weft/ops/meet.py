@@ -20,7 +20,7 @@ from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
-from ..tensor import Kind, Tensor, checked, is_tensor, marked, marks_of, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, marked, marks_of, need_room, placement
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
@@ -171,8 +171,8 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not -(2**31) <= x < 2**32:
-            raise TensorError(f"{what} got {x}, which int32 cannot hold", fix=f"give a float: `{float(x):g}`")
+        if isinstance(x, int) and not isinstance(x, bool):
+            need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
     if shape is None or not hasattr(x, "dtype"):
@@ -184,6 +184,7 @@ def operand(x: Any, what: str) -> Any:
             f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
             fix=f"name them: `wf.tensor(array, [{', '.join('...' for _ in shape)}])`",
         )
+    need_room(x)
     if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x) - axes_brought_to()):
         raise RegionError(
             f"{what} got a plain number that differs between processors (over {', '.join(sorted(differing))})",
