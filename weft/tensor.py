@@ -37,6 +37,10 @@ class Kind:
     def is_plain(self) -> bool:
         return self.store is None and self.sums is None
 
+    @property
+    def is_parameter(self) -> bool:
+        return self.store == "params"
+
 
 PLAIN = Kind()
 PARAMETER = Kind(store="params")
@@ -110,8 +114,7 @@ class Tensor(Operators):
     def __repr__(self) -> str:
         if not hasattr(self._array, "dtype"):
             return f"Tensor[{self._dims}]({self._array!r})"
-        placed: Placement = placement(self) if self._region is not None else ((),) * len(self._dims)
-        return typed(short_dtype(self.dtype), self._dims, placed)
+        return f"{'param ' * self._kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
 
     def __str__(self) -> str:
         if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):

@@ -61,11 +61,19 @@ def common(a: Axes, b: Axes) -> Axes:
     return a[:count]
 
 
-def settle(array: Any, dims: Sequence[Dim], have: Placement, region: Region | None, *, partial: Axes = ()) -> Tensor:
+def settle(
+    array: Any,
+    dims: Sequence[Dim],
+    have: Placement,
+    region: Region | None,
+    *,
+    partial: Axes = (),
+    kind: Kind = PLAIN,
+) -> Tensor:
     """The tensor of a local result split as `have` says and still to be summed over the axes `partial`."""
     if region is None:
-        return make(array, dims, None)
-    want = region.placement(dims)
+        return make(array, dims, None, kind)
+    want = region.placement(dims, kind.store)
     held = list(have)
     for position, wanted in enumerate(want):
         arriving = wanted[len(held[position]) :]
@@ -75,8 +83,9 @@ def settle(array: Any, dims: Sequence[Dim], have: Placement, region: Region | No
             held[position] += scattered
             partial = tuple(axis for axis in partial if axis not in scattered)
     array = collectives.all_reduce(array, partial)
-    array = relocate(array, tuple(held), want, region)
-    return result(equalized(array, region) if not dims else array, dims, region)
+    gather = collectives.all_gather if kind.store is None else collectives.all_gather_equal
+    array = relocate(array, tuple(held), want, region, gather)
+    return result(equalized(array, region) if not dims else array, dims, region, kind)
 
 
 def _run(arriving: Axes, partial: Axes) -> int:
