@@ -73,7 +73,14 @@ def test_what_is_frozen_stays_frozen_when_it_is_rearranged(name):
 
 def test_arithmetic_gives_a_plain_tensor():
     assert repr(W) == "param f32[layers d_model d_ff]"
-    for made in (W * 2, W + W, wf.exp(W), wf.sum(W, over="layers"), wf.pad(W, over=L, after=1), wf.tensor(W.array, W.dims)):
+    for made in (
+        W * 2,
+        W + W,
+        wf.exp(W),
+        wf.sum(W, over="layers"),
+        wf.pad(W, over=L, after=1),
+        wf.tensor(W.array, W.dims),
+    ):
         assert not repr(made).startswith("param")
 
 
@@ -206,42 +213,53 @@ def test_what_cannot_be_stored_as_the_rules_say_is_gathered():
 # Random chains.
 
 
-def _split(w, pick):
-    dim = pick([d for d in w.dims if d.size % 2 == 0])
+def _split(w, dims, pick):
+    dim = pick([d for d in dims if d.size % 2 == 0] or [None])
+    if dim is None:
+        return w
     size = pick([n for n in (2, 4, 8) if dim.size % n == 0])
-    names = pick([("a", dim.name), (dim.name, "a"), ("a", "c")])
-    sizes = (size, dim.size // size)
-    names = [name if name == dim.name or not w.dims.has(name) else f"{name}{len(w.dims)}" for name in names]
+    new = next(name for name in "acgh" if not w.dims.has(name))
+    names, sizes = pick([(new, dim.name), (dim.name, new), (new, "i")]), (size, dim.size // size)
     return wf.split(w, **{dim.name: [wf.Dim(name, n) for name, n in zip(names, sizes, strict=True)]})
 
 
-def _merge(w, pick):
-    first, second = w.dims[:2]
+def _merge(w, dims, pick):
+    first, second = dims[0], dims[-1]
+    if first is second:
+        return w
     return wf.merge(w, [first, second], into=wf.Dim(pick([first.name, second.name, "e"]), first.size * second.size))
 
 
-def _slice(w, pick):
-    dim = pick(w.dims)
+def _slice(w, dims, pick):
+    dim = pick(dims)
     size = pick([n for n in (dim.size, dim.size // 2, dim.size - 1) if n])
     return wf.slice(w, over=dim.name, start=pick([0, dim.size - size]), size=size)
 
 
-def _restack(w, pick):
-    dim = pick([d for d in w.dims if d.size <= 8] or w.dims)
+def _restack(w, dims, pick):
+    dim = pick(dims)
+    if dim.size > 16:
+        return w
     return wf.stack(wf.unstack(w, over=dim.name)[::-1], wf.Dim(pick([dim.name, "s"]), dim.size))
 
 
-def _concat(w, pick):
-    dim = pick([d for d in w.dims if d.size > 1])
+def _concat(w, dims, pick):
+    dim = pick(dims)
+    if dim.size == 1:
+        return w
     return wf.concat([w[dim.name, 1 : dim.size], w[dim.name, 0:1]], over=dim.name)
 
 
-def _rename(w, pick):
-    names = [name for name in ("d_model", "d_ff", "turns") if not w.dims.has(name)]
-    return w.rename(**{pick(w.dims.names): pick(names)}) if names else w
+def _rename(w, dims, pick):
+    names = [name for name in ("d_model", "d_ff", "turns", "b") if not w.dims.has(name)]
+    return w.rename(**{pick(dims).name: pick(names)})
 
 
-STEPS = [_split, _merge, _slice, _restack, _concat, _rename, lambda w, pick: wf.roll(w, over=pick(w.dims.names), by=1)]
+def _roll(w, dims, pick):
+    return wf.roll(w, over=pick(dims), by=1)
+
+
+STEPS = [_split, _merge, _slice, _restack, _concat, _rename, _roll]
 LAYOUTS = [
     "batch:x,params.d_model:x",
     "batch:x,params.d_model:x,params.d_ff:y",
@@ -252,16 +270,18 @@ LAYOUTS = [
 ]
 
 
-def chain(seed, w, x):
+def chain(seed, stored, w, x):
+    """A loss by `w` after some steps, along any dims or (`stored`) none of those that are stored split."""
     pick = random.Random(seed).choice
     for _ in range(pick([1, 2, 3])):
-        w = pick(STEPS)(w, pick)
+        dims = [dim for dim in w.dims if dim.name not in stored]
+        w = pick(STEPS)(w, dims, pick)
     return wf.sum(wf.square(w * x + x), over=[*w.dims, "batch"])
 
 
-def gathered(seed, w, x):
+def gathered(seed, stored, w, x):
     """The same, of a parameter that is made whole first."""
-    return chain(seed, wf.einsum(w, wf.tensor(np.float32(1), []), out=w.dims), x)
+    return chain(seed, stored, wf.einsum(w, wf.tensor(np.float32(1), []), out=w.dims), x)
 
 
 def on_the_wire(program):
@@ -275,8 +295,9 @@ def on_the_wire(program):
 
 
 def check_chain(seed):
-    layout = random.Random(-seed).choice(LAYOUTS)
-    both, whole = (wf.value_and_grad(functools.partial(fn, seed)) for fn in (chain, gathered))
+    layout = wf.Layout(random.Random(-seed).choice(LAYOUTS))
+    stored = layout.params if seed % 2 else {}
+    both, whole = (wf.value_and_grad(functools.partial(fn, seed, stored)) for fn in (chain, gathered))
     x = numbers(B, seed=3)
     expected, value = both(W, x), None
     try:
@@ -286,15 +307,17 @@ def check_chain(seed):
             wf.spmd(whole, mesh=MESH, layout=layout)(W, x)
         return False
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), wf.get(value), wf.get(expected))
+    if not stored:  # what is cut along what is stored is gathered once for each cut
+        return True
     least, most = (on_the_wire(wf.trace(fn, W, x, mesh=MESH, layout=layout)) for fn in (both, whole))
     assert least <= most, (seed, layout, least, most)
     return True
 
 
 def test_a_chain_of_rearrangements_gives_what_it_gives_unstored_and_sends_no_more():
-    assert sum(check_chain(seed) for seed in range(8)) >= 5
+    assert sum(check_chain(seed) for seed in range(6)) >= 4
 
 
 @pytest.mark.slow
 def test_many_chains_of_rearrangements_give_what_they_give_unstored_and_send_no_more():
-    assert sum(check_chain(seed) for seed in range(8, 200)) > 120
+    assert sum(check_chain(seed) for seed in range(6, 200)) > 150

@@ -19,7 +19,7 @@ from jax.scipy import special
 from ..dims import Dim
 from ..errors import RegionError, TensorError
 from ..operators import operation
-from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
 from .meet import Meeting, common_region, meet, need_function, operand
 from .move import result

@@ -174,9 +174,7 @@ def _kept(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], alon
     return first
 
 
-def _can_keep(
-    xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None
-) -> bool:
+def _can_keep(xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None) -> bool:
     if region is None:
         return True
     if any(x._region is not region or varying(x._array) != varying(xs[0]._array) for x in xs):

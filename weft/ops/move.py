@@ -30,6 +30,11 @@ def relocate(
     return _slice(array, held, want, region)
 
 
+def gather_of(kind: Kind) -> Callable[..., Any]:
+    """How a tensor of this kind is gathered where it meets nothing: all processors do the same with a parameter."""
+    return collectives.all_gather if kind.store is None else collectives.all_gather_equal
+
+
 def _exchange(array: Any, held: list[Axes], want: Placement) -> Any:
     """Axes that leave one dim and arrive at the end of another: an all-to-all each."""
     for origin in range(len(held)):
@@ -83,8 +88,7 @@ def settle(
             held[position] += scattered
             partial = tuple(axis for axis in partial if axis not in scattered)
     array = collectives.all_reduce(array, partial)
-    gather = collectives.all_gather if kind.store is None else collectives.all_gather_equal
-    array = relocate(array, tuple(held), want, region, gather)
+    array = relocate(array, tuple(held), want, region, gather_of(kind))
     return result(equalized(array, region) if not dims else array, dims, region, kind)
 
 

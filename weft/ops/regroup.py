@@ -22,7 +22,7 @@ from .exchange import picked
 from .index import only
 from .keys import are_keys, keys_of, words_of
 from .meet import meet, need_tensor
-from .move import relocate, settle
+from .move import gather_of, relocate, settle
 from .padding import need_no_padding
 from .recorded import recorded
 
@@ -64,7 +64,7 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
             placed = (*have[:position], *wanted, *have[position + 1 :])
             return settle(array.reshape(shape), dims, placed, region, kind=kind)
         # What the first part cannot hold comes together before it is cut.
-        array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region)
+        array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region, gather_of(kind))
     shape = list(array.shape)
     ways = region.ways(kept) if region is not None else 1
     shape[position : position + 1] = [pieces[0].size // ways, *pieces.sizes[1:]]
@@ -142,7 +142,7 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
         if lead != wanted and set(wanted) <= set(axes_in(own)):
             return _merged_by_places(array, have, pieces, first, target, region, kind)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
-        array, have = relocate(array, have, want, region), want
+        array, have = relocate(array, have, want, region, gather_of(kind)), want
     shape = list(array.shape)
     shape[first : first + len(pieces)] = [math.prod(shape[first : first + len(pieces)])]
     placed = (*have[: first + 1], *have[first + len(pieces) :])
@@ -211,6 +211,4 @@ def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
         array = relocate(array, have, whole, region, all_gather_equal)
     slices = jnp.split(array, dim.size, axis=position)[: dim.count]
     placed = (*have[:position], *have[position + 1 :])
-    return tuple(
-        settle(jnp.squeeze(part, position), rest, placed, region, kind=meeting.kind) for part in slices
-    )
+    return tuple(settle(jnp.squeeze(part, position), rest, placed, region, kind=meeting.kind) for part in slices)
