@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .errors import TensorError
 from .tensor import is_tensor
 
 
@@ -37,6 +38,16 @@ def is_trained(leaf: Any) -> bool:
 def array_of(leaf: Any) -> Any:
     """The array of a leaf, which may be a tensor."""
     return leaf._array if is_tensor(leaf) else leaf
+
+
+def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:
+    """The error of an array whose dims have no names."""
+    dots = ", ".join("..." for _ in array.shape)
+    return TensorError(
+        f"{where} is a plain array of shape {tuple(array.shape)}, whose dims have no names",
+        state=state,
+        fix=f"name them: `{by}(array, [{dots}])`{more}",
+    )
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
-from ..layout import Axes, Placement, Region
+from ..layout import Axes, Placement, Region, open_region
 from ..record import operand_scope
 from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, placement
 from . import collectives, padding
@@ -233,12 +233,18 @@ def operand(x: Any, what: str) -> Any:
             f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
             fix=f"name them: `wf.tensor(array, [{', '.join('...' for _ in shape)}])`",
         )
-    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x)):
+    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x) - _mapped_axes()):
         raise RegionError(
             f"{what} got a plain number that differs between processors (over {', '.join(sorted(differing))})",
             fix="make it a tensor by an op of its own: `wf.local(fn, ..., out=[...], summed=[...])`",
         )
     return x
+
+
+def _mapped_axes() -> frozenset[str]:
+    """The axes of a mapped dim: a number may differ between its examples."""
+    region = open_region()
+    return frozenset() if region is None else frozenset(region.taken)
 
 
 def need_tensor(x: Any, what: str) -> Tensor:

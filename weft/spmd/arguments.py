@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
-from ..leaves import is_array, is_data, is_number
+from ..leaves import is_array, is_data, is_number, unnamed
 from ..record import Argument
 from ..tensor import Kind, check_not_given_up, is_tensor, make, marked
 
@@ -206,11 +206,10 @@ def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
             state=state,
             fix="make it hashable, or close over it",
         )
-    cure = f"name them: `wf.tensor(array, [{', '.join('...' for _ in leaf.shape)}])`"
-    if leaf.shape == (2,) and leaf.dtype == np.uint32:
-        cure += "; if it is a random key, make it by `jax.random.key(seed)`"
-    fact = f"{where} is a plain array of shape {tuple(leaf.shape)}, whose dims have no names"
-    return TensorError(fact, state=state, fix=cure)
+    is_raw_key = leaf.shape == (2,) and leaf.dtype == np.uint32
+    return unnamed(
+        leaf, where, more="; if it is a random key, make it by `jax.random.key(seed)`" * is_raw_key, state=state
+    )
 
 
 def _check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ..errors import TensorError, WeftError
 from ..layout import axes_in, open_region
-from ..leaves import array_of, is_trained
+from ..leaves import array_of, is_trained, unnamed
 from ..ops.collectives import all_reduce, as_varying
 from ..ops.meet import common_region, need_function, with_layout
 from ..ops.move import result
@@ -26,7 +26,7 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
 
-    Gradients are of float tensors, arrays and numbers that are not frozen; other leaves get None. `sum_dtype` says in
+    Gradients are of float tensors that are not frozen and of plain floats; other leaves get None. `sum_dtype` says in
     which dtype gradient sums travel.
     """
 
@@ -126,6 +126,8 @@ def _start(x: Any, sum_dtype: Any) -> Any:
     """What to differentiate by: a tensor that varies over a mapped dim's axes has a gradient for each example."""
     region = open_region()
     if not is_tensor(x):
+        if getattr(x, "shape", ()):
+            raise unnamed(x, "what is to be differentiated by")
         return as_varying(jnp.asarray(x), region.taken) if region is not None else jnp.asarray(x)
     x = checked(x)
     if region is not None and region.taken:

@@ -16,7 +16,7 @@ from ..errors import RegionError
 from ..layout import Axes, Region, as_layout, spec
 from ..leaves import is_array
 from ..mesh import Mesh, as_mesh
-from ..tensor import Tensor, checked, is_tensor, make
+from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make
 
 
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
@@ -37,6 +37,7 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
             lies = sharding_of(leaf.dims, leaf._kind.store, region)
             return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
         if is_array(leaf):
+            check_not_given_up(leaf)
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import RegionError, TensorError
-from ..leaves import array_of, is_array, is_number, is_trained, named_leaves
+from ..leaves import array_of, is_array, is_number, is_trained, named_leaves, unnamed
 from ..ops.trees import map_tensors
 from ..tensor import Tensor, is_given_up, is_tensor, make
 
@@ -34,11 +34,7 @@ def as_parameters(params: Any) -> Any:
                 "to keep it, close over it or make it a static field",
             )
         if is_array(leaf) and leaf.shape:
-            dots = ", ".join("..." for _ in leaf.shape)
-            raise TensorError(
-                f"params{path} is a plain array of shape {tuple(leaf.shape)}, whose dims have no names",
-                fix=f"name them: `wf.parameter(array, [{dots}])`",
-            )
+            raise unnamed(leaf, f"params{path}", by="wf.parameter")
 
     def store(x: Tensor) -> Tensor:
         if not is_trained(x) or x._kind.store is not None:
