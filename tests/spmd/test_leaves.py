@@ -80,6 +80,15 @@ def test_each_example_has_its_own_gradient_by_a_plain_float():
     found = wf.spmd(each, mesh=MESH, layout="batch:x,d:y")(jnp.float32(2), X)
     np.testing.assert_allclose(wf.get(found), X.array.sum(1), rtol=1e-5)
 
+    def with_weights(scale, x, w):  # which are the same for every example
+        slope = wf.grad(lambda s, row: wf.sum(wf.einsum(row, wf.tanh(w * s) * s, over=D), over=H))
+        return wf.vmap(lambda row: slope(scale, row), over=B)(x)
+
+    expected = with_weights(jnp.float32(2), X, W)
+    for layout in ("batch:x,d:y", "batch:x,h:y", "batch:x+y,params.d:x"):
+        found = wf.spmd(with_weights, mesh=MESH, layout=layout)(jnp.float32(2), X, W)
+        np.testing.assert_allclose(wf.get(found), wf.get(expected), rtol=1e-4, atol=1e-5)
+
 
 def test_a_plain_array_to_differentiate_by_must_be_named():
     with pytest.raises(wf.TensorError) as caught:

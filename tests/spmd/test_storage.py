@@ -37,6 +37,7 @@ REARRANGED = {
     "slice": (lambda w: w["d_ff", 2:5], "layers d_model/x d_ff"),
     "slice from a traced start": (lambda w: wf.slice(w, over=L, start=jax.numpy.int32(1), size=2),
                                   "layers d_model/x d_ff"),
+    "every second place": (lambda w: w["d_ff", ::2], "layers d_model/x d_ff"),
     "place": (lambda w: w["layers", 2], "d_model/x d_ff"),
     "cast": (lambda w: wf.cast(w, "bfloat16"), "layers d_model/x d_ff"),
     "rename": (lambda w: w.rename(layers="turns"), "turns d_model/x d_ff"),
@@ -197,6 +198,29 @@ def test_a_dim_that_is_stored_split_is_gathered_where_it_is_cut():
     assert {row.axes for row in rows if row.collective == "all_gather"} == {("x",), ("y",)}  # d_model where it is used
     found = wf.spmd(loss, mesh=MESH, layout=layout)(W, X)
     np.testing.assert_allclose(wf.get(found[1]), wf.get(loss(W, X)[1]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["batch:x,params.d_model:x", "batch:x,params.layers:y,params.d_model:x"])
+def test_parameters_that_a_loop_gives_back_lie_as_stored(layout):
+    def loss(w, v, x):
+        _, ws = wf.scan(lambda c, i: (c, wf.flip(w, over=F)), wf.zeros([]), wf.arange(L), over=L)
+        assert repr(ws).startswith("param ")
+        return wf.sum(wf.square(ws * x * wf.sum(v, over=D)), over=[*ws.dims, B])
+
+    args = wf.parameter(numbers(D, F)), wf.parameter(numbers(L, D, seed=1)), numbers(B, seed=2)
+    expected, found = (f(*args) for f in (wf.grad(loss), wf.spmd(wf.grad(loss), mesh=MESH, layout=layout)))
+    np.testing.assert_allclose(wf.get(found), wf.get(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_a_loop_that_takes_its_layers_by_number_gathers_one_at_a_time():
+    def by_number(w, x):
+        y = wf.fori_loop(0, 4, lambda i, y: y + wf.einsum(x, w["layers", i], over=D), wf.zeros([B, F]))
+        return wf.mean(wf.square(y), over=[B, F])
+
+    programs = [wf.trace(wf.value_and_grad(fn), W, X, mesh=MESH, layout=FSDP) for fn in (by_number, scanned)]
+    assert sent(programs[0]) == sent(programs[1])
+    found = wf.spmd(wf.grad(by_number), mesh=MESH, layout=FSDP)(W, X)
+    np.testing.assert_allclose(wf.get(found), wf.get(wf.grad(scanned)(W, X)), rtol=1e-5, atol=1e-6)
 
 
 def test_what_cannot_be_stored_as_the_rules_say_is_gathered():

@@ -60,7 +60,7 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
     array = meeting.run(pick, [table, ids])
     leaving = Shape(names.get(d.name, d) for d in final)
     have, partial = meeting.placement(final), meeting.axes([dim])
-    return settle(array, leaving, have, meeting.region, partial=partial, kind=meeting.kind)
+    return settle(array, leaving, have, meeting.region, partial=partial, one_holds=True, kind=meeting.kind)
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:

@@ -13,7 +13,7 @@ from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed
 from ..record import Argument
-from ..tensor import Kind, check_not_given_up, is_tensor, make, marked
+from ..tensor import Kind, check_not_given_up, is_tensor, make, marked, need_room
 
 
 @jax.tree_util.register_static
@@ -161,11 +161,11 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
         # An optimizer's state may hold an array of another shape in a tensor's place.
         return TensorSlot(leaf.dims, kind, tuple(leaf._array.shape) == leaf.dims.sizes), leaf._array
     if is_number(leaf):
-        if isinstance(leaf, int) and not -(2**31) <= leaf < 2**31:
-            raise TensorError(f"an argument is {leaf}, which int32 cannot hold", fix="give a float, or close over it")
+        need_room(leaf)
         return ValueSlot(), leaf
     if is_array(leaf):
         holds_numbers = not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind in "biufcV"
+        need_room(leaf)
         return (ValueSlot(), leaf) if leaf.shape == () and holds_numbers else (None, None)
     try:
         hash(leaf)

@@ -4,6 +4,7 @@ JAX differentiates; here tensors are taken apart and put together. A gradient ha
 storage of what it is the gradient of.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,8 +17,9 @@ from ..errors import TensorError, WeftError
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..ops.collectives import all_reduce, as_varying
-from ..ops.meet import common_region, need_function, with_layout
+from ..ops.meet import brought, common_region, need_function, with_layout
 from ..ops.move import result
+from ..ops.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
 
 
@@ -27,14 +29,14 @@ def value_and_grad(
     """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
 
     Gradients are of float tensors that are not frozen and of plain floats; other leaves get None. `sum_dtype` says in
-    which dtype gradient sums travel.
+    which dtype gradient sums travel, a float of 16 bits or more.
     """
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
-    sum_dtype = None if sum_dtype is None else as_dtype(sum_dtype)
+    sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +61,8 @@ def value_and_grad(
             whole = list(args)
             for i, tree in zip(positions, jax.tree.unflatten(structure, filled), strict=True):
                 whole[i] = tree
-            found = fn(*whole, **kwargs)
+            with _mapped_numbers(starts):
+                found = fn(*whole, **kwargs)
             value, aux = _with_aux(found) if has_aux else (found, None)
             value = _one_number(value)
             return value._array, (value, aux)
@@ -73,6 +76,18 @@ def value_and_grad(
         return ((value, aux) if has_aux else value), given
 
     return both
+
+
+def _checked_sum_dtype(given: Any) -> Any:
+    """The dtype in which gradient sums may travel; one too small for them is refused, with or without a mesh."""
+    dtype = as_dtype(given)
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+        raise TensorError(
+            f"`sum_dtype` is {dtype}, in which sums of gradients would be lost",
+            state="gradients are floats, of any size",
+            fix="give a float of 16 bits or more: 'float32', 'bfloat16' or 'float16'",
+        )
+    return dtype
 
 
 def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
@@ -102,6 +117,14 @@ def grad(
 
 
 _OF_COPIES = "because every processor along {axes} has a copy, and each copy a part of the gradient"
+
+
+def _mapped_numbers(starts: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """While a function is traced that is differentiated by numbers which differ between a mapped dim's examples."""
+    region = open_region()
+    if region is None or not region.taken or all(map(is_tensor, starts)):
+        return contextlib.nullcontext()
+    return bringing(brought)
 
 
 def _refilled(start: Any, array: Any) -> Any:
@@ -137,6 +160,8 @@ def _start(x: Any, sum_dtype: Any) -> Any:
         x = make(as_varying(x._array, axes_in(placement(x))), x.dims, x._region, x._kind)
     if sum_dtype is None:
         return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # both parts travel in it, or in the least that JAX has
+        sum_dtype = jnp.promote_types(sum_dtype, jnp.complex64)
     return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
 
 
