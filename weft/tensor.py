@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from .dims import Dim, Shape, new_dims
-from .errors import DimError, TensorError
+from .elsewhere import unknown_method
+from .errors import DimError, TensorError, UnknownNameError, folded, public
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
 
@@ -53,6 +54,7 @@ class Tensor(Operators):
     _kind: Kind
     _memo: dict[Any, Any]
 
+    @public(form="wf.tensor(array, 'batch d_model')")
     def __init__(self, array: Any, dims: Any):
         made = tensor(array, dims)
         self._fill(made._array, made._dims, None, PLAIN)
@@ -75,6 +77,7 @@ class Tensor(Operators):
         return Layout("") if self._region is None else self._region.layout
 
     @property
+    @folded
     def array(self) -> jax.Array:
         """The global array; inside a region there is none to give."""
         if self._region is not None:
@@ -90,21 +93,27 @@ class Tensor(Operators):
         """This processor's slice; outside a region, the whole array."""
         return self._array if self._kind.cast_to is None else self._array.astype(self._kind.cast_to)
 
+    @public
     def dim(self, name: Dim | str) -> Dim:
         """The dim of that name."""
         return self._dims.find(name)
 
+    @public
     def size(self, name: Dim | str) -> int:
         """The global size of the dim of that name."""
         return self.dim(name).size
 
+    @public
     def ways(self, dim: Dim | str) -> int:
         """Into how many slices a dim is split; 1 outside a region. For schedules only."""
         self._dims.find(dim)
         return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
 
-    def rename(self, **names: Dim | str) -> "Tensor":
+    @folded
+    def rename(self, *wrong: Any, **names: Dim | str) -> "Tensor":
         """This tensor with some dims renamed, moved where the new names are split otherwise."""
+        if wrong:
+            raise _wrong_rename(wrong)
         return operations["rename"](self, **names)
 
     def __repr__(self) -> str:
@@ -118,19 +127,24 @@ class Tensor(Operators):
             return repr(self)
         return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self._array)}"
 
+    @folded
     def __format__(self, form: str) -> str:
         return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
+    @folded
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._whole_value("np.asarray()"), dtype)
 
+    @folded
     def __float__(self) -> float:
         return float(self._one_value("float()"))
 
+    @folded
     def __int__(self) -> int:
         return int(self._one_value("int()"))
 
+    @folded
     def __bool__(self) -> bool:
         return bool(self._one_value("bool()"))
 
@@ -150,6 +164,7 @@ class Tensor(Operators):
             return lambda: self._array
         raise self._plain_function("a plain JAX function")
 
+    @folded
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
         if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
@@ -163,6 +178,7 @@ class Tensor(Operators):
             "outside a region `x.array` is the plain array",
         )
 
+    @folded
     def __matmul__(self, other: Any) -> Any:
         raise TensorError(
             f"{self!r} @ ... does not say which dim is summed", fix="use `wf.einsum(x, w, over='d_model')`"
@@ -170,18 +186,35 @@ class Tensor(Operators):
 
     __rmatmul__ = __matmul__
 
+    @folded
     def __getitem__(self, index: Any) -> Any:
         return operations["getitem"](self, index)
 
+    @folded
     def __len__(self) -> int:
-        raise TensorError(f"len() of {self!r} does not say of which dim", fix="use `x.size('batch')`")
+        raise TensorError(f"len() of {self!r} does not say of which dim", fix=f"use `x.size('{self._example}')`")
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"a tensor has no `{name}`; it has `dims`, `dim(name)`, `size(name)`, `dtype`, `layout`, `array`; "
-            "functions are `wf.name(x, ...)`"
+    @property
+    @folded
+    def __index__(self) -> Any:
+        # A property, so that `hasattr(x, "__index__")` is False: a tensor is no whole number.
+        raise UnknownNameError(
+            f"{self!r} was used as a whole number: in range(), as an index or as a size",
+            fix=f"sizes are known: `range(x.size('{self._example}'))`; for values, use `wf.fori_loop` or "
+            "`wf.take(x, ids, over=...)`, or outside a region `int(x)`",
         )
 
+    @property
+    def _example(self) -> str:
+        return self._dims[0].name if self._dims else "batch"
+
+    @folded
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
+            raise AttributeError(name)
+        raise unknown_method(self, name)
+
+    @folded
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
@@ -213,11 +246,22 @@ class Tensor(Operators):
         return self._array
 
 
+def _wrong_rename(wrong: Sequence[Any]) -> TensorError:
+    names = wrong[0] if isinstance(wrong[0], Mapping) else {"old": "new"}
+    pairs = ((old.name if isinstance(old, Dim) else old, new) for old, new in names.items())
+    written = ", ".join(f"{old}={new.name if isinstance(new, Dim) else new!r}" for old, new in pairs)
+    return TensorError(
+        f"rename takes names by keyword, and got {', '.join(map(repr, wrong)):.80}", fix=f"write `x.rename({written})`"
+    )
+
+
+@public(form="wf.tensor(array, 'batch d_model')")
 def tensor(array: Any, dims: Any) -> Tensor:
     """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
     return _named(array, dims, PLAIN)
 
 
+@public(form="wf.parameter(array, 'd_model d_ff')")
 def parameter(array: Any, dims: Any = None) -> Tensor:
     """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..layout import Layout, as_layout
 from ..mesh import as_mesh
 from ..nn import weights
@@ -14,6 +14,7 @@ from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer_lm import LMConfig, TransformerLM
 
 
+@public
 def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
     """The model with its first weights; on a mesh each processor makes only its own slices of them.
 
@@ -36,6 +37,7 @@ def _stored_layers(layout: Layout) -> Layout:
     return Layout(f"{layout.drop('layers')}{rule}")
 
 
+@public
 def shapes(config: TransformerConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
     return weights.shapes(_blueprint(config))

@@ -10,7 +10,7 @@ import jax
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
@@ -73,6 +73,7 @@ class Encoder(eqx.Module):
         self.encoder = Stack(config, causal=False)
         self.classifier = nn.Linear(config.dim("d_model"), config.dim("classes"), bias=True) if config.classes else None
 
+    @public
     def logits(self, tokens: Any) -> Tensor:
         """The logits of the word at each place: f32[batch length vocab]."""
         return run(_logits, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)})
@@ -81,6 +82,7 @@ class Encoder(eqx.Module):
         """The logits of the classes of each sequence: f32[batch classes]."""
         return run(_classify, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)}, None)
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `labels`, or of `targets` where `weights` count; dropout where a key is given.
 
@@ -88,6 +90,7 @@ class Encoder(eqx.Module):
         """
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
         key = checked_key(key)

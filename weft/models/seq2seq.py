@@ -9,6 +9,7 @@ import equinox as eqx
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim
+from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
@@ -62,16 +63,19 @@ class Seq2Seq(eqx.Module):
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True, memory=True)
 
+    @public
     def logits(self, inputs: Any, targets_in: Any) -> Tensor:
         """The logits of the token that follows each of `targets_in`, given `inputs`: f32[batch length vocab]."""
         vocab = self.config.vocab
         given = {"inputs": named("inputs", inputs, "ids", vocab)}
         return run(_logits, self, given, named("targets_in", targets_in, "ids", vocab))
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `targets` given `inputs`, in nats a token; dropout where a key is given."""
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
         found = named_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)

@@ -11,7 +11,7 @@ import equinox as eqx
 
 from .. import nn
 from .. import ops as wf
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
@@ -65,12 +65,14 @@ class TransformerLM(eqx.Module):
         self.embedding, self.positions, self.softmax = tables(config)
         self.decoder = Stack(config, causal=True)
 
+    @public
     def logits(self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None) -> Tensor:
         """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
         batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
         found = named_batch(batch, BATCH, _needed(batch, self.config), self.config.vocab)
         return run(_logits, self, found | {"inputs": found.pop("tokens")})
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy in nats a token, and what the experts add; a scalar. Dropout where a key is given.
 
@@ -80,6 +82,7 @@ class TransformerLM(eqx.Module):
         """
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it: `nll`, `accuracy`, `tokens`, and what the experts report."""
         return run(_loss_and_metrics, self, _given(batch, self.config), checked_key(key))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..tensor import Tensor
 from .given import has_dims, number, one_dim
 from .position import Stretch, rotated
@@ -24,6 +24,7 @@ UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
 
 
+@public
 class Mask(eqx.Module):
     """Who sees whom. Positions count from 0 where none are given; segments of a packed batch do not see each other."""
 
@@ -49,6 +50,7 @@ class Mask(eqx.Module):
             )
 
     @classmethod
+    @public
     def within(cls, *, positions: Tensor | None = None, segments: Tensor | None = None, **how: Any) -> "Mask":
         """The mask of a sequence that looks at itself."""
 
@@ -117,6 +119,7 @@ class Attention(eqx.Module):
     stretch: Stretch | None = eqx.field(static=True)
     fused: bool = eqx.field(static=True)
 
+    @public
     def __init__(
         self,
         d_model: Dim,
@@ -158,6 +161,7 @@ class Attention(eqx.Module):
             names = "talking.0", "talking.1"
             self.talking = tuple(normal([heads, mixed], stddev=heads.count**-0.5, key=key, name=n) for n in names)
 
+    @public
     def __call__(
         self,
         h: Tensor,

@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 
-from ..errors import TensorError, closest
+from ..errors import TensorError, closest, public
 from ..tensor import Tensor, is_tensor
 from .weights import with_kind, written
 
 
+@public
 def freeze(model: Any, *patterns: str) -> Any:
     """The model with the parameters whose paths match a pattern frozen: they get no gradient and no update.
 
@@ -26,11 +27,13 @@ def freeze(model: Any, *patterns: str) -> Any:
     return _marked(model, patterns, True)
 
 
+@public
 def unfreeze(model: Any, *patterns: str) -> Any:
     """The model with the parameters whose paths match a pattern trained again; without patterns, all of them."""
     return _marked(model, patterns or ("*",), False)
 
 
+@public
 def paths(model: Any) -> list[str]:
     """The paths of all parameters."""
     return list(by_path(model))

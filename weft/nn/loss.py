@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
-from ..errors import DimError
+from ..errors import DimError, public
 from ..tensor import Tensor
 from .given import number, whole_number
 
 
+@public
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, z_loss: float = 0.0, over: str = "vocab"
 ) -> tuple[Tensor, Tensor]:
@@ -30,6 +31,7 @@ def cross_entropy(
     return nll, loss
 
 
+@public
 def summed_cross_entropy(
     logits: Callable[[Tensor], Tensor],
     x: Tensor,

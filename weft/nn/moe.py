@@ -16,6 +16,7 @@ import jax
 
 from .. import ops as wf
 from ..dims import Dim
+from ..errors import public
 from ..tensor import Tensor
 from .feed_forward import ACTIVATIONS
 from .given import has_dims, number, one_dim, one_of
@@ -37,6 +38,7 @@ class MixtureOfExperts(eqx.Module):
     dropout: float = eqx.field(static=True)
     activation: str = eqx.field(static=True)
 
+    @public
     def __init__(
         self,
         d_model: Dim,
@@ -65,6 +67,7 @@ class MixtureOfExperts(eqx.Module):
         self.w_gate = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
         self.w_out = normal([experts, d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
 
+    @public
     def __call__(self, h: Tensor, *, key: Any = None, drops: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
         """The result, as `h`; the losses of the gate; how many places were taken, and how many tokens found none.
 

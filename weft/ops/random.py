@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from ..dims import Dim, Shape, resolve
-from ..errors import DimError, TensorError
+from ..elsewhere import RANDOM, unknown_name
+from ..errors import DimError, TensorError, folded
 from ..layout import Placement, axes_in, open_region
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
@@ -257,3 +258,13 @@ def _high_product(a: Any, b: int) -> Any:
     b0, b1 = jnp.uint32(b & 0xFFFF), jnp.uint32(b >> 16)
     middle = a1 * b0 + ((a0 * b0) >> 16)
     return a1 * b1 + (middle >> 16) + ((a0 * b1 + (middle & half)) >> 16)
+
+
+__all__ = [
+    "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
+]  # fmt: skip
+
+
+@folded
+def __getattr__(name: str) -> Any:
+    raise unknown_name("wf.random", name, __all__, RANDOM)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MeshError, WeftError, WeftWarning
+from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
 from ..mesh import Mesh, as_mesh
 from ..program import trace
@@ -51,6 +51,7 @@ class Progress:
     best: Ranked | None = None
 
 
+@public
 def search(
     fn: Callable[..., Any],
     *args: Any,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import LayoutError, RegionError, TensorError, WeftWarning, user_stacklevel
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..mesh import Mesh, as_mesh
 from ..ops import collectives
@@ -29,6 +29,7 @@ from .arguments import Call, Static, positions, read, without_statics
 from .place import check_values, put_array, wait_for_earlier_calls
 
 
+@folded
 def spmd(
     fn: Callable[..., Any],
     *,
@@ -110,6 +111,7 @@ class Spmd:
             check_axes_used(mesh, layout, strict)
         self._ready: dict[Call, _Ready] = {}
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (outer := _region_around(args, kwargs)) is not None:
             return self._inline(outer, args, kwargs)

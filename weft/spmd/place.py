@@ -12,12 +12,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
-from ..errors import RegionError
+from ..errors import RegionError, public
 from ..layout import Axes, Region, as_layout, spec
 from ..mesh import Mesh, as_mesh
 from ..tensor import Tensor, checked, is_tensor, make
 
 
+@public
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
 
@@ -47,6 +48,7 @@ def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding
     return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
 
 
+@public
 def get(tree: Any) -> Any:
     """The tree with a NumPy array in place of every tensor and array."""
 

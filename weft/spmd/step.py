@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import RegionError, TensorError
+from ..errors import RegionError, TensorError, folded
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
@@ -39,6 +39,7 @@ class TrainState(NamedTuple):
     step: Any
 
 
+@folded
 def train_step(
     loss: Callable[..., Any],
     optimizer: Any,
@@ -98,6 +99,7 @@ class TrainStep:
         how = dict(has_aux=self.has_aux, sum_dtype=self.sum_dtype, made=self._made)
         return TrainStep(*bound, **how, strict=strict, donate=donate)
 
+    @folded
     def init(self, params: Any) -> TrainState:
         """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes."""
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
@@ -119,6 +121,7 @@ class TrainStep:
         """The state of a step on a mesh with shapes in place of arrays, each with how it lies."""
         return self._typed_state(self.init(params), cast(Mesh, self.mesh).jax_mesh())
 
+    @folded
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
         if open_region() is not None:
             raise RegionError(
