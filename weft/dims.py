@@ -235,7 +235,7 @@ def listed(given: Any, what: str) -> list["Dim | str"]:
         return [given]
     if isinstance(given, str):
         return list(words(given))
-    if isinstance(given, Iterable):
+    if isinstance(given, Iterable) and getattr(given, "shape", None) is None:
         found: list[Dim | str] = []
         for item in given:
             if not isinstance(item, Dim | str):

@@ -197,7 +197,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # from within
-        fact = str(error).replace(".__init__()", "()").replace(".__call__()", "()")
+        fact = str(error).replace(fn.__qualname__, _name_of(fn))
         raise TensorError(fact, state=_called_as(fn, args, kwargs), fix=f"call it as `{form or _form(fn)}`") from None
 
 
@@ -225,6 +225,8 @@ _ROOMS = {"nn.lora": "nn.lora.", "nn": "nn.", "models": "models.", "decode": "de
 
 def _qualified(fn: Callable[..., Any]) -> str:
     """The name of a function with the room it is found in: `wf.take`, `nn.Linear.__init__`."""
+    if "<locals>" in fn.__qualname__:  # what a function of ours gave
+        return fn.__name__
     module = fn.__module__.removeprefix("weft.") + "."
     room = next((shown for name, shown in _ROOMS.items() if module.startswith(f"{name}.")), "wf.")
     return f"{'wf.' if fn.__name__ == 'dropout' else room}{fn.__qualname__}"

@@ -123,7 +123,7 @@ class Tensor(Operators):
         return typed(short_dtype(self.dtype), self._dims, placed)
 
     def __str__(self) -> str:
-        if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
+        if self._region is not None or not has_values(self._array):
             return repr(self)
         return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self._array)}"
 
@@ -412,9 +412,12 @@ def short_dtype(dtype: Any) -> str:
     return name
 
 
-def _has_values(array: Any) -> bool:
+def has_values(array: Any) -> bool:
+    """Whether the values of an array are known, and here."""
     if isinstance(array, np.ndarray | np.generic):
         return True
+    if isinstance(array, jax.core.Tracer):
+        return False
     is_there = isinstance(array, jax.Array) and array.is_fully_addressable
     return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 

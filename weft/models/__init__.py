@@ -20,12 +20,16 @@ def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = No
 
     The values do not depend on the mesh or on the layout.
     """
-    if not isinstance(config, TransformerConfig):
-        raise TensorError(f"init got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
+    _check_config(config, "init")
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
     mesh, layout = as_mesh(mesh), _stored_layers(as_layout(layout))
     return weights.init(_blueprint(config, mesh, layout), key, mesh, layout, dims=config.dims)
+
+
+def _check_config(config: Any, what: str) -> None:
+    if not isinstance(config, TransformerConfig):
+        raise TensorError(f"{what} got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
 
 
 def _stored_layers(layout: Layout) -> Layout:
@@ -40,6 +44,7 @@ def _stored_layers(layout: Layout) -> Layout:
 @public
 def shapes(config: TransformerConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    _check_config(config, "shapes")
     return weights.shapes(_blueprint(config))
 
 

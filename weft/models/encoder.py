@@ -32,6 +32,7 @@ BATCH = {
 _KEPT, _RANDOM = 0.1, 0.1  # of the words to be predicted: so many stay as they are, so many become any word
 
 
+@public(form="models.EncoderConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
     """An encoder-only Transformer."""
@@ -67,6 +68,7 @@ class Encoder(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: EncoderConfig, mesh: Mesh | None = None, layout: Layout | None = None):
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)

@@ -31,6 +31,7 @@ BATCH = {
 }
 
 
+@public(form="models.Seq2SeqConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(TransformerConfig):
     """An encoder-decoder Transformer; `layers` is the number of layers of each."""
@@ -57,6 +58,7 @@ class Seq2Seq(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: Seq2SeqConfig, mesh: Mesh | None = None, layout: Layout | None = None):
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)

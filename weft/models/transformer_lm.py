@@ -33,6 +33,7 @@ BATCH = {
 }
 
 
+@public(form="models.LMConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LMConfig(TransformerConfig):
     """A decoder-only Transformer language model.
@@ -60,6 +61,7 @@ class TransformerLM(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: LMConfig, mesh: Mesh | None = None, layout: Layout | None = None):
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)

@@ -221,14 +221,14 @@ class Attention(eqx.Module):
         scores = wf.einsum(q, k, over="d_kv")
         scores = wf.cast(scores, "float32") * self.scale
         if bias is not None:
-            scores = scores + bias
+            scores = wf.add(scores, bias, names="subset")
         if self.softcap is not None:
             scores = self.softcap * wf.tanh(scores / self.softcap)
         if self.talking is not None:
             scores = _talk(scores, self.talking[0])
         is_seen = mask.is_seen(q, k)
         if is_seen is not None:
-            scores = wf.where(is_seen, scores, UNSEEN)
+            scores = wf.where(is_seen, scores, UNSEEN, names="subset")
         share = wf.softmax(scores, over="memory_length")
         if self.talking is not None:
             share = _talk(share, self.talking[1])
@@ -239,12 +239,12 @@ class Attention(eqx.Module):
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
         y = wf.einsum(mixed, used(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
-        return y if self.o_bias is None else y + wf.cast(self.o_bias, y.dtype)
+        return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
 
 def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = wf.einsum(h, used(weight, h.dtype), over="d_model")
-    return y if bias is None else y + wf.cast(bias, h.dtype)
+    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
 def _talk(scores: Tensor, weight: Tensor) -> Tensor:

@@ -59,13 +59,13 @@ class FeedForward(eqx.Module):
         d_model, d_ff = w_in.dims
         hidden = wf.einsum(h, w_in, over=d_model)
         if self.in_bias is not None:
-            hidden = hidden + wf.cast(self.in_bias, h.dtype)
+            hidden = wf.add(hidden, wf.cast(self.in_bias, h.dtype), names="subset")
         activate = ACTIVATIONS[self.activation]
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
             gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
-            hidden = activate(gate) * hidden
+            hidden = wf.multiply(activate(gate), hidden, names="subset")
         hidden = dropped(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
-        return y if self.out_bias is None else y + wf.cast(self.out_bias, h.dtype)
+        return y if self.out_bias is None else wf.add(y, wf.cast(self.out_bias, h.dtype), names="subset")

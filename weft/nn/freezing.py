@@ -55,6 +55,8 @@ def matched(patterns: Any, model: Any) -> set[str]:
     patterns, found = patterns.split() if isinstance(patterns, str) else patterns, set()
     known = paths(model)
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TensorError(f"{pattern!r:.60} is no pattern of paths", fix="give text, e.g. 'embedding.*'")
         own = fnmatch.filter(known, pattern)
         if not own:
             raise TensorError(f"no parameter's path matches {pattern!r}", fix=closest(pattern, known))

@@ -40,7 +40,7 @@ class Linear(eqx.Module):
         weight = used(self.weight, x.dtype)
         if self.bias is None:
             return wf.einsum(x, weight, over=self.ins, rename=self.names)
-        y = wf.einsum(x, weight, over=self.ins) + wf.cast(self.bias, x.dtype)
+        y = wf.add(wf.einsum(x, weight, over=self.ins), wf.cast(self.bias, x.dtype), names="subset")
         return y.rename(**self.names) if self.names else y
 
     def _check_outs(self, x: Tensor) -> None:

@@ -92,7 +92,9 @@ class MixtureOfExperts(eqx.Module):
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
-            hidden = activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)) * hidden
+            hidden = wf.multiply(
+                activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
+            )
         hidden = dropped(hidden, self.dropout, key)
         return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
 

@@ -32,7 +32,7 @@ class RMSNorm(eqx.Module):
         square = wide * wide
         mean_square = wf.mean(square, over=self.scale.dims)
         normed = wide * wf.rsqrt(mean_square + self.epsilon)
-        return wf.cast(normed * self.scale, x.dtype)
+        return wf.cast(wf.multiply(normed, self.scale, names="subset"), x.dtype)
 
 
 class LayerNorm(eqx.Module):
@@ -54,8 +54,8 @@ class LayerNorm(eqx.Module):
         wide = wf.cast(x, "float32")
         mean, variance = wf.mean_and_var(wide, over=self.scale.dims)
         normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
-        scaled = normed * self.scale
-        return wf.cast(scaled if self.bias is None else scaled + self.bias, x.dtype)
+        scaled = wf.multiply(normed, self.scale, names="subset")
+        return wf.cast(scaled if self.bias is None else wf.add(scaled, self.bias, names="subset"), x.dtype)
 
 
 class ScaleNorm(eqx.Module):
@@ -75,7 +75,7 @@ class ScaleNorm(eqx.Module):
     def __call__(self, x: Tensor) -> Tensor:
         wide = wf.cast(x, "float32")
         square = wf.sum(wide * wide, over=self.over)
-        return wf.cast(wide * wf.rsqrt(square + self.epsilon) * self.scale, x.dtype)
+        return wf.cast(wf.multiply(wide * wf.rsqrt(square + self.epsilon), self.scale, names="subset"), x.dtype)
 
 
 class GroupNorm(eqx.Module):
@@ -113,7 +113,7 @@ class GroupNorm(eqx.Module):
             return wf.merge(wf.broadcast(x, [*x.dims, each]), [group, each], into=channels)
 
         normed = (wide - spread(mean)) * spread(wf.rsqrt(variance + self.epsilon))
-        return wf.cast(normed * self.scale + self.bias, x.dtype)
+        return wf.cast(wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset"), x.dtype)
 
 
 class BatchNorm(eqx.Module):
@@ -148,7 +148,8 @@ class BatchNorm(eqx.Module):
             mean, variance = wf.mean_and_var(wide, over=self._all_beside(x, over))
             moved = self._moved(wf.stop_gradient(mean), wf.stop_gradient(variance))
         normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
-        return wf.cast(normed * self.scale + self.bias, x.dtype), moved
+        y = wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset")
+        return wf.cast(y, x.dtype), moved
 
     def _all_beside(self, x: Tensor, over: Any) -> Shape:
         (channels,) = self.scale.dims

@@ -7,7 +7,8 @@ import equinox as eqx
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, new_dims
-from ..errors import DimError, public
+from ..errors import DimError, closest, public
+from ..ops.meet import need_tensor
 from ..tensor import Tensor
 from .given import number, one_dim
 from .weights import normal
@@ -51,6 +52,7 @@ def rotated(
     x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: Stretch | None = None
 ) -> Tensor:
     """`x` with pairs of channels turned by angles that grow with the position; channel i goes with i + half."""
+    x, position = need_tensor(x, "rotated"), need_tensor(position, "rotated")
     size = x.size(over)
     if size % 2:
         raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
@@ -61,6 +63,11 @@ def rotated(
     rate = rate if stretch is None else stretch(rate)
     angle = wf.cast(position, "float32") * rate
     cos, sin = wf.cos(angle), wf.sin(angle)
+    if stray := next((dim for dim in position.dims if not x.dims.has(dim)), None):
+        raise DimError(
+            f"positions [{position.dims}] have `{stray.name}`, which [{x.dims}] has not",
+            fix=closest(stray.name, x.dims.without([over]).names),
+        )
     turned = wf.stack([first * cos - second * sin, second * cos + first * sin], two)
     merged = wf.merge(turned, [two, half], into=x.dim(over))
     return wf.cast(wf.broadcast(merged, x.dims), x.dtype)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import TensorError
+from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..tensor import Tensor, excess, is_tensor, make
 from .collectives import as_varying, from_first, index, varying
@@ -22,6 +22,7 @@ from .move import result
 from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
+@public
 class custom_vjp:
     """A function of trees of tensors whose gradient is given by `defvjp`.
 
@@ -35,11 +36,13 @@ class custom_vjp:
         self.backward: Callable[..., Any] | None = None
         functools.update_wrapper(self, fn)
 
+    @public
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TensorError(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from ..dims import Dim, Shape, listed, union
-from ..errors import DimError
+from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
 from .collectives import as_varying, varying
@@ -22,6 +22,7 @@ from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 
+@public
 def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
     """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
 

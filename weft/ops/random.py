@@ -197,6 +197,8 @@ def _checked_key(key: Any, what: str) -> Any:
             f"{what} got a tensor of keys, [{key.dims}]",
             fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
         )
+    if key is None:
+        raise TensorError(f"{what} got no key", fix="give one made by `jax.random.key(seed)`")
     if not _is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",

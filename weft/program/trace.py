@@ -23,6 +23,7 @@ from .work import Duplicated, Work, flops_text
 VERSION = 1
 
 
+@public(form="wf.trace(fn, *args, mesh=..., layout=...)")
 class Program:
     """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
 
