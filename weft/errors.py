@@ -212,7 +212,7 @@ def _form(fn: Callable[..., Any]) -> str:
     shown = []
     for p in inspect.signature(fn).parameters.values():
         star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        has_default = p.default is not p.empty
+        has_default = p.default is not p.empty and p.name != "over"  # which is asked for in words of its own
         default = f"={p.default!r}" if has_default else "=..." if p.kind is p.KEYWORD_ONLY else ""
         shown.append(f"{star}{p.name}{default}")
     is_method = _name_of(fn) != _qualified(fn)

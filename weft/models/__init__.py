@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from ..errors import TensorError, public
+from ..errors import public
 from ..layout import Layout, as_layout
 from ..mesh import as_mesh
 from ..nn import weights
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
@@ -20,16 +20,11 @@ def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = No
 
     The values do not depend on the mesh or on the layout.
     """
-    _check_config(config, "init")
+    need_config(config)
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
     mesh, layout = as_mesh(mesh), _stored_layers(as_layout(layout))
     return weights.init(_blueprint(config, mesh, layout), key, mesh, layout, dims=config.dims)
-
-
-def _check_config(config: Any, what: str) -> None:
-    if not isinstance(config, TransformerConfig):
-        raise TensorError(f"{what} got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
 
 
 def _stored_layers(layout: Layout) -> Layout:
@@ -44,7 +39,7 @@ def _stored_layers(layout: Layout) -> Layout:
 @public
 def shapes(config: TransformerConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
-    _check_config(config, "shapes")
+    need_config(config)
     return weights.shapes(_blueprint(config))
 
 

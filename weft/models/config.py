@@ -186,6 +186,12 @@ class TransformerConfig(abc.ABC):
         return weights.count(self.blueprint())
 
 
+def need_config(config: Any, kind: type = TransformerConfig) -> None:
+    """Raises where something else stands for a configuration."""
+    if not isinstance(config, kind):
+        raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")
+
+
 def stream(length: int) -> Dim:
     """The dim of positions between the layers: split as `length` is, unless a rule of its own says otherwise."""
     return Dim("stream", length, follows="length")

@@ -15,7 +15,7 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .running import named, named_batch, run, same_shape
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -70,6 +70,7 @@ class Encoder(eqx.Module):
 
     @public(form="models.init(config, key)")
     def __init__(self, config: EncoderConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, EncoderConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.encoder = Stack(config, causal=False)

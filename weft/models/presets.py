@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DimError, TensorError, closest, public
-from .config import TransformerConfig
+from ..errors import DimError, closest, public
+from .config import TransformerConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
 from .transformer_lm import LMConfig
@@ -100,9 +100,8 @@ KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqC
 @public
 def fields(config: TransformerConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
-    kind = next((name for name, made in KINDS.items() if type(config) is made), None)
-    if kind is None:
-        raise TensorError(f"fields got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
+    need_config(config)
+    kind = next(name for name, made in KINDS.items() if type(config) is made)
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 

@@ -15,7 +15,7 @@ from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache, Past
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .running import named, named_batch, run, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -60,6 +60,7 @@ class Seq2Seq(eqx.Module):
 
     @public(form="models.init(config, key)")
     def __init__(self, config: Seq2SeqConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, Seq2SeqConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.encoder = Stack(config, causal=False)

@@ -17,7 +17,7 @@ from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .running import named_batch, run, same_shape, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -63,6 +63,7 @@ class TransformerLM(eqx.Module):
 
     @public(form="models.init(config, key)")
     def __init__(self, config: LMConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, LMConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.decoder = Stack(config, causal=True)

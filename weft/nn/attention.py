@@ -1,7 +1,8 @@
 """Attention between named positions: `length` asks, `memory_length` answers.
 
-Heads of keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the
-fused kernel is used where it can do the same; the numbers agree to the dtype's precision.
+The layer's own dims may have any names. Heads of keys and values are `heads`; where several query heads share one, they
+are `heads` x `group`. On a GPU the fused kernel is used where it can do the same; the numbers agree to the dtype's
+precision.
 """
 
 import math
@@ -201,7 +202,11 @@ class Attention(eqx.Module):
     def _turned(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
             return x
-        return rotated(x, position, base=self.rotary, stretch=self.stretch)
+        return rotated(x, position, over=self._d_kv.name, base=self.rotary, stretch=self.stretch)
+
+    @property
+    def _d_kv(self) -> Dim:
+        return self.k.dims[-1]
 
     def attend(
         self,
@@ -216,9 +221,9 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """The mean of the values each query sees, by how well keys answer: as `q`."""
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        if self.fused and is_plain and mask.is_simple and can_fuse(q, k):
+        if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
             return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        scores = wf.einsum(q, k, over="d_kv")
+        scores = wf.einsum(q, k, over=self._d_kv)
         scores = wf.cast(scores, "float32") * self.scale
         if bias is not None:
             scores = wf.add(scores, bias, names="subset")
@@ -243,7 +248,7 @@ class Attention(eqx.Module):
 
 
 def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = wf.einsum(h, used(weight, h.dtype), over="d_model")
+    y = wf.einsum(h, used(weight, h.dtype), over=weight.dims[0])
     return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
@@ -255,14 +260,14 @@ def _talk(scores: Tensor, weight: Tensor) -> Tensor:
 # The fused kernel.
 
 
-def can_fuse(q: Tensor, k: Tensor) -> bool:
+def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     """Whether the fused kernel takes these: on a GPU, in a narrow float, with all positions of a head at hand."""
     if not _is_on_gpu(q) or q.dtype not in (jnp.bfloat16, jnp.float16):
         return False
-    names = [dim.name for dim in q.dims]
-    is_usual = names in (["batch", "length", "heads", "d_kv"], ["batch", "length", "heads", "group", "d_kv"])
-    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, "d_kv"), (k, "memory_length")))
-    width = q.size("d_kv")
+    d_kv = heads[-1].name
+    is_usual = q.dims.names == ("batch", "length", *(dim.name for dim in heads))
+    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
+    width = q.size(d_kv)
     return is_usual and is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
 
 
@@ -292,4 +297,4 @@ def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window
         )
         return y.reshape(q.shape)
 
-    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", "d_kv"])
+    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", q.dims[-1]])

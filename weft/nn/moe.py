@@ -1,8 +1,8 @@
 """Mixtures of experts: each token goes to one or two experts, or each expert chooses its tokens.
 
 Tokens are routed inside their own sequence, so that what is dropped does not depend on the layout. Expert batches are
-called `expert_batch`, which follows `batch`: under `batch:x` no token moves; under `batch:x,experts:x` they go to their
-experts by one all-to-all and come back by another.
+called `expert_batch`, which follows `batch` (where no dim is called so, the first stands for it): under `batch:x` no
+token moves; under `batch:x,experts:x` they go to their experts by one all-to-all and come back by another.
 """
 
 import functools
@@ -75,13 +75,14 @@ class MixtureOfExperts(eqx.Module):
         """
         key = None if key is None else checked_key(key)
         send, combine, told = self.routed(h, key, drops=drops)
-        router, batch, experts, width = send.dim("router"), h.dim("batch"), self.w_in.dims[0], self.gate.dims[0]
+        router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
+        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in _batch_of(others)}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
-        z = z.rename(batch=Dim("expert_batch", batch.size, "batch"), router=experts)
+        z = z.rename(**batch, router=experts)
         z = self.experts(z, key_of(key, 1))
-        z = z.rename(**{"expert_batch": batch, experts.name: router})
+        z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
         return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
 
     def experts(self, z: Tensor, key: Any = None) -> Tensor:
@@ -120,6 +121,11 @@ class MixtureOfExperts(eqx.Module):
         else:
             send, combine = _each_its_best(share, _CHOICES[self.gating])
         return send, combine, _told(scores, share, send)
+
+
+def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
+    """The dim whose places go to the experts' processors: `batch`, or the first where none is called so."""
+    return [dim for dim in dims if dim.name == "batch"] or dims[:1]
 
 
 _CHOICES = {"switch": 1, "top2": 2, "choice": 1}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, user_stacklevel
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..mesh import Mesh, as_mesh
 from ..ops import collectives
@@ -29,7 +29,7 @@ from .arguments import Call, Static, positions, read, without_statics
 from .place import check_values, put_array, wait_for_earlier_calls
 
 
-@folded
+@public
 def spmd(
     fn: Callable[..., Any],
     *,

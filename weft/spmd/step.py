@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import RegionError, TensorError, folded
+from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     step: Any
 
 
-@folded
+@public
 def train_step(
     loss: Callable[..., Any],
     optimizer: Any,
