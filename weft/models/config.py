@@ -186,6 +186,10 @@ class TransformerConfig(abc.ABC):
         return weights.count(self.blueprint())
 
 
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+"""The dims of a model that a search of layouts splits where none are named."""
+
+
 def need_config(config: Any, kind: type = TransformerConfig) -> None:
     """Raises where something else stands for a configuration."""
     if not isinstance(config, kind):

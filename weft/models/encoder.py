@@ -1,8 +1,8 @@
 """Encoder-only Transformers in the way of BERT: words that were hidden are predicted, or whole sequences classified."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
-from .config import TransformerConfig, need_config
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named, named_batch, run, same_shape
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -59,6 +59,7 @@ class EncoderConfig(TransformerConfig):
 class Encoder(eqx.Module):
     """An encoder, the tables of words, and what classifies by the first of the sequence."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack

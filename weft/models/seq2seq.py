@@ -1,8 +1,8 @@
 """Encoder-decoder Transformers: the paper's translation model and T5 (1.0, 1.1, Flan), with or without experts."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 
@@ -15,7 +15,7 @@ from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache, Past
-from .config import TransformerConfig, need_config
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named, named_batch, run, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -49,6 +49,7 @@ class Seq2SeqConfig(TransformerConfig):
 class Seq2Seq(eqx.Module):
     """An encoder, a decoder that looks at what it made, and the tables of words."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack

@@ -4,8 +4,8 @@ Nothing here says anything about processors: the same lines run on one and under
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 
@@ -17,7 +17,7 @@ from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache
-from .config import TransformerConfig, need_config
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named_batch, run, same_shape, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -53,6 +53,7 @@ class LMConfig(TransformerConfig):
 class TransformerLM(eqx.Module):
     """A language model: its weights, its configuration, and where it was made if that was on a mesh."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     decoder: Stack
