@@ -202,11 +202,8 @@ class Attention(eqx.Module):
     def _turned(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
             return x
-        return rotated(x, position, over=self._d_kv.name, base=self.rotary, stretch=self.stretch)
-
-    @property
-    def _d_kv(self) -> Dim:
-        return self.k.dims[-1]
+        d_kv = self.k.dims[-1]
+        return rotated(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch)
 
     def attend(
         self,
@@ -223,7 +220,8 @@ class Attention(eqx.Module):
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
         if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
             return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        scores = wf.einsum(q, k, over=self._d_kv)
+        d_kv = self.k.dims[-1]
+        scores = wf.einsum(q, k, over=d_kv)
         scores = wf.cast(scores, "float32") * self.scale
         if bias is not None:
             scores = wf.add(scores, bias, names="subset")
@@ -248,7 +246,8 @@ class Attention(eqx.Module):
 
 
 def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = wf.einsum(h, used(weight, h.dtype), over=weight.dims[0])
+    d_model = weight.dims[0]
+    y = wf.einsum(h, used(weight, h.dtype), over=d_model)
     return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 

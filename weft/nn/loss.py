@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +40,8 @@ def cross_entropy(
     is_target = wf.one_hot(targets, vocab, dtype=bool)
     target = wf.sum(wf.where(is_target, logits, 0.0, names="subset"), over=over)
     total = wf.logsumexp(logits, over=over)
-    nll = wf.where(_is_label(targets, vocab), total - target, math.nan)
+    is_label = _within(targets, vocab)
+    nll = wf.where(is_label, total - target, math.nan)
     loss = nll
     if smoothing:
         others = total - wf.mean(logits, over=over)
@@ -52,8 +54,13 @@ def cross_entropy(
     return wf.where(counts, nll, 0.0), wf.where(counts, loss, 0.0)
 
 
-def _is_label(targets: Tensor, vocab: Dim) -> Tensor:
-    return wf.elementwise(lambda ids: (ids >= 0) & (ids < vocab.count), targets)
+def _within(targets: Tensor, vocab: Dim) -> Tensor:
+    """Whether each target is an id of the vocab."""
+
+    def is_label(ids: Any) -> Any:
+        return (ids >= 0) & (ids < vocab.count)
+
+    return wf.elementwise(is_label, targets)
 
 
 def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
@@ -63,7 +70,7 @@ def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_l
     if has_values(targets.local_array):
         return _check_known(np.asarray(targets.local_array), targets.dims, vocab, ignore_index)
     if check_labels:
-        fits = _is_label(targets, vocab)
+        fits = _within(targets, vocab)
         fits = fits if ignore_index is None else fits | (targets == ignore_index)
         wf.check(fits, f"a label lies outside `{vocab.name}`, which has {vocab.count}", label=targets)
 
