@@ -1,6 +1,7 @@
 """Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +19,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_bring: contextvars.ContextVar[Callable[[Tensor, Region], Tensor] | None]
+_bring = contextvars.ContextVar("brings what ops are given", default=None)
+
+
+@contextlib.contextmanager
+def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
+    """While every op is given tensors that `bring` has brought into the region being traced."""
+    token = _bring.set(bring)
+    try:
+        yield
+    finally:
+        _bring.reset(token)
+
+
+def bring_in(tree: Any) -> Any:
+    """The tree as an op is given it: as it is, but for where tensors are brought into the region first."""
+    bring, region = _bring.get(), open_region()
+    if bring is None or region is None:
+        return tree
+    return jax.tree.map(lambda leaf: bring(leaf, region) if is_tensor(leaf) else leaf, tree, is_leaf=is_tensor)
+
+
+def axes_brought_to() -> frozenset[str]:
+    """The axes over which a plain number may differ: ops are given tensors that do so too."""
+    region = open_region()
+    return frozenset(region.taken) if region is not None and _bring.get() is not None else frozenset()
+
+
 def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     """`fn`, an op, which leaves an entry in the record of the region it is called in."""
     label = name or fn.__name__
@@ -28,9 +57,10 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
         region = open_region()
         if region is None or region.record.current is not None:
             return call(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.op(label) as entry:
             found = call(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
@@ -46,17 +76,20 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
         region = open_region()
         if region is None:
             return call(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.block(label) as entry:
             found = call(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
 
 
-def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
+def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, found: Any) -> None:
     given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
     results = [leaf for leaf in jax.tree.leaves(found, is_leaf=is_tensor) if is_tensor(leaf)]
+    for x in (*given, *results):
+        region.see(x.dims)
     entry.results = [placed(x) for x in results]
     if kwargs.get("over") is not None:
         entry.over = tuple(_name(dim) for dim in listed(kwargs["over"], "over"))
