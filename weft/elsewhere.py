@@ -5,10 +5,10 @@ any other, one that names the nearest.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .errors import UnknownNameError
+from .errors import TensorError, UnknownNameError
 
 _RANDOM = "`wf.random.{name}(key, dims)`"
 _JAX = "`jax.{name}(fn)`, which takes tensors as they are"
@@ -188,3 +188,13 @@ def unknown_method(x: Any, name: str) -> UnknownNameError:
     has = f"it has {', '.join(f'`{word}`' for word in _OF_A_TENSOR)}"
     fix = f"did you mean `x.{near[0]}`?" if near else f"{has}; functions are `wf.{name}(x, ...)`"
     return UnknownNameError(f"a tensor has no `{name}`: {x!r}", fix=fix)
+
+
+def wrong_rename(wrong: Sequence[Any]) -> TensorError:
+    """The error for a rename whose names are not given by keyword, with the call to write."""
+    names = wrong[0] if isinstance(wrong[0], Mapping) else {"old": "new"}
+    pairs = ((getattr(old, "name", old), getattr(new, "name", new)) for old, new in names.items())
+    written = ", ".join(f"{old}={new!r}" for old, new in pairs)
+    return TensorError(
+        f"rename takes names by keyword, and got {', '.join(map(repr, wrong)):.80}", fix=f"write `x.rename({written})`"
+    )

@@ -14,7 +14,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from .dims import Dim, Shape, new_dims
-from .elsewhere import unknown_method
+from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
+from .dtypes import has_values, need_room, short_dtype
+from .elsewhere import unknown_method, wrong_rename
 from .errors import DimError, TensorError, UnknownNameError, folded, public
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
@@ -122,7 +124,7 @@ class Tensor(Operators):
     def rename(self, *wrong: Any, **names: Dim | str) -> "Tensor":
         """This tensor with some dims renamed, moved where the new names are split otherwise."""
         if wrong:
-            raise _wrong_rename(wrong)
+            raise wrong_rename(wrong)
         return operations["rename"](self, **names)
 
     def __repr__(self) -> str:
@@ -254,15 +256,6 @@ class Tensor(Operators):
                 fix=f"return the tensor from the traced function, or use wf.print or wf.cond{self._number_hint()}",
             )
         return self._array
-
-
-def _wrong_rename(wrong: Sequence[Any]) -> TensorError:
-    names = wrong[0] if isinstance(wrong[0], Mapping) else {"old": "new"}
-    pairs = ((old.name if isinstance(old, Dim) else old, new) for old, new in names.items())
-    written = ", ".join(f"{old}={new.name if isinstance(new, Dim) else new!r}" for old, new in pairs)
-    return TensorError(
-        f"rename takes names by keyword, and got {', '.join(map(repr, wrong)):.80}", fix=f"write `x.rename({written})`"
-    )
 
 
 @public(form="wf.tensor(array, 'batch d_model')")
@@ -398,61 +391,6 @@ def checked(x: Tensor) -> Tensor:
             fix="use wf operations, `wf.local(fn, x, out=..., summed=...)`, or for an optimizer `wf.train_step`",
         )
     return x
-
-
-def as_dtype(given: Any) -> Any:
-    """The dtype a caller means, as JAX holds it."""
-    try:
-        if given is None:
-            raise TypeError
-        return jax.dtypes.canonicalize_dtype(given)
-    except TypeError:
-        raise TensorError(f"{given!r} is no dtype", fix="give one such as 'float32', 'bfloat16' or 'int32'") from None
-
-
-def need_room(value: Any, dtype: Any = None) -> None:
-    """Raises where whole numbers that are known do not fit the dtype, or the one JAX holds theirs in."""
-    if not isinstance(value, int | np.ndarray | np.generic) or isinstance(value, bool):
-        return
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "iuO" or numbers.dtype == dtype or not numbers.size:
-        return
-    held = jax.dtypes.canonicalize_dtype(numbers.dtype if isinstance(value, np.ndarray | np.generic) else int)
-    held = held if dtype is None else dtype
-    if held == numbers.dtype or not jax.numpy.issubdtype(held, jax.numpy.integer):
-        return
-    limits = jax.numpy.iinfo(held)
-    for found in (int(numbers.min()), int(numbers.max())):
-        if not limits.min <= found <= limits.max:
-            raise TensorError(
-                f"{found} does not fit {held}",
-                state=f"{held} holds whole numbers from {limits.min} to {limits.max}",
-                fix=f"give one of these, or a float: `{float(found)}`; 64 bits are had by "
-                "`jax.config.update('jax_enable_x64', True)` before all else",
-            )
-
-
-def short_dtype(dtype: Any) -> str:
-    """A dtype as it is printed.
-
-    >>> short_dtype(np.dtype("float32"))
-    'f32'
-    """
-    name = str(dtype)
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
-        if name.startswith(long):
-            return short + name[len(long) :]
-    return name
-
-
-def has_values(array: Any) -> bool:
-    """Whether the values of an array are known, and here."""
-    if isinstance(array, np.ndarray | np.generic):
-        return True
-    if isinstance(array, jax.core.Tracer):
-        return False
-    is_there = isinstance(array, jax.Array) and array.is_fully_addressable
-    return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _flatten(x: Tensor) -> tuple[tuple[Any], Any]:
