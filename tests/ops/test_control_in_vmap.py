@@ -10,7 +10,7 @@ from tests.errors.raised import error_of
 from tests.ops.table_in_vmap import KINDS, LOOPS, TOUCHES, c, m, n, q
 
 MESH = "x=2,y=2"
-LAYOUTS = ["n:x", "n:y,c:x", "n:x+y", "n:x,q:x", "n:x,q:y", "n:x,params.c:x", "n:x,c:y,params.q:x", "c:x"]
+LAYOUTS = ["n:y,c:x", "n:x+y", "n:x,q:x", "n:x,params.c:x", "n:x,c:y,params.q:x", "c:x"]
 ROOT = "a root of its sum"
 # Outside a branch that guards it, a root that is not there makes the whole loss NaN, and gradients differ in where.
 GUARDING = tuple(kind for kind in KINDS if "cond" in kind and kind != "cond by all")
@@ -313,6 +313,19 @@ def test_a_dim_may_be_called_microbatch():
 
     np.testing.assert_allclose(net(x).array, _ROWS.sum() / 2, rtol=1e-5)
     np.testing.assert_allclose(wf.spmd(net, mesh=MESH, layout="n:x,microbatch:y")(x).array, _ROWS.sum() / 2, rtol=1e-5)
+
+
+def test_a_dim_may_be_called_step_where_a_loop_counts():
+    x = Z.rename(c="step")
+
+    def net(x):
+        def one(z):
+            on_true = lambda z: wf.fori_loop(0, 2, lambda i, z: 2 * z + i, z)  # noqa: E731
+            return wf.cond(wf.sum(z, over="step") > 0, on_true, wf.sin, z)
+
+        return wf.vmap(one, over="n")(x)
+
+    np.testing.assert_allclose(wf.spmd(net, mesh=MESH, layout="n:x,step:y")(x).array, net(x).array, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,11 @@ def accumulate(
         if not is_tensor(leaf) and hasattr(leaf, "shape") and leaf.shape:
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
-    note_loop(count, "microbatch")
+    turn = Dim(_TURN, count)
+    note_loop(count, turn.name)
     # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
     with bringing(brought) if taken_axes() else contextlib.nullcontext():
-        return _accumulated(fn, bring_in(params), bring_in(data), name, Dim(_TURN, count))
+        return _accumulated(fn, bring_in(params), bring_in(data), name, turn)
 
 
 def _accumulated(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..dims import Dim, Shape, listed, resolve
+from ..dims import UNSHOWN, Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
@@ -30,6 +30,8 @@ from .padding import need_no_padding
 from .predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
 from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
 from .trees import Slot, array_of, map_tensors, numbers, put_together, slot_of, take_apart
+
+_STEP = f"{UNSHOWN}step"
 
 
 @recorded_block
@@ -305,7 +307,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
-        steps = Dim("step", upper - lower)
+        steps = Dim(_STEP, upper - lower)
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
         return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
 

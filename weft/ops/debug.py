@@ -42,7 +42,11 @@ def print(fmt: str, *xs: Any) -> None:
             f"print cannot put {len(xs)} values into {fmt!r}: {error}", fix="give one `{}` a value"
         ) from None
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
-    _once(lambda *values: builtins.print(fmt.format(*values), flush=True), [whole_value(x) for x in xs], region)
+    _once(
+        lambda *values: builtins.print(f"{fmt.format(*values)}\n", end="", flush=True),
+        [whole_value(x) for x in xs],
+        region,
+    )
 
 
 def whole_value(x: Any) -> Any:

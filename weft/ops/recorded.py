@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, listed
+from ..dims import UNSHOWN, Dim, listed
 from ..errors import call, folded
 from ..layout import Placement, Region, open_region
 from ..record import Entry, Placed, Record
@@ -92,7 +92,8 @@ def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, foun
         region.see(x.dims)
     entry.results = [placed(x) for x in results]
     if kwargs.get("over") is not None:
-        entry.over = tuple(_name(dim) for dim in listed(kwargs["over"], "over"))
+        over = (_name(dim) for dim in listed(kwargs["over"], "over"))
+        entry.over = tuple(name.removeprefix(UNSHOWN) if entry.is_block else name for name in over)
     names = kwargs if entry.op == "rename" else kwargs.get("rename") or {}
     entry.renamed = {_name(old): _name(new) for old, new in names.items()}
     if not entry.operands and not entry.is_block:
@@ -123,7 +124,7 @@ def part_of_block() -> Iterator[None]:
 def note_loop(turns: int | None, over: str) -> None:
     """Writes down how often the body of the loop being traced runs, and along which dim."""
     if (region := open_region()) is not None and (entry := region.record.block_being_traced) is not None:
-        entry.turns, entry.over = turns, (over,)
+        entry.turns, entry.over = turns, (over.removeprefix(UNSHOWN),)
 
 
 def note_over(dims: Sequence[Dim]) -> None:
