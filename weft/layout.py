@@ -14,7 +14,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from .dims import NAME, UNSHOWN, Dim, Shape, listed
-from .errors import LayoutError, closest, describe_region_by
+from .errors import LayoutError, closest, describe_region_by, public
 from .mesh import Mesh
 from .record import Axes, Record, record_of_region
 
@@ -25,6 +25,7 @@ _STORES = ("params", "optimizer")
 _STORED_BY: dict[str | None, tuple[str, ...]] = {None: (), "params": ("params",), "optimizer": _STORES}
 
 
+@public(form="wf.Layout('batch:rows, d_ff:cols')")
 class Layout:
     """Rules that say which dims are split over which mesh axes.
 
@@ -65,6 +66,7 @@ class Layout:
         stores = (self.rules, self.params, self.optimizer)
         return frozenset(axis for rules in stores for axes in rules.values() for axis in axes)
 
+    @public
     def drop(self, *names: "Dim | str") -> "Layout":
         """This layout without the rules of these dims (`batch`, `params.d_model`)."""
         kept = _parsed(self)

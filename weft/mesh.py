@@ -16,11 +16,12 @@ from jax.sharding import AbstractMesh, AxisType
 
 from .devices import arranged, as_they_come, described
 from .dims import NAME
-from .errors import MeshError
+from .errors import MeshError, folded, public
 
 MOST_VIRTUAL = 512
 
 
+@public(form="wf.Mesh('rows=4, cols=2')")
 class Mesh:
     """A mesh of processors with named axes; axes before a bar go over slower links, from host to host.
 
@@ -59,6 +60,7 @@ class Mesh:
         kinds = (kind,) * len(self.axes)
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
 
+    @folded
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
         if self._made is None:

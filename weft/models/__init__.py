@@ -5,24 +5,24 @@ from typing import Any
 
 import jax
 
-from ..errors import TensorError
+from ..errors import public
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
 from ..nn import weights
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer_lm import LMConfig, TransformerLM
 
 
+@public
 def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
     """The model with its first weights; on a mesh each processor makes only its own slices of them.
 
     The values do not depend on the mesh or on the layout.
     """
-    if not isinstance(config, TransformerConfig):
-        raise TensorError(f"init got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
+    need_config(config)
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
     mesh, layout = as_mesh(mesh), as_layout(layout)
@@ -48,8 +48,10 @@ def _stored_layers(layout: Layout) -> Layout:
     return Layout(f"{layout.drop('layers')}{rule}")
 
 
+@public
 def shapes(config: TransformerConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    need_config(config)
     return weights.shapes(_blueprint(config))
 
 

@@ -186,6 +186,16 @@ class TransformerConfig(abc.ABC):
         return weights.count(self.blueprint())
 
 
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+"""The dims of a model that a search of layouts splits where none are named."""
+
+
+def need_config(config: Any, kind: type = TransformerConfig) -> None:
+    """Raises where something else stands for a configuration."""
+    if not isinstance(config, kind):
+        raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")
+
+
 def stream(length: int) -> Dim:
     """The dim of positions between the layers: split as `length` is, unless a rule of its own says otherwise."""
     return Dim("stream", length, follows="length")

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DimError, closest
-from .config import TransformerConfig
+from ..errors import DimError, closest, public
+from .config import TransformerConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
 from .transformer_lm import LMConfig
@@ -97,12 +97,15 @@ PRESETS = tuple(_PRESETS)
 KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqConfig, "encoder": EncoderConfig}
 
 
+@public
 def fields(config: TransformerConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
+    need_config(config)
     kind = next(name for name, made in KINDS.items() if type(config) is made)
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 
+@public
 def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     """The configuration of these values, which stand in the file `where`."""
     kind = values.get("kind")
@@ -121,6 +124,7 @@ def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     return KINDS[kind](**left_out, **{name: value for name, value in values.items() if name != "kind"})
 
 
+@public
 def preset(name: str, /, **changes: Any) -> Any:
     """The configuration of that name, with some fields changed.
 

@@ -33,9 +33,9 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
             fix=f"give at most {config.length} tokens, or make the model with a larger `length`",
         )
     if model.positions is not None:
-        x = x + model.positions(mask.here(x), config.dtype)
+        x = wf.add(x, model.positions(mask.here(x), config.dtype), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(x + nn.sinusoids(mask.here(x), x.dim("d_model"), x), config.dtype)
+        x = wf.cast(wf.add(x, nn.sinusoids(mask.here(x), x.dim("d_model"), x), names="subset"), config.dtype)
     x = dropped(x, config.dropout, key_of(key, 0))
     return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import TensorError
+from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
 from ..tensor import Tensor, excess, is_tensor, make, placement
@@ -25,6 +25,7 @@ from .recorded import bring_in
 from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
+@public
 class custom_vjp:
     """A function of trees of tensors whose gradient is given by `defvjp`.
 
@@ -38,11 +39,13 @@ class custom_vjp:
         self.backward: Callable[..., Any] | None = None
         functools.update_wrapper(self, fn)
 
+    @public
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TensorError(

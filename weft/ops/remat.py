@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from ..errors import TensorError, closest
+from ..errors import TensorError, closest, folded, public
 from ..leaves import is_data
 from ..tensor import is_tensor, make, marked, marks_of
 from .meet import need_function, need_tensor, rematted
@@ -22,6 +22,7 @@ from .trees import numbers
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
 
 
+@public
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
     """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
     need_function(fn, "remat")
@@ -32,6 +33,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
 
+    @folded
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)

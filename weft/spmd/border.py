@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import LayoutError, RegionError, TensorError, WeftWarning, user_stacklevel
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
 from ..mesh import Mesh, as_mesh
@@ -32,6 +32,7 @@ from .place import check_values, put_array, wait_for_earlier_calls
 from .remembered import remembered
 
 
+@public
 def spmd(
     fn: Callable[..., Any],
     *,
@@ -114,6 +115,7 @@ class Spmd:
         Region(mesh, layout)  # every axis named is there
         self._ready: dict[Call, _Ready] = {}
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (outer := _region_around(args, kwargs)) is not None:
             return self._inline(outer, args, kwargs)

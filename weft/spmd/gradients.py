@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import TensorError, WeftError
+from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..ops.collectives import all_reduce, as_varying
@@ -23,6 +23,7 @@ from ..ops.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
 
 
+@public
 def value_and_grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
 ) -> Callable[..., Any]:
@@ -38,6 +39,7 @@ def value_and_grad(
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 
+    @folded
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
@@ -102,12 +104,14 @@ def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         ) from error
 
 
+@public
 def grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
 ) -> Callable[..., Any]:
     """As `value_and_grad`, without the value; with `has_aux`, the gradients and the rest."""
     both = value_and_grad(fn, argnums, has_aux, sum_dtype)
 
+    @folded
     @functools.wraps(fn)
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)

@@ -12,13 +12,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
-from ..errors import RegionError
+from ..errors import RegionError, public
 from ..layout import Axes, Region, as_layout, spec
 from ..leaves import is_array
 from ..mesh import Mesh, as_mesh
 from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
+@public
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
 
@@ -50,6 +51,7 @@ def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding
     return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
 
 
+@public
 def get(tree: Any) -> Any:
     """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
 

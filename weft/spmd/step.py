@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import RegionError, TensorError
+from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..leaves import is_trained
 from ..mesh import Mesh, as_mesh
@@ -44,6 +44,7 @@ from .state import (
 )
 
 
+@public
 def train_step(
     loss: Callable[..., Any],
     optimizer: Any,
@@ -130,6 +131,7 @@ class TrainStep:
         check_axes_used(mesh, layout, strict)
         return self._bound[key]
 
+    @folded
     def init(self, params: Any) -> TrainState:
         """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes.
 
@@ -156,6 +158,7 @@ class TrainStep:
         """The state of a step on a mesh with shapes in place of arrays, each with how it lies."""
         return self._typed_state(self.init(params), cast(Mesh, self.mesh).jax_mesh())
 
+    @folded
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
         if open_region() is not None:
             raise RegionError(
