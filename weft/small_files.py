@@ -19,6 +19,7 @@ from .errors import WeftError
 MOST_BYTES = {"JSON": 64 << 20, "TOML": 1 << 20}
 DEEPEST = 64
 MOST_DIGITS = 40  # of a whole number; Hugging Face writes 10**30 for "no limit"
+_LARGEST = 10**MOST_DIGITS
 _MOST_DOTS = 256  # in a line of TOML: what a dotted key takes to read grows with their square
 SUM = "sum"
 _KINDS: dict[Any, str] = {
@@ -85,11 +86,11 @@ class Reader:
 
     def check_limits(self, found: Any, where: str) -> None:
         """Raises for values nested too deep, numbers of too many digits, and text that cannot be written."""
-        for path, depth, value in _walk(found):
+        for path, depth, value in () if _is_within_limits(found) else _walk(found):
             inside = f" (at `{path[:60]}`)" if path else ""
             if depth > DEEPEST:
                 raise self._wrong(f"{where} is nested more than {DEEPEST} deep")
-            if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+            if isinstance(value, int) and abs(value) >= _LARGEST:
                 raise self._wrong(f"{where} has a number of more than {MOST_DIGITS} digits{inside}")
             if isinstance(value, str) and not is_text(value):
                 raise self._wrong(f"{where} has a text with half a character, {value[:20]!a}{inside}")
@@ -187,6 +188,30 @@ def _why(error: Exception) -> str:
     if "digits" in str(error):
         return f"it has a number of more than {MOST_DIGITS} digits"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _is_within_limits(value: Any) -> bool:
+    """Whether `_walk` would find nothing to complain about; much faster."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                if not is_text(value):
+                    return False
+            elif isinstance(value, int):
+                if not -_LARGEST < value < _LARGEST:
+                    return False
+            elif isinstance(value, dict):
+                if not all(map(is_text, value)):
+                    return False
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 def _walk(value: Any) -> Iterator[tuple[str, int, Any]]:

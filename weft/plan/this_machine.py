@@ -22,6 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import WeftError
 from ..ops.collectives import all_reduce
+from ..small_files import Reader
 
 PROCESSORS = 8
 VERSION = 2
@@ -32,8 +33,8 @@ def measured() -> dict[str, Any]:
     """The figures of this machine; from the cache where it was measured before."""
     file = cache_file()
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = Reader(WeftError).json(file)
+    except WeftError:
         found = _in_a_child()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
