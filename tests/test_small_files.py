@@ -23,7 +23,7 @@ def problem(call):
         ("", "is not JSON: Expecting value: line 1 column 1"),
         ('{"a": 1,\n "b": }', "is not JSON: Expecting value: line 2 column 7"),
         ("[" * 100_000, "nested more than 64 deep"),
-        ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "nested more than 64 deep"),
+        ("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "nested more than 64 deep"),
         ('{"a": [1, %s]}' % ("9" * 41), "a number of more than 40 digits (at `a`)"),
         ("9" * 5000, "a number of more than 40 digits"),
         ('{"a": {"b": "\\ud800"}}', r"half a character, '\ud800' (at `a.b`)"),

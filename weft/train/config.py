@@ -92,8 +92,11 @@ class RunConfig:
 
     @property
     def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches."""
-        return dataclasses.replace(self.model, batch=self.batch, length=self.length)
+        """The model's configuration with the sizes of the run's batches; weights that are there keep all positions."""
+        most = self.model.max_length
+        if self.init_from is not None and self.model.max_positions > self.length:
+            most = self.model.max_positions
+        return dataclasses.replace(self.model, batch=self.batch, length=self.length, max_length=most)
 
     @property
     def is_open(self) -> bool:

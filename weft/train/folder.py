@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import data
+from .. import data, interop
 from ..data.files import write_whole
 from ..data.tokenizers import NAMES
 from ..small_files import Reader
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
 from .keys import changes_of
-from .runs import CACHE, RunError
+from .runs import CACHE, ORIGIN, RunError
 
 DATA = "data.json"
 _MOST_NAMED = 3
@@ -54,10 +54,19 @@ class Folder:
         """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
+        self._keep_origin()
         if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
+
+    def _keep_origin(self) -> None:
+        """Keeps what lies beside the weights it begins with, so that it can be exported again."""
+        if self.config.init_from is not None and not (self.path / ORIGIN).exists():
+            start = Path(self.config.init_from).expanduser()
+            start = start / ORIGIN if (start / CONFIG).exists() else start
+            if start.is_dir():
+                interop.carry(start, self.path / ORIGIN)
 
     def check_config(self) -> None:
         """Names the keys where the run was begun with another configuration."""

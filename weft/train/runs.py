@@ -30,6 +30,7 @@ from .keys import lines_of
 from .step import arrays_of, refilled, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
+ORIGIN = "hugging_face"  # what lay beside the weights that the run began with
 
 
 class RunError(WeftError):
