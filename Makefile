@@ -10,7 +10,7 @@ OLDEST     := 3.11
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo test test-all fuzz accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -38,6 +38,9 @@ test: $(STAMP) ## run the tests, without the slow ones
 
 test-all: $(STAMP) ## run all tests, the whole tables included
 	$(BIN)/pytest -n 2 --dist loadfile
+
+fuzz: $(STAMP) ## 100,000 changed inputs for every parser (FUZZ="--count 1000 --seed 7 --parser toml" chooses)
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
 	$(BIN)/pytest tests/test_goldens.py --accept

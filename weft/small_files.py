@@ -125,7 +125,9 @@ class Reader:
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             bad = content[error.start : error.end]
-            at = f"{path}:{line}" if kind == "TOML" else None  # what the user wrote; JSON is read by some line of theirs
+            at = (
+                f"{path}:{line}" if kind == "TOML" else None
+            )  # what the user wrote; JSON is read by some line of theirs
             raise self._wrong(f"{path}:{line} is not {kind}: {bad!r} is no UTF-8", at=at) from None
 
     def _wrong(self, fact: str, *, at: str | None = None) -> WeftError:

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 import zstandard
 
 from weft import data
@@ -165,10 +166,14 @@ def test_ids_beyond_the_number_of_tokens_are_in_the_vocabulary(tmp_path):
 
 
 def test_a_panic_of_the_library_is_told(tmp_path, capfd):
-    broken = {"type": "Precompiled", "precompiled_charsmap": "////////"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"normalizer": broken}))
-    with pytest.raises(data.DataError, match=r"tokenizer.json (is no|cannot encode)"):
-        data.load_tokenizer(tmp_path).encode("a b")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    broken = json.dumps(TINY | {"model": model | {"continuing_subword_prefix": "####"}})  # longer than what it begins
+    with pytest.raises(BaseException) as panic:
+        tokenizers.Tokenizer.from_str(broken)
+    assert not isinstance(panic.value, Exception)
+    (tmp_path / "tokenizer.json").write_text(broken)
+    with pytest.raises(data.DataError, match=r"tokenizer.json is no `tokenizer.json`: range end index"):
+        data.load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json", "tokenizer.bytes.json"])

@@ -202,9 +202,11 @@ def test_a_name_of_a_file_that_cannot_be_is_an_error_that_names_the_index(name, 
 @pytest.mark.parametrize("key", ["n_layer", "n_embd", "vocab_size"])
 @pytest.mark.parametrize("value", [10**9, 10**39, 1e300, float("inf"), [], "[" * 100])
 def test_a_size_that_cannot_be_is_refused_before_room_is_made(key, value, tmp_path):
-    assert "config.json" in refused(changed(tmp_path, "gpt2", keys={key: value})).state + refused(
-        changed(tmp_path, "gpt2", keys={key: value})
-    ).fact
+    assert (
+        "config.json"
+        in refused(changed(tmp_path, "gpt2", keys={key: value})).state
+        + refused(changed(tmp_path, "gpt2", keys={key: value})).fact
+    )
 
 
 def test_a_run_made_of_weights_keeps_what_lay_beside_them(tmp_path):

@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: a bit that is another is noticed, and no arrays are removed for a missing file."""
+"""What lies in a folder of checkpoints: a bit that is another is noticed, and no arrays go for a missing file."""
 
 import json
 import shutil
@@ -76,7 +76,11 @@ def test_what_was_told_before_there_were_sums_is_read(folder):
 def test_what_was_told_of_another_shape_is_an_error_that_names_the_file(told, folder):
     path = folder / "4" / "checkpoint.json"
     path.write_bytes(told)
-    for asked in (Checkpoints(folder).told, Checkpoints(folder).dtypes, lambda step: Checkpoints(folder).load(step, {})):
+    for asked in (
+        Checkpoints(folder).told,
+        Checkpoints(folder).dtypes,
+        lambda step: Checkpoints(folder).load(step, {}),
+    ):
         with pytest.raises(CheckpointError, match=str(path)) as caught:
             asked(4)
         assert "another step" in caught.value.fix

@@ -243,7 +243,7 @@ def open_source(spec: Any) -> Source:
     `expansion`, how many times its size a compressed file may unpack to.
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
-    if unknown := next((key for key in told if key not in SOURCE_KEYS), None):
+    if (unknown := next((key for key in told if key not in SOURCE_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, SOURCE_KEYS))
     if "path" not in told:
         raise DataError("the data have no `path`", fix='say `path = "folder"`, or `path = "python"`')
@@ -369,7 +369,9 @@ def _side(path: Path, ending: str) -> Path:
     tried = [path.with_name(f"{path.name}.{ending}{packed}") for packed in ("", *COMPRESSED)]
     if found := next((file for file in tried if is_file(file)), None):
         return found
-    raise DataError(f"there is no {short(tried[0])}", state=f"nor with {', '.join(COMPRESSED)}", fix="see how it is named")
+    raise DataError(
+        f"there is no {short(tried[0])}", state=f"nor with {', '.join(COMPRESSED)}", fix="see how it is named"
+    )
 
 
 def _images(files: list[Path], names: list[str], told: Mapping[str, Any]) -> Source:

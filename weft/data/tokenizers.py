@@ -163,7 +163,7 @@ class JsonTokenizer:
         tokenizers = library("tokenizers", "a `tokenizer.json`")
         with self._told("is no `tokenizer.json`"):
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
-            # Texts are cut and filled up by datasets, which know the length; what the file says of that would lose text.
+            # Datasets cut texts and fill them up, and know the length; what the file says of that would lose text.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             ids = self._tokenizer.get_vocab().values()
@@ -254,7 +254,7 @@ def open_tokenizer(
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
     told = {"path": spec} if told is None else told
-    if unknown := next((key for key in told if key not in TOKENIZER_KEYS), None):
+    if (unknown := next((key for key in told if key not in TOKENIZER_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, TOKENIZER_KEYS))
     kind = told.get("kind")
     if kind not in (None, "bytes", "sentencepiece", "json"):

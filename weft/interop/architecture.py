@@ -29,7 +29,7 @@ NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
 
 
 _CLASS = r"(For\w+|Model|LMHeadModel|DoubleHeadsModel|EncoderModel|WithLMHeadModel|PreTrainedModel)"
-_OFF = (None, False, 0, "", (), [])
+_OFF: tuple[Any, ...] = (None, False, 0, "", (), [])
 _COMPUTED_ELSEWHERE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         "sliding_window use_sliding_window attention_chunk_size attn_logit_softcapping final_logit_softcapping "

@@ -1,7 +1,7 @@
 """What lies beside the weights in a Hugging Face folder and weft has no use for: kept, and written again.
 
-Imports `files` and `architecture`. These are the keys of `config.json` that no field stands for (`bos_token_id`, ...), how
-texts are generated, and the files of the tokenizer.
+Imports `files` and `architecture`. These are the keys of `config.json` that no field stands for (`bos_token_id`, ...),
+how texts are generated, and the files of the tokenizer.
 """
 
 import shutil

@@ -1,7 +1,8 @@
 """Folders of weights: safetensors files, one or several with an index, and `config.json`. Pickles are never read.
 
-Imports errors and small files alone of the house. Whatever is wrong with a folder is found when it is opened; afterwards reading a
-slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is whole or not there.
+Imports errors and small files alone of the house. Whatever is wrong with a folder is found when it is opened;
+afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is
+whole or not there.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import WeftError
-from ..small_files import Reader, is_file, short
+from ..small_files import MOST_BYTES, Reader, is_file, short
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 DTYPES = {"F32": np.dtype("float32"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("float16")}
@@ -147,14 +148,16 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             there = path.stat().st_size - 8 - size
-            header = Reader(WeightsError).parse_json(file.read(size if there >= 0 else 0), str(path))
+            is_held = there >= 0 and size <= MOST_BYTES["JSON"]
+            header = Reader(WeightsError).parse_json(file.read(size if is_held else 0), str(path))
         Reader(WeightsError).check(header, {str: dict}, str(path))
         header.pop("__metadata__", None)
         Reader(WeightsError).check(header, {str: {"data_offsets": [int]}}, str(path))
         ends = {name: max(info["data_offsets"], default=0) for name, info in header.items()}
         if cut := sorted((end, name) for name, end in ends.items() if end > there):
             return WeightsError(
-                f"{path} is cut short: tensor `{short(cut[0][1])}` ends at byte {cut[0][0]} of the data, which has {there}",
+                f"{path} is cut short: tensor `{short(cut[0][1])}` ends at byte {cut[0][0]} of the data, which has "
+                f"{there}",
                 fix="fetch the file again",
             )
     return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")

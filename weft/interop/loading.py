@@ -53,7 +53,7 @@ class Source:
         """The configuration that `config.json` stands for, with some fields changed."""
         made = self.architecture
         known = [field.name for field in dataclasses.fields(made.kind)]
-        if unknown := next((field for field in changes if field not in known), None):
+        if (unknown := next((field for field in changes if field not in known), None)) is not None:
             raise WeightsError(
                 f"this model has no `{unknown}` to change",
                 state=f"folder: {self.weights.folder}, {unknown}={changes[unknown]!r}",
@@ -71,7 +71,7 @@ class Source:
         for field in ("layers", "experts"):
             if isinstance(fields.get(field), int) and fields[field] > count:
                 raise WeightsError(
-                    f"{self.keys.path} says that there are {fields[field]:,} {field}, and its files hold {count} tensors",
+                    f"{self.keys.path} says that there are {fields[field]:,} {field}, and there are {count} tensors",
                     fix="fetch the files again",
                 )
 
@@ -99,8 +99,10 @@ class Source:
         return found
 
 
-def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
-    """The model with its weights; of `dtype`, if not of the files' own."""
+def check(
+    source: Source, config: Any, mesh: Mesh | None = None, layout: Layout | None = None
+) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
+    """The model without values, its parameters, and the names of tensors; raises where the files do not fit it."""
     blueprint, weights = config.blueprint(mesh, layout), source.weights
     params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)
@@ -108,6 +110,13 @@ def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None
     check_shapes(params, weights, names, f"config: {source.keys.path}")
     _check_copies(weights, copies, names)
     _check_extra(source, {*names.values(), *copies})
+    return blueprint, params, names
+
+
+def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
+    """The model with its weights; of `dtype`, if not of the files' own."""
+    blueprint, params, names = check(source, config, mesh, layout)
+    weights = source.weights
     dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else checked_dtypes(params, weights, names)
     region = None if mesh is None else Region(mesh, layout)  # type: ignore[arg-type]
     places = {path: _sharding(own, region) for path, own in params.items()}

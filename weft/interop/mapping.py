@@ -138,7 +138,7 @@ def parameters(blueprint: Any, entries: Sequence[Entry], model_type: str) -> dic
         fact = "has a weight `{}` that a {} lacks" if path in dims else "lacks a weight `{}` that a {} has"
         raise WeightsError(
             f"with these changes the model {fact.format(path, model_type)}",
-            fix="leave out the changes that make it another kind of model, such as `bias`, `norm`, `gated`, `positions`",
+            fix="leave out the changes that make it another kind of model, like `bias`, `norm`, `gated`, `positions`",
         )
     return {path: Parameter(entry, dims[path]) for path, entry in named.items()}
 

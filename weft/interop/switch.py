@@ -70,7 +70,9 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "num_experts": config.experts,
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
-        "expert_capacity": slots_for(config.max_length or config.length, config.experts, config.gating, config.capacity),
+        "expert_capacity": slots_for(
+            config.max_length or config.length, config.experts, config.gating, config.capacity
+        ),
         "dense_act_fn": NAMES[config.activation],
         "router_jitter_noise": config.jitter,
         "router_aux_loss_coef": config.balance_loss,

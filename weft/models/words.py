@@ -28,9 +28,10 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     config = model.config
     x = model.embedding(tokens, config.dtype)
     if model.positions is not None and tokens.dims.has("length") and tokens.size("length") > config.max_positions:
+        most = config.max_positions
         raise DimError(
-            f"a sequence has {tokens.size('length')} tokens, and the model has learned {config.max_positions} positions",
-            fix=f"give at most {config.max_positions} tokens, or make the model with a larger `length`",
+            f"a sequence has {tokens.size('length')} tokens, and the model has learned {most} positions",
+            fix=f"give at most {most} tokens, or make the model with a larger `length`",
         )
     if model.positions is not None:
         x = x + model.positions(mask.here(x), config.dtype)

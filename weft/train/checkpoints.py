@@ -176,7 +176,9 @@ class Checkpoints:
                 if (path / _SAVING).exists() or not (path / ARRAYS).exists():
                     shutil.rmtree(path, ignore_errors=True)
                 elif aside := self.set_aside(int(path.name)):
-                    said = f"{path} holds arrays and no {TOLD}, without which they do not count; they are now in {aside}"
+                    said = (
+                        f"{path} holds arrays and no {TOLD}, without which they do not count; they are now in {aside}"
+                    )
                     warnings.warn(said, WeftWarning, stacklevel=user_stacklevel())
 
     def set_aside(self, step: int) -> Path | None:

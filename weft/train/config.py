@@ -273,7 +273,7 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
-    if unknown := next((key for key in changes if key not in known), None):
+    if (unknown := next((key for key in changes if key not in known), None)) is not None:
         raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
     return dict(changes)
 
