@@ -3,6 +3,7 @@
 import pytest
 
 from weft.train.config import ConfigError, model_in, read
+from weft.train.keys import changes_of
 from weft.train.runs import Run, RunError
 
 PLAIN = 'model = "tiny-lm"\n[train]\nsteps = 3\n'
@@ -46,3 +47,12 @@ def test_a_change_that_cannot_be_is_refused_and_can_be_shown(change, tmp_path):
     with pytest.raises(ConfigError) as caught:
         read(tmp_path / "run.toml", [change])
     str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    "before", [{"train": 3}, {"train": []}, {"train": {"steps": {"a": 1}}}, {"train": {"steps": []}}]
+)
+def test_a_configuration_of_another_shape_differs_from_one_that_is_read(before):
+    changed, free = changes_of(before, {"train": {"steps": 8}})
+    assert changed and "train" in changed[0] and not free
+    assert changes_of({"train": {"steps": 8}}, before)[0]
