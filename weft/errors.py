@@ -28,6 +28,8 @@ class WeftError(Exception):
     """
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
+        # What a user gave may hold half a character, which no terminal and no file takes.
+        fact, state, fix = (text.encode("utf-8", "backslashreplace").decode() for text in (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
         around = "" if "layout:" in state else _region_state()
         self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from .dims import NAME, UNSHOWN, Dim, Shape, listed
 from .errors import LayoutError, closest, describe_region_by, public
-from .mesh import Mesh
+from .mesh import LONGEST_TEXT, Mesh
 from .record import Axes, Record, record_of_region
 
 Placement = tuple[Axes, ...]
@@ -114,6 +114,9 @@ def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
     if isinstance(rules, Mapping):
         pairs = [(name, list(axes) if isinstance(axes, list | tuple) else axes) for name, axes in rules.items()]
     elif isinstance(rules, str):
+        if len(rules) > LONGEST_TEXT:
+            fix = "write it like `batch:rows,d_ff:cols`"
+            raise LayoutError(f"a layout of {len(rules):,} letters: {rules[:40]!r}...", fix=fix)
         text = re.sub(r"\s*([:+.])\s*", r"\1", rules.strip())
         pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]
     else:

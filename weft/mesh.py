@@ -19,6 +19,7 @@ from .dims import NAME
 from .errors import MeshError, folded, public
 
 MOST_VIRTUAL = 512
+LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
 
 
 @public(form="wf.Mesh('rows=4, cols=2')")
@@ -155,6 +156,8 @@ def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         raise MeshError(
             f"a mesh cannot be made of {axes!r}", fix="write it like `Mesh('rows=4,cols=2')` or `Mesh(rows=4, cols=2)`"
         )
+    if len(axes) > LONGEST_TEXT:
+        raise MeshError(f"a mesh of {len(axes):,} letters: {axes[:40]!r}...", fix="write it like `rows=4,cols=2`")
     sides = axes.split("|")
     if len(sides) > 2 or (len(sides) == 2 and not all(side.strip() for side in sides)):
         raise MeshError(

@@ -180,7 +180,7 @@ def test_a_broken_checkpoint_is_passed_over_and_its_step_saved_again(told, text,
     assert has(heard, "checkpoint of step 6 is broken", "checkpoint.json", "the one before it is taken")
     assert "goes on from step 4" in heard.messages and not has(heard, "NOT SAVED")
     assert outcome.is_saved and sums(folder, 6) == sums(straight, 6) and sums(folder, 8) == sums(straight, 8)
-    assert (folder / "checkpoints" / "6.broken" / "checkpoint.json").read_text() == told
+    assert (folder / "checkpoints" / "set-aside-6" / "checkpoint.json").read_text() == told
 
 
 def test_where_all_checkpoints_are_broken_nothing_is_touched(text, folder):

@@ -112,7 +112,7 @@ def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     if kind not in KINDS:
         raise DimError(f"{where} has a model of the kind {kind!r}", fix=closest(str(kind), KINDS))
     known = {field.name: field for field in dataclasses.fields(KINDS[kind])}
-    if unknown := next((name for name in values if name != "kind" and name not in known), None):
+    if (unknown := next((name for name in values if name != "kind" and name not in known), None)) is not None:
         raise DimError(f"{where} has `{unknown}`, which a model has not", fix=closest(unknown, known))
     needed = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in values]
     if needed:
@@ -135,7 +135,7 @@ def preset(name: str, /, **changes: Any) -> Any:
         raise DimError(f"there is no preset {name!r}", fix=closest(str(name), _PRESETS))
     config = _PRESETS[name]
     fields = [field.name for field in dataclasses.fields(config)]
-    if unknown := next((field for field in changes if field not in fields), None):
+    if (unknown := next((field for field in changes if field not in fields), None)) is not None:
         raise DimError(
             f"this model has no `{unknown}` to change",
             state=f"preset: {name}, {unknown}={changes[unknown]!r}",

@@ -6,8 +6,8 @@ Imports the models' configurations. An error names the key, the file and the lin
 import dataclasses
 import fnmatch
 import math
+import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -21,6 +21,7 @@ from ..errors import LayoutError, WeftError, closest
 from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
 from ..nn.weights import Weight, written
+from ..small_files import DEEPEST, Reader, short
 from .keys import Where, lines_of
 from .tables import (
     BELOW,
@@ -45,6 +46,9 @@ ONE = ("all=1", "batch:all")  # where a run without a mesh runs
 
 class ConfigError(WeftError):
     """A run's configuration that cannot be."""
+
+
+_TOML = Reader(ConfigError, fix="mend that line; strings need quotes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +92,11 @@ class RunConfig:
 
     @property
     def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches."""
-        return dataclasses.replace(self.model, batch=self.batch, length=self.length)
+        """The model's configuration with the sizes of the run's batches; weights that are there keep all positions."""
+        most = self.model.max_length
+        if self.init_from is not None and self.model.max_positions > self.length:
+            most = self.model.max_positions
+        return dataclasses.replace(self.model, batch=self.batch, length=self.length, max_length=most)
 
     @property
     def is_open(self) -> bool:
@@ -125,19 +132,10 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     """The configuration in a file, with changes like `train.steps=1000` on top."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        beside = [str(other) for other in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise ConfigError(f"there is no file {path}", fix=closest(str(path), beside)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="give a TOML file") from error
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = f":{found[1]}" if (found := re.search(r"at line (\d+)", str(error))) else ""
-        fix = "mend that line; strings need quotes"
-        raise ConfigError(f"{path} is not TOML: {error}", fix=fix, at=f"{path}{line}") from error
+    if not os.path.exists(path):
+        beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
+        raise ConfigError(f"there is no file {short(path)}", fix=closest(str(path), beside))
+    values, text = _TOML.toml(path)
     where = lines_of(path, text)
     for change in changes:
         _change(values, change, where.lines)
@@ -275,7 +273,7 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
-    if unknown := next((key for key in changes if key not in known), None):
+    if (unknown := next((key for key in changes if key not in known), None)) is not None:
         raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
     return dict(changes)
 
@@ -285,11 +283,8 @@ def model_in(folder: Path) -> models.TransformerConfig:
     path = folder / CONFIG
     if not path.exists():
         return interop.read_config(folder)
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", fix="mend it") from error
-    if "model" not in found:
+    found, _ = _TOML.toml(path)
+    if not isinstance(found.get("model"), dict):
         raise ConfigError(f"{path} has no table `model`", fix=closest("model", found))
     return models.from_fields(found["model"], where=str(path))
 
@@ -384,16 +379,25 @@ def _weights(blueprint: Any) -> dict[str, Weight]:
 # Changes.
 
 
+def _value_of(text: str) -> Any:
+    """The value that a text of TOML stands for, or else the text itself: quotes may be left out."""
+    try:
+        found = _TOML.parse_toml(f"x = {text}", "--set")
+    except ConfigError:
+        return text.strip()
+    return found["x"] if found.keys() == {"x"} else text.strip()
+
+
 def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
     key, equals, text = change.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"`--set {change}` says nothing", fix="write it like `--set train.steps=1000`", at="--set")
-    try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a text without its quotes
+    value = _value_of(text)
+    _TOML.check_limits([key, value], "--set")
     *tables, last = key.split(".")
+    if len(tables) > DEEPEST:
+        raise ConfigError(f"`--set {short(key)}` names tables {len(tables)} deep", fix="name a key that is there")
     for number, name in enumerate(tables):
         inner = values.setdefault(name, {})
         if isinstance(inner, str) and not number and name in ("data", "tokenizer", "model"):

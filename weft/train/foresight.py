@@ -4,7 +4,6 @@ Imports the configuration, the step and the rooms that plan.
 """
 
 import dataclasses
-import tomllib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from ..plan.hardware import hardware, hardware_of
 from ..plan.search import Progress
 from ..program import trace
 from ..program.ledger import size_text
+from ..small_files import Reader
 from ..spmd.together import agreed_text
 from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .step import make_step, shapes_of_call
@@ -54,10 +54,10 @@ def with_layout(config: RunConfig, folder: Path, heard: Heard) -> RunConfig:
 def _before(config: RunConfig, folder: Path) -> tuple[str, str] | None:
     """What a run that goes on was begun with, if it still can be."""
     try:
-        told = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        told, _ = Reader(ConfigError).toml(folder / CONFIG)
+    except ConfigError:
         return None
-    mesh, layout = told.get("mesh", ""), told.get("layout", "")
+    mesh, layout = (told[key] if isinstance(told.get(key), str) else "" for key in ("mesh", "layout"))
     is_same = config.mesh == mesh if config.mesh != AUTO else _size(mesh) == jax.device_count()
     return (mesh, layout) if mesh and layout and is_same else None
 

@@ -51,7 +51,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "")
     found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) or isinstance(after, Mapping):
+        are_tables = all(value is None or isinstance(value, Mapping) for value in (before, after))
+        if are_tables and before is not after:
             found += differences(before or {}, after or {}, f"{above}{key}.")
         elif before != after:
             found.append(f"{above}{key}: {before}, now {after}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WeftError, closest
+from ..small_files import Reader
 
 METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
 Row = dict[str, Any]
@@ -152,10 +153,9 @@ def forget(path: Path, from_step: int, said: Said = lambda text: None) -> None:
 def _parsed(line: bytes) -> Row | None:
     """The row a line holds, or None where it is no whole row."""
     try:
-        row = json.loads(line)
-    except ValueError:  # also what is not UTF-8
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        row = Reader(MetricsError).parse_json(line, METRICS)
+        Reader(MetricsError).check(row, {"step": int}, METRICS)
+    except MetricsError:
         return None
     bad = row.pop(NOT_FINITE, {})
     for name, value in bad.items() if isinstance(bad, dict) else ():

@@ -7,7 +7,6 @@ renamed.
 import fcntl
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..interop.files import moved_there
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..nn.freezing import by_path
+from ..small_files import Reader, is_file
 from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, parsed
@@ -30,6 +30,7 @@ from .keys import lines_of
 from .step import arrays_of, refilled, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
+ORIGIN = "hugging_face"  # what lay beside the weights that the run began with
 
 
 class RunError(WeftError):
@@ -67,14 +68,10 @@ class Run:
     def settings(self) -> RunConfig:
         """The configuration of the run."""
         path = self.folder / CONFIG
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError:
-            raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run") from None
-        try:
-            return parsed(tomllib.loads(text), lines_of(path, text))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} is not TOML: {error}", fix="mend it") from error
+        if not is_file(path):
+            raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run")
+        values, text = Reader(RunError, fix="mend it").toml(path)
+        return parsed(values, lines_of(path, text))
 
     @property
     def config(self) -> models.TransformerConfig:

@@ -141,7 +141,7 @@ _TEXT, _NUMBER = (str,), (int,)
 OPEN_TABLES: dict[str, dict[str, tuple[type, ...]]] = {
     "data": dict.fromkeys(data.SOURCE_KEYS, _TEXT)
     | {"path": (str, list), "fields": (list,), "range": (list,), "held_out": (int, float)}
-    | {"evaluation": (str, list, dict), "vocab": _NUMBER, "end": _NUMBER, "longest_line": _NUMBER},
+    | {"evaluation": (str, list, dict), **dict.fromkeys("vocab end longest_line expansion".split(), _NUMBER)},
     "tokenizer": dict.fromkeys(data.TOKENIZER_KEYS, _TEXT) | {"vocab": _NUMBER, "sample": _NUMBER, "specials": (bool,)},
 }
 """Tables whose keys are said by those who read them: `data.open_source` and `data.open_tokenizer`."""

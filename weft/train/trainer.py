@@ -270,6 +270,7 @@ class Trainer:
                 f"no checkpoint in {self.checkpoints.folder} can be read",
                 fix="name another folder with --run, or remove this one to begin anew",
             )
+        self.checkpoints.check_none_lost()
         with self.listener.stage("making the first weights"):
             return self.step.init(first_weights(self.config, self.mesh, self.layout)), 0
 
