@@ -1,18 +1,17 @@
 """Folders kept by what they are made of: made once, whole when they are there, shared by all who want the same.
 
-Imports nothing of the house but its errors. An entry is written under another name and renamed; several processes may
+Imports nothing of the house but its errors. An entry is made under another name and renamed; several processes may
 ask for one at the same time: one makes it while the others wait, and where they cannot wait for each other the first
 to finish wins.
 """
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .problems import DataError
+from .whole import made_whole, remove_left_behind
 
 
 def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
@@ -22,6 +21,7 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
         return entry
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        remove_left_behind(cache)
         with _turn(cache / f".{name}.lock"):
             if not entry.is_dir():
                 _make(entry, make)
@@ -34,16 +34,13 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(entry: Path, make: Callable[[Path], None]) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".partial", dir=entry.parent))
     try:
-        os.chmod(partial, 0o755)  # a cache is for all who may see its folder
-        make(partial)
-        os.rename(partial, entry)
+        with made_whole(entry) as partial:
+            os.chmod(partial, 0o755)  # a cache is for all who may see its folder
+            make(partial)
     except OSError:
         if not entry.is_dir():  # another process may have been first
             raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .problems import DataError, library
+from .whole import write_whole
 
 BLOCK = 1 << 18
 LONGEST_LINE = 1 << 20
@@ -258,14 +258,3 @@ class Hashes:
         if time.time() - status.st_mtime > self._SETTLED:
             self._known[known_by] = found.hexdigest()
         return found.hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is whole when it is there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.files import write_whole
+from ..data.whole import write_whole
 from ..errors import WeftError, closest
 from ..spmd.together import agreed
 
