@@ -5,6 +5,7 @@ split. Optimizer state lies as its parameters do, and further by the layout's `o
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -52,7 +53,8 @@ def train_step(
     """A step of training on `loss(params, batch, key)`, one number, with an Optax optimizer.
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`. `sum_dtype`
-    says in which dtype gradient sums travel. Frozen parameters stay as they are.
+    says in which dtype gradient sums travel. Frozen parameters stay as they are. An optimizer whose `update` names
+    `value` is given the loss by it.
     """
     need_function(loss, "train_step", of="(params, batch, key)")
     if (mesh is None) != (layout is None):
@@ -91,6 +93,7 @@ class TrainStep:
             check_axes_used(mesh, layout, strict)
             self._gradients = Spmd(self._local_gradients, mesh, layout, quiet=True)
         self._has_checks = False
+        self._takes_loss = _takes_loss(optimizer)
         self._jitted = Guarded(jax.jit(self._run, donate_argnums=donate), f"layout: {layout}   mesh: {mesh}")
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
@@ -193,7 +196,8 @@ class TrainStep:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         with jax.named_scope("update"):
             arrays = _trained(state.params), _trained(gradients), state.optimizer
-            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh))
+            told = {"value": value._array if is_tensor(value) else value} if self._takes_loss else {}
+            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh), **told)
         params = _map_pairs(_refilled, state.params, new)
         return with_statics((TrainState(params, optimizer, state.step + 1), _metrics(value, aux)))
 
@@ -211,10 +215,10 @@ class TrainStep:
         attach = functools.partial(_attached, made=self._made)
         return differentiate(lambda parts: loss(_map_pairs(attach, parts, params)))(parts)
 
-    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places") -> tuple[Any, Any]:
-        """The new parameters and the optimizer's new state, of global arrays."""
+    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places", **told: Any) -> tuple[Any, Any]:
+        """The new parameters and the optimizer's new state, of global arrays; `told` is what the optimizer asks for."""
         parts = _laid(trained, places.finer)
-        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts)
+        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts, **told)
         return _laid(optax.apply_updates(parts, updates), places.stored), _laid(optimizer, places.state)
 
     def _places(self, params: Any, mesh: Any) -> "_Places":
@@ -268,8 +272,8 @@ class _TypedUpdate:
     def __init__(self, step: TrainStep):
         self.step, self.is_known = step, True
 
-    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places) -> tuple[Any, Any]:
-        arrays = trained, slopes, with_statics(optimizer)
+    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places, **told: Any) -> tuple[Any, Any]:
+        arrays = trained, slopes, with_statics(optimizer), told
         try:
             # In a jit of its own: what an attempt that fails has traced is then dropped whole.
             return without_statics(jax.jit(self._traced(places))(*arrays))
@@ -280,13 +284,21 @@ class _TypedUpdate:
         return without_statics(lying(*arrays))
 
     def _traced(self, places: _Places) -> Callable[..., Any]:
-        def update(trained: Any, slopes: Any, optimizer: Any) -> Any:
-            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places))
+        def update(trained: Any, slopes: Any, optimizer: Any, told: Any) -> Any:
+            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places, **told))
 
         return update
 
     def _free(self, sharding: NamedSharding) -> NamedSharding:
         return NamedSharding(cast(Mesh, self.step.mesh).abstract(), sharding.spec)
+
+
+def _takes_loss(optimizer: Any) -> bool:
+    """Whether its `update` names `value`, which is Optax's word for the loss."""
+    try:
+        return "value" in inspect.signature(optimizer.update).parameters
+    except (TypeError, ValueError):  # not every callable tells
+        return False
 
 
 def _spec_of(leaf: Any) -> PartitionSpec:
