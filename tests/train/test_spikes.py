@@ -154,6 +154,7 @@ def test_on_another_mesh_the_same_steps_are_spikes(odd, skipping, tmp_path):
     assert found[0]["loss"] == pytest.approx(wanted[0]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_spikes_may_go_on_without_them(odd, tmp_path):
     run(spiky(odd), tmp_path, crash_at=4)
     with pytest.raises(ConfigError, match=r"train\.spikes: keep, now skip"):
@@ -214,6 +215,7 @@ def test_a_run_that_crashed_after_a_rollback_ends_with_the_same_bits(later, odd,
     assert sums(tmp_path, STEPS) == sums(folder, STEPS) and rows(tmp_path) == rows(folder)
 
 
+@pytest.mark.slow
 def test_spikes_that_follow_one_checkpoint_again_and_again_stop_the_run(text, tmp_path):
     with pytest.raises(TrainingError) as caught:
         run(spiky(text, spikes="rollback", spike_sigmas=1e-9, spike_window=2), tmp_path)

@@ -68,7 +68,7 @@ def deaf(*words):
     return process
 
 
-@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_process_that_hears_no_signal_is_ended_and_says_that_nothing_is_saved(number):
     process = deaf()
     process.send_signal(number)
