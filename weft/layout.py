@@ -194,6 +194,14 @@ class Region:
             self._placements[key] = self._place(dims, store)
         return self._placements[key]
 
+    def can_store(self, dims: Sequence[Dim], store: str) -> bool:
+        """Whether a tensor of these dims can be stored so: they divide, and no two are split over one axis."""
+        try:
+            self.placement(dims, store)
+        except LayoutError:
+            return False
+        return True
+
     def local_sizes(self, dims: Sequence[Dim], placement: Placement) -> tuple[int, ...]:
         return tuple(dim.size // self.ways(axes) for dim, axes in zip(dims, placement, strict=True))
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from .dims import Dim, Shape, new_dims
-from .errors import DimError, TensorError
+from .errors import DimError, RegionError, TensorError
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
 
@@ -37,6 +37,10 @@ class Kind:
     @property
     def is_plain(self) -> bool:
         return self.store is None and self.sums is None
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.store == "params"
 
 
 SLICE = "local_array"
@@ -119,8 +123,7 @@ class Tensor(Operators):
     def __repr__(self) -> str:
         if not hasattr(self._array, "dtype"):
             return f"Tensor[{self._dims}]({self._array!r})"
-        placed: Placement = placement(self) if self._region is not None else ((),) * len(self._dims)
-        return typed(short_dtype(self.dtype), self._dims, placed)
+        return f"{'param ' * self._kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
 
     def __str__(self) -> str:
         if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
@@ -213,6 +216,7 @@ class Tensor(Operators):
                 state=self._region.state,
                 fix=f"return the tensor from the region, or use wf.print, wf.where or wf.cond{self._number_hint()}",
             )
+        check_not_given_up(self._array)
         if isinstance(self._array, jax.ShapeDtypeStruct):
             raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
         if isinstance(self._array, jax.core.Tracer):
@@ -335,8 +339,24 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
+def is_given_up(array: Any) -> bool:
+    """Whether an array was overwritten by a call that it was donated to."""
+    return not isinstance(array, jax.core.Tracer) and isinstance(array, jax.Array) and array.is_deleted()
+
+
+def check_not_given_up(array: Any) -> None:
+    """Raises where an array was overwritten by a call that it was donated to."""
+    if is_given_up(array):
+        raise RegionError(
+            f"an array of shape {array.shape} was given up to an earlier call (`donate`)",
+            fix="use what that call returned, or leave `donate` out",
+        )
+
+
 def checked(x: Tensor) -> Tensor:
     """`x`, if its array is still what its dims say; something may have worked on it behind the names."""
+    if x._region is None:
+        check_not_given_up(x._array)
     shape = getattr(x._array, "shape", None)
     sizes = x._dims.sizes if x._region is None else x._region.local_sizes(x._dims, placement(x))
     if shape is not None and tuple(shape) != sizes:
@@ -404,7 +424,7 @@ def short_dtype(dtype: Any) -> str:
 def _has_values(array: Any) -> bool:
     if isinstance(array, np.ndarray | np.generic):
         return True
-    is_there = isinstance(array, jax.Array) and array.is_fully_addressable
+    is_there = isinstance(array, jax.Array) and array.is_fully_addressable and not is_given_up(array)
     return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 

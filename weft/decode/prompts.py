@@ -40,7 +40,7 @@ class Start:
 @functools.lru_cache(maxsize=64)
 def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
-    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout, quiet=True)
+    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout)
 
 
 def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:

@@ -203,7 +203,7 @@ def _whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
 
 @functools.cache
 def _in_place(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout, quiet=True)
+    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
 
 
 def _first_values(

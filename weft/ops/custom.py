@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region
+from ..leaves import is_data, is_number
 from ..tensor import Tensor, excess, is_tensor, make, placement
 from .collectives import as_varying, from_first, index, varying
 from .meet import common_region, need_function, with_layout
@@ -99,7 +100,7 @@ class _Call:
     def __init__(self, owner: custom_vjp, args: Any, region: Region | None):
         self.owner, self.region = owner, region
         leaves, self.structure = jax.tree.flatten(args, is_leaf=is_tensor)
-        self.is_value = [is_tensor(leaf) or hasattr(leaf, "dtype") for leaf in leaves]
+        self.is_value = [is_data(leaf) and not is_number(leaf) for leaf in leaves]
         self.fixed = [None if value else leaf for leaf, value in zip(leaves, self.is_value, strict=True)]
         values = [leaf for leaf, value in zip(leaves, self.is_value, strict=True) if value]
         self.arrays, self.slots, _ = take_apart(values)

@@ -19,7 +19,7 @@ from jax.scipy import special
 from ..dims import Dim
 from ..errors import RegionError, TensorError
 from ..operators import operation
-from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
 from .meet import Meeting, common_region, meet, need_function, operand
 from .move import result
@@ -269,11 +269,12 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return x
     if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
         return make(x._array, x.dims, x._region, replace(x._kind, cast_to=dtype))
+    kind = Kind(store=x._kind.store, frozen=x._kind.frozen)
     if x._region is None or not isinstance(x._array, jax.core.Tracer):
-        return _elementwise(lambda a: a.astype(dtype), "cast", [x])
+        made = _elementwise(lambda a: a.astype(dtype), "cast", [x])
+        return make(made._array, made.dims, None, kind) if x._region is None else made
     if ("cast", dtype) not in x._memo:
         with level_of(x._array):
-            kind = Kind(store=x._kind.store) if x._kind.store else PLAIN
             x._memo["cast", dtype] = result(x._array.astype(dtype), meet([x]).dims, x._region, kind)
     return x._memo["cast", dtype]
 

@@ -40,13 +40,13 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
 
 def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
     """The entries at `ids`, which leave under new names: by a reduce-scatter where the axes looked along are theirs."""
-    meeting = meet([table, ids])
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
     own = ids.dims.without(shared)
     found = Shape([*shared, *before, *own, *after])
     final = Shape(_in_place(table.dims, dim, ids.dims))
+    meeting = meet([table, ids], into=None if ids.dims else final, along=dim)  # one place alone is a part of the table
 
     def pick(table_array: Any, ids_array: Any) -> Any:
         if dim.is_padded:
@@ -59,7 +59,8 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
 
     array = meeting.run(pick, [table, ids])
     leaving = Shape(names.get(d.name, d) for d in final)
-    return settle(array, leaving, meeting.placement(final), meeting.region, partial=meeting.axes([dim]), one_holds=True)
+    have, partial = meeting.placement(final), meeting.axes([dim])
+    return settle(array, leaving, have, meeting.region, partial=partial, one_holds=True, kind=meeting.kind)
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:

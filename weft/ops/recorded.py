@@ -161,13 +161,21 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     return trace(), mark
 
 
-def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants: Sequence[Placement | None]) -> None:
+def note_operands(
+    region: Region,
+    dims: dict[str, Any],
+    xs: Sequence[Any],
+    wants: Sequence[Placement | None],
+    *,
+    stay_stored: bool = False,
+) -> None:
     """Writes down what the op being traced works on, and how its operands lie where they meet."""
     entry = region.record.current
     if entry is None:
         return
     if not entry.operands:
-        _note(entry, xs, wants)
+        _note(entry, xs, [None] * len(xs) if stay_stored else wants)
+        entry.stays_stored = stay_stored
     entry.dims.update(dims)
     entry.taken = region.taken
 

@@ -13,6 +13,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import TensorError, closest
+from ..leaves import is_data
 from ..tensor import is_tensor, make, marked, marks_of
 from .meet import need_function, need_tensor, rematted
 from .recorded import bring_in, recorded
@@ -34,7 +35,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)
-        is_value = [_is_value(leaf) for leaf in leaves]
+        is_value = [is_data(leaf) for leaf in leaves]
         fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]
         marks = [marks_of(leaf) if is_tensor(leaf) else {} for leaf in leaves]
 
@@ -67,10 +68,6 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         return jax.checkpoint(run, policy=policy)(values)
 
     return recomputed
-
-
-def _is_value(leaf: Any) -> bool:
-    return is_tensor(leaf) or hasattr(leaf, "dtype") or (isinstance(leaf, int | float) and not isinstance(leaf, bool))
 
 
 @recorded

@@ -14,8 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..dims import Shape
 from ..errors import RegionError
 from ..layout import Axes, Region, as_layout, spec
+from ..leaves import is_array
 from ..mesh import Mesh, as_mesh
-from ..tensor import Tensor, checked, is_tensor, make, need_room
+from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
@@ -35,7 +36,8 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
                 return _joined_rows(leaf, region, devices)
             lies = sharding_of(leaf.dims, leaf._kind.store, region)
             return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
-        if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        if is_array(leaf):
+            check_not_given_up(leaf)
             need_room(leaf)
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf

@@ -96,10 +96,8 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
-    step = train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype)
-    if mesh is None or layout is None:
-        return step
-    return step.on_mesh(mesh, layout, strict=False, donate=(0,))
+    where = {} if mesh is None or layout is None else {"mesh": mesh, "layout": layout}
+    return train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, **where)
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:

@@ -1,6 +1,16 @@
 """Written control flow: branches, loops, maps and recomputation, in each other, closing over what is at hand."""
 
-from tests.properties.written.drawing import Known, Scope, is_bool, is_complex, is_float, is_whole, listed, names
+from tests.properties.written.drawing import (
+    Drawing,
+    Known,
+    Scope,
+    is_bool,
+    is_complex,
+    is_float,
+    is_whole,
+    listed,
+    names,
+)
 from tests.properties.written.ops_moving import OPS, some_dim
 
 CONTROL = {}
@@ -23,23 +33,25 @@ def draw_steps(s: Scope, most: int) -> None:
         if (x := some_variable(s)) is not None:
             is_nested = s.depth < 3 and s.rng.random() < s.drawing.nesting * 0.45**s.depth
             table = CONTROL if is_nested else OPS
-            word = s.rng.choice(weighed(table, s.drawing.style))
+            word = s.rng.choice(weighed(table, s.drawing))
             if s.outer is not None and table is OPS and s.rng.random() < 0.3:
                 word = "closure"
             with s.drawing.undone_unless_longer(s.lines):
                 table[word](s, x, s.all_known[x])
 
 
-# What sends in most ways is drawn more often.
+# What sends in most ways is drawn more often; where loops turn as often as values say, what passes slices on.
 OFTEN = {"reduce": 2, "reduce_as": 4, "reduce_exactly": 2, "take": 2, "getitem": 2, "slice_traced": 2, "local": 2}
 OFTEN |= {"vmap": 2, "cond": 3, "while_loop": 2, "fori_loop": 2}
+PASSING = dict.fromkeys(("roll", "shift", "flip", "slice"), 5)
 OF_HUGE = ("reduce", "reduce", "reduce_exactly", "unary", "slice", "running")
 
 
-def weighed(table, style: str) -> list[str]:
-    if style == "huge" and table is OPS:
+def weighed(table, drawing: Drawing) -> list[str]:
+    if drawing.style == "huge" and table is OPS:
         return list(OF_HUGE)
-    return [name for name in sorted(table) for _ in range(OFTEN.get(name, 1))]
+    weights = OFTEN | PASSING if drawing.open_ended else OFTEN
+    return [name for name in sorted(table) for _ in range(weights.get(name, 1))]
 
 
 def some_variable(s: Scope) -> str | None:
@@ -141,7 +153,7 @@ def vmap(s, x, k):
     s.drawing.mapped.add(dim.name)
     if s.drawing.nesting > 0.5 and s.rng.random() < 0.7:
         with s.drawing.undone_unless_longer(body.lines):
-            CONTROL[s.rng.choice(weighed(CONTROL, ""))](body, z, body.all_known[z])
+            CONTROL[s.rng.choice(weighed(CONTROL, s.drawing))](body, z, body.all_known[z])
     draw_steps(body, 1)
     result = list(body.known)[-1] if s.rng.random() < 0.5 else closed(body, z)
     before = f"def {fn}({', '.join(taken)}):\n{body.written()}    return {result}\n"
@@ -186,12 +198,12 @@ def fori_loop(s, x, k):
 
 
 def traced_bound(s: Scope, x: str, k: Known) -> str:
-    """A whole number below 3 that differs from row to row where rows do."""
+    """A whole number below 4 that differs from row to row where rows do."""
     s.drawing.fragile |= not k.even
     if not k.dims or is_complex(k.dtype):
         return s.drawing.leaf([], "int32", (0, 3))
     test = x if is_bool(k.dtype) else f"{x} > 0"
-    return f"wf.sum(wf.cast({test}, 'int32'), over={names(k.dims)!r}) % 3"
+    return f"wf.sum(wf.cast({test}, 'int32'), over={names(k.dims)!r}) % 4"
 
 
 @control

@@ -232,11 +232,11 @@ cumsum, cumprod, cummax = _running(jnp.cumsum), _running(jnp.cumprod), _running(
 
 
 def argmax(x: Named, *, over: Any) -> Named:
-    return x.replaced(jnp.argmax(x.array, x.axis(over)).astype("int32"), over)
+    return x.replaced(jnp.argmax(x.array, x.axis(over)), over)
 
 
 def argmin(x: Named, *, over: Any) -> Named:
-    return x.replaced(jnp.argmin(x.array, x.axis(over)).astype("int32"), over)
+    return x.replaced(jnp.argmin(x.array, x.axis(over)), over)
 
 
 def sort(x: Named, *, over: Any) -> Named:
