@@ -1,4 +1,4 @@
-"""Many processes as one program: how they find each other, fail, and stop after the same step.
+"""Many processes as one program: how they find each other, and fail.
 
 Imports the errors of the house alone. `join` and `share_out` come before anything that starts JAX, and do not start it.
 """
@@ -14,11 +14,9 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from ..errors import WeftError
 
@@ -280,48 +278,3 @@ def _status_of(error: BaseException) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     return 1
-
-
-# Stopping.
-
-
-class Stop:
-    """While it holds, SIGTERM and SIGINT ask for a stop after the step; a second SIGINT stops at once.
-
-    Of many processes all stop after the same step, whichever of them got the signal.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        """The signal that asked for the stop."""
-        self._is_one_of_many = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Stop":
-        self._is_one_of_many = jax.distributed.is_initialized()
-        if threading.current_thread() is threading.main_thread():
-            # Among many SIGTERM is JAX's own, which tells the other processes; a handler here would take it away.
-            for number in (signal.SIGINT,) if self._is_one_of_many else (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._asked)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def is_wanted(self, step: int) -> bool:
-        """Whether to stop now; to be asked once at every step, by every process."""
-        if not self._is_one_of_many:
-            return self.reason is not None
-        is_wanted = bool(multihost_utils.reached_preemption_sync_point(step))
-        if is_wanted and self.reason is None:
-            self.reason = signal.SIGTERM.name
-        return is_wanted
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason == signal.SIGINT.name:
-            raise KeyboardInterrupt
-        self.reason = signal.Signals(number).name
-        if self._is_one_of_many:
-            os.kill(os.getpid(), signal.SIGTERM)

@@ -26,6 +26,13 @@ class Train:
     """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
     bad_steps: int = 10
     """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
+    spikes: str = "keep"
+    """What is done with a step whose loss or gradients leap up: `keep` nothing; `skip` leaves it out as one that is not
+    finite; `rollback` goes back to the last checkpoint and on with the batches after it."""
+    spike_window: int = 128
+    """By how many steps before it a step is a spike or not; none of the first so many is."""
+    spike_sigmas: float = 6.0
+    """How many standard deviations above the mean of these a loss, or a norm of the gradients, is one."""
     average: float | None = None
     """The share of the old in a running average of the weights, with which is evaluated; none by default."""
     loss_scale: float | None = None
@@ -126,6 +133,7 @@ CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
     "train.sum_dtype": ("float32", "bfloat16", "float16"),
+    "train.spikes": ("keep", "skip", "rollback"),
     "data.format": data.FORMATS,
     "data.documents": ("lines", "files"),
     "tokenizer.kind": ("bytes", "sentencepiece", "json"),
