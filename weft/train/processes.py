@@ -24,6 +24,7 @@ from ..errors import WeftError
 
 COORDINATOR, PROCESSES, PROCESS = "WEFT_COORDINATOR", "WEFT_PROCESSES", "WEFT_PROCESS"
 DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `2,3`; all by default
+ELASTIC = "WEFT_ELASTIC"  # how many processes there are when none is missing; those there are go on without the rest
 CRASHED = 70  # the exit status of one of many processes that failed without an explanation
 HEARTBEAT = 20  # seconds without a sign of life after which a process counts as dead
 

@@ -32,6 +32,7 @@ from .runs import CACHE, CHECKPOINTS, Lock
 from .speed import flops_per_token, peak_flops
 from .start import first_weights
 from .step import arrays_of, judged_model, make_step, refilled, shapes_of_model, told_of
+from .watchdog import Watchdog
 
 
 class TrainingError(WeftError):
@@ -147,7 +148,9 @@ class Trainer:
             batches.seek(at)
             is_writer = jax.process_index() == 0
             metrics = Metrics(self.folder, from_step=at, is_writer=is_writer, said=self.listener.said)
-            with data.prefetched(batches, self.feed.placed) as placed, metrics as note, self.profile:
+            minutes = self.config.train.watchdog_minutes
+            self.watchdog = Watchdog(self.folder, minutes, process=jax.process_index())
+            with data.prefetched(batches, self.feed.placed) as placed, metrics as note, self.profile, self.watchdog:
                 try:
                     return self._steps(state, at, placed, note, stop)
                 finally:
@@ -170,6 +173,7 @@ class Trainer:
                 if at == first:
                     jax.block_until_ready(told)
             at += 1
+            self.watchdog.see(at)
             self.listener.step(at, steps)
             is_stopped = stop.is_wanted(at)
             is_last = at == steps or is_stopped
@@ -197,7 +201,7 @@ class Trainer:
 
     def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
         assert self.judge is not None
-        with self.listener.stage(f"evaluating step {at}"):
+        with self.listener.stage(f"evaluating step {at}"), self.watchdog.paused():
             found = self.judge(judged_model(state))
         row = {"step": at, "eval": found}
         note(row)

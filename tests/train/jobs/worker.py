@@ -33,12 +33,25 @@ elif name == "exit":
 elif name == "say":
     print(f"{value} on stdout")
     print(f"{value} on stderr", file=sys.stderr)
+elif name == "halves":  # of a line, with time for the others to say something between
+    print(value, end="", flush=True)
+    time.sleep(0.5)
+    print()
 elif name == "show":
     print(f"{value}={os.environ.get(value, '')}")
 elif name == "obey":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(value)))
     (folder / f"ready_{me}").touch()
     time.sleep(600)
+elif name == "stall":  # as a process does whose main thread hangs
+    code = Path(__file__).parents[3] / "weft" / "train" / "watchdog.py"
+    module = {"__name__": "watchdog"}
+    exec(compile(code.read_text(), str(code), "exec"), module)  # without the rest of the house, which is slow to load
+    module["LINGER"] = 0.5
+    with module["Watchdog"](folder, float(value or 60), process=int(me)) as watchdog:
+        watchdog.see(3)
+        (folder / f"ready_{me}").touch()
+        time.sleep(600)
 elif name == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / f"ready_{me}").touch()
