@@ -15,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from .processes import COORDINATOR, CRASHED, DEVICES, ELASTIC, PROCESS, PROCESSES, ProcessError
+from .processes import COORDINATOR, CRASHED, DEVICES, ELASTIC, PROCESS, PROCESSES, ProcessError, gpus_here
 from .watchdog import STACKS_SIGNAL, STALLED
 
 EXPLAINED = (1, 2)  # an error weft explained, a command that cannot be: the same again at every start
@@ -287,13 +286,7 @@ def free_port() -> int:
 
 def gpus_of_each(processes: int) -> int:
     """How many of this host's NVIDIA GPUs each process has; 0 where the CPU computes."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        count = len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    else:
-        count = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
+    count = gpus_here()
     if 0 < count < processes:
         raise ProcessError(
             f"{count} GPU{'s' if count > 1 else ''} cannot be shared out to {processes} processes",
