@@ -13,7 +13,9 @@ from weft.train.watchdog import STALLED, Watchdog
 
 from ..cli.command import ROOT
 from .running import config_of, run
-from .test_launch import PATIENCE, is_alive, launcher, starts, supervised
+from .test_crashes import write_config
+from .test_launch import JOBS, PATIENCE, is_alive, launcher, starts, supervised
+from .test_many import check_same, finished, launched
 
 HANGS = """
 import ctypes, sys, threading
@@ -122,3 +124,21 @@ def test_a_run_is_watched_while_it_steps(text, tmp_path, monkeypatch):
     config = config_of(text, train={"steps": 3, "watchdog_minutes": 2}, **alone)
     run(config, tmp_path)
     assert seen == [(120.0, tmp_path / "stacks" / "process-0.txt", step) for step in (1, 2, 3)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_step_hangs_is_restarted_and_ends_with_the_same_losses(tmp_path):
+    """One process hangs, the other waits for it in a collective: both are alive, and neither does a step."""
+    config = write_config(tmp_path)
+    few = ["--set", "train.steps=10", "--set", "train.watchdog_minutes=0.2"]
+    finished(launched(1, config, tmp_path / "one", *few))
+    words = [str(tmp_path / "hung"), "train", str(config), "--run", str(tmp_path / "two"), *few]
+    command = [str(JOBS / "supervisor.py"), "2", str(JOBS / "hanging.py"), *words]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_NUM"))}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "weft launch: every process was without a step for too long; restart 1 of 3\n" in done.stderr
+    assert "in see_and_hang" in (tmp_path / "two" / "stacks" / "process-1.txt").read_text()
+    assert "_steps" in (tmp_path / "two" / "stacks" / "process-0.txt").read_text()
+    check_same(tmp_path / "two", tmp_path / "one", 10)
