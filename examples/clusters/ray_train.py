@@ -1,4 +1,4 @@
-"""Trains on the nodes of a Ray cluster: a process on each, all started again when one dies, without nodes that are gone.
+"""Trains on the nodes of a Ray cluster: a process on each, started again when one dies, without nodes that are gone.
 
     python ray_train.py WORKERS run.toml --run FOLDER ...     # the words after WORKERS are those of `weft train`
 

@@ -32,7 +32,6 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 JobRequeue=1
-ReturnToService=2
 NodeName=node[0-$last] NodeHostname=$(hostname) Port=[16900-$((16900 + last))] CPUs=2
 PartitionName=all Nodes=ALL Default=YES
 END
