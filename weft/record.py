@@ -113,6 +113,7 @@ class Record:
     def block(self, name: str) -> Iterator[Entry]:
         """While a loop or a branch is traced; ops in its body are entries of their own."""
         outer, before = self._parent, self.current
+        _BLOCKS.add(name)
         entry = self._new(name, place())
         entry.is_block = True
         if outer is not None and self._is_part_of(entry, self.entries[outer]):
@@ -149,7 +150,8 @@ def operand_scope(index: int) -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(f"of{index}")
 
 
-_NUMBER = re.compile(r"\bwf(\d+)_")
+_NUMBER = re.compile(r"\bwf(\d+)_(\w*)")
+_BLOCKS: set[str] = set()
 _OPERAND = re.compile(r"\bof(\d+)\b")
 
 
@@ -166,6 +168,12 @@ def entry_and_operand(scopes: str) -> tuple[int | None, int | None]:
         return None, None
     operands = _OPERAND.findall(scopes, found.end())
     return int(found[1]), int(operands[-1]) if operands else None
+
+
+def is_within_op(scopes: str) -> bool:
+    """Whether the innermost of JAX's scopes that is one of ours is an op's, and not that of a loop or a branch."""
+    names = [name for _, name in _NUMBER.findall(scopes)]
+    return bool(names) and names[-1] not in _BLOCKS
 
 
 def place() -> Place:

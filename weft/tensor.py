@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from .dims import Dim, Shape, new_dims
 from .errors import DimError, TensorError
@@ -38,6 +39,8 @@ class Kind:
         return self.store is None and self.sums is None
 
 
+SLICE = "local_array"
+"""What JAX calls a slice that someone asked for by `.local_array`, in a traced program."""
 PLAIN = Kind()
 PARAMETER = Kind(store="params")
 
@@ -88,7 +91,10 @@ class Tensor(Operators):
     @property
     def local_array(self) -> jax.Array:
         """This processor's slice; outside a region, the whole array."""
-        return self._array if self._kind.cast_to is None else self._array.astype(self._kind.cast_to)
+        array = self._array if self._kind.cast_to is None else self._array.astype(self._kind.cast_to)
+        if self._region is None or sys._getframe(1).f_globals.get("__name__", "").startswith("weft."):
+            return array
+        return checkpoint_name(array, SLICE)  # asked for by name, it may be treated as the slice it is
 
     def dim(self, name: Dim | str) -> Dim:
         """The dim of that name."""

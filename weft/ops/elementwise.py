@@ -69,10 +69,15 @@ _NOT_ELEMENTWISE = re.compile(
 )
 
 
+def is_elementwise(primitive: str) -> bool:
+    """Whether a primitive of JAX works on each value alone."""
+    return not _NOT_ELEMENTWISE.match(primitive)
+
+
 def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
     """`fn` of the arrays, if nothing in it looks at more than one place at a time: that would depend on the slices."""
     closed = jax.make_jaxpr(fn)(*arrays)
-    if used := next((word for word in _primitives(closed.jaxpr) if _NOT_ELEMENTWISE.match(word)), None):
+    if used := next((word for word in primitives_in(closed.jaxpr) if not is_elementwise(word)), None):
         raise TensorError(
             f"{name} is not elementwise: it uses `{used}`, so its result would depend on how the tensor is split",
             fix="use wf operations, or `wf.local(fn, x, out=..., whole=...)`, which says what must be whole",
@@ -80,11 +85,12 @@ def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> A
     return fn(*arrays)
 
 
-def _primitives(jaxpr: Any) -> Iterator[str]:
+def primitives_in(jaxpr: Any) -> Iterator[str]:
+    """The names of all primitives of a traced function, inner ones too."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
         for inner in jaxprs_in_params(eqn.params):
-            yield from _primitives(getattr(inner, "jaxpr", inner))
+            yield from primitives_in(getattr(inner, "jaxpr", inner))
 
 
 def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:

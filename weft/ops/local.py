@@ -4,20 +4,25 @@ The caller says which dims the result has, which must be whole, and which are su
 these would silently differ between processors, and is an error.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..dims import Dim, Shape, listed, resolve, union
-from ..errors import DimError, LayoutError, TensorError
+from ..errors import DimError, LayoutError, TensorError, WeftError
+from ..layout import Region
 from ..tensor import Tensor, is_tensor
 from .collectives import index, varying
+from .elementwise import primitives_in
 from .meet import Meeting, meet, need_function, operand
 from .move import settle
 from .padding import need_no_padding
 from .recorded import recorded
+from .unchecked import call_unchecked
 
 
 class Here:
@@ -56,17 +61,8 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     _check_accounted(meeting, known, shapes, resolve(whole, meeting.dims, what="whole"), gone)
     takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
 
-    def compute(*arrays: Any) -> Any:
-        try:
-            return fn(*arrays, here=Here(meeting)) if takes_here else fn(*arrays)
-        except (TypeError, ValueError) as error:
-            shapes = ", ".join(str(getattr(a, "shape", a)) for a in arrays)
-            raise TensorError(
-                f"local's function failed on slices of shapes {shapes}: {str(error).splitlines()[0]}",
-                fix="mend the function, or call it alone on arrays of these shapes to see where it fails",
-            ) from error
-
-    found = meeting.run(compute, xs)
+    run = functools.partial(fn, here=Here(meeting)) if takes_here else fn
+    found = meeting.run(lambda *arrays: _call(run, arrays, meeting.region), xs)
     arrays = [found] if is_single else list(found) if isinstance(found, list | tuple) else [found]
     if len(arrays) != len(shapes):
         raise TensorError(
@@ -80,6 +76,52 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
     results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
+
+
+def _call(fn: Callable[..., Any], arrays: Sequence[Any], region: Region | None) -> Any:
+    """`fn` of slices; where JAX refuses it for the types it gives values in a region, traced apart from them."""
+    places = [i for i, x in enumerate(arrays) if hasattr(x, "dtype")]
+
+    def of_slices(*slices: Any) -> Any:
+        given = dict(zip(places, slices, strict=True))
+        return fn(*(given.get(i, x) for i, x in enumerate(arrays)))
+
+    slices = [arrays[i] for i in places]
+    try:
+        if region is None or _is_accepted(of_slices, slices):
+            return of_slices(*slices)
+        return call_unchecked(of_slices, *slices)
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(str(getattr(x, "shape", x)) for x in arrays)
+        raise TensorError(
+            f"local's function failed on slices of shapes {shapes}: {str(error).strip()}",
+            fix="mend the function: called alone on arrays of these shapes it fails in the same way",
+        ) from error
+
+
+def _is_accepted(fn: Callable[..., Any], slices: Sequence[Any]) -> bool:
+    """Whether JAX takes `fn` inside a region, and the gradients it defines by hand."""
+    try:
+        if "custom_vjp_call" in primitives_in(jax.make_jaxpr(fn)(*slices).jaxpr):
+            jax.make_jaxpr(functools.partial(_gradients, fn))(*slices)
+    except WeftError:
+        raise
+    except Exception:  # JAX raises several kinds; what fails without its types too is raised by the call itself
+        return False
+    return True
+
+
+def _gradients(fn: Callable[..., Any], *slices: Any) -> Any:
+    """Some gradients of `fn`, by which to see that there are any."""
+    differs = [jnp.issubdtype(x.dtype, jnp.inexact) for x in slices]
+
+    def of_floats(*floats: Any) -> list[Any]:
+        left = iter(floats)
+        found = fn(*(next(left) if is_one else x for x, is_one in zip(slices, differs, strict=True)))
+        return [x for x in map(jnp.asarray, jax.tree.leaves(found)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    results, pull_back = jax.vjp(of_floats, *(x for x, is_one in zip(slices, differs, strict=True) if is_one))
+    return pull_back(results)
 
 
 def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any], shapes: Sequence[Shape]) -> None:

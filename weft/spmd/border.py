@@ -26,6 +26,7 @@ from ..ops.move import relocate, result
 from ..record import Place
 from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .arguments import Call, Static, positions, read, without_statics
+from .guard import Guarded, check_slices
 from .place import check_values, put_array, wait_for_earlier_calls
 
 
@@ -61,9 +62,10 @@ class Traced:
     """Whether every value of a train step's update is typed with how it lies; false where an optimizer cannot be."""
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], *args: Any) -> "Traced":
+    def of(cls, fn: Callable[..., Any], *args: Any, state: str = "") -> "Traced":
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
+        check_slices(closed, state)
         needed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_needed(eqn) for eqn in closed.jaxpr.eqns]))
         return cls(needed, closed)
 
@@ -103,6 +105,7 @@ class Spmd:
     ):
         self.fn, self.mesh, self.layout = fn, mesh, layout
         self.static, self.donate = static, donate
+        self._state = f"layout: {layout}   mesh: {mesh}"
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
         Region(mesh, layout)  # every axis named is there
@@ -132,7 +135,8 @@ class Spmd:
         return without_statics(found)
 
     def _jitted(self, call: Call) -> Callable[..., Any]:
-        return jax.jit(lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0)
+        run = jax.jit(lambda gone, kept: self.run(call, gone, kept, self.mesh.jax_mesh()), donate_argnums=0)
+        return Guarded(run, self._state)
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
         """The program as part of a larger one that is being traced, on a mesh of devices or an abstract one."""
@@ -143,10 +147,10 @@ class Spmd:
         """The program traced without devices."""
         call, arrays = self._read(args, kwargs)
         mesh = self.mesh.abstract()
-        return Traced.of(lambda gone, kept: self.run(call, gone, kept, mesh), *call.parted(arrays))
+        return Traced.of(lambda gone, kept: self.run(call, gone, kept, mesh), *call.parted(arrays), state=self._state)
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
-        return read(self.fn, args, kwargs, self.static, self.donate, f"layout: {self.layout}   mesh: {self.mesh}")
+        return read(self.fn, args, kwargs, self.static, self.donate, self._state)
 
     def _shardings(self, call: Call, arrays: Sequence[Any]) -> list[NamedSharding]:
         """Where the program wants its arrays; put there first nothing is copied inside, and donation works."""

@@ -28,6 +28,7 @@ from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics
 from .border import Spmd, Traced, check_axes_used, laid
 from .gradients import is_differentiable, value_and_grad
+from .guard import Guarded
 from .place import put, wait_for_earlier_calls
 
 
@@ -90,7 +91,7 @@ class TrainStep:
             check_axes_used(mesh, layout, strict)
             self._gradients = Spmd(self._local_gradients, mesh, layout, quiet=True)
         self._has_checks = False
-        self._jitted = jax.jit(self._run, donate_argnums=donate)
+        self._jitted = Guarded(jax.jit(self._run, donate_argnums=donate), f"layout: {layout}   mesh: {mesh}")
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
         """This step bound to a mesh and a layout."""
@@ -150,7 +151,8 @@ class TrainStep:
         with jax.sharding.use_abstract_mesh(mesh):
             typed = self._typed_state(state, mesh), self._typed(batch, mesh), self._typed(key, mesh)
             args = with_statics(typed[0]), with_statics(typed[1]), typed[2]
-            found = Traced.of(lambda state, batch, key: self._run(state, batch, key, mesh, update), *args)
+            run = functools.partial(self._run, mesh=mesh, update=update)
+            found = Traced.of(run, *args, state=f"layout: {self.layout}   mesh: {self.mesh}")
         return replace(found, update_known=update.is_known)
 
     def _typed_state(self, state: TrainState, mesh: Any) -> TrainState:
