@@ -183,6 +183,16 @@ def test_processes_that_did_not_join_are_named(left, text, tmp_path, monkeypatch
     )
 
 
+def test_a_run_begins_with_the_largest_part_too(left, text, tmp_path):
+    left(7)
+    heard = Heard()
+    foresight.with_layout(config_of(text, **AUTO), tmp_path, heard)
+    assert heard.messages == [
+        "there are 7 processors: begins with x=4 under batch:x; no layout divides over 7, "
+        "idle: processor 4, processor 5, processor 6"
+    ]
+
+
 def test_a_mesh_with_room_stays_as_it_is(left, text, tmp_path, monkeypatch):
     left(4)
     monkeypatch.setenv("WEFT_ELASTIC", "4")

@@ -47,9 +47,11 @@ def with_layout(config: RunConfig, folder: Path, heard: Heard, *, started: int =
     Where its own mesh has no room and it may have another, it goes on with the best on what is left. Of `started`
     processes those that are none of this program are told as idle.
     """
+    if not may_be_searched(config):
+        return config
     count = jax.process_count()
-    is_own = config.mesh != AUTO and has_room(config, count, jax.device_count() // count)
-    if not may_be_searched(config) or (is_own and not config.is_open):
+    is_own = has_room(config, count, jax.device_count() // count)
+    if is_own and not config.is_open:
         return config
     found = ""
     if jax.process_index() == 0:
@@ -94,7 +96,8 @@ def _on_what_is_left(config: RunConfig, before: tuple[str, str], heard: Heard, i
         left = f"{over} of {wanted} processors are left" if over < wanted else f"there are {over} processors"
         idle = _idle(part, idle_processes)
         why = f"; no layout divides over {over}, idle: {idle}" if idle else ""
-        heard.said(f"{left}: goes on with {found[0]} under {found[1]}{why}")
+        begins = "goes on" if wanted else "begins"
+        heard.said(f"{left}: {begins} with {found[0]} under {found[1]}{why}")
     return found
 
 
