@@ -99,7 +99,7 @@ def test_all_write_their_stacks_and_are_restarted_and_none_is_to_blame(tmp_path)
 
 
 def test_one_that_cannot_say_so_is_made_to_write_its_stacks_and_is_named(tmp_path):
-    status, said = supervised(tmp_path, 2, "stall:0.02 1=stall:60", "exit:0")
+    status, said = supervised(tmp_path, 2, "stall:0.02 1=freeze:0.02", "exit:0")
     assert (status, said) == (0, ["weft launch: process 1 was without a step for too long; restart 1 of 3"])
     assert "worker.py" in (tmp_path / "stacks" / "process-1.txt").read_text()
     assert not any(is_alive(int(pid)) for number in range(2) for pid, _ in starts(tmp_path, number))

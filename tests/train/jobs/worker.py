@@ -5,6 +5,7 @@
 A plan is what every process does and, after it, what single ones do instead: `hang 1=signal:9`.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -43,15 +44,15 @@ elif name == "obey":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(value)))
     (folder / f"ready_{me}").touch()
     time.sleep(600)
-elif name == "stall":  # as a process does whose main thread hangs
+elif name in ("stall", "freeze"):  # as a process does whose main thread hangs, and keeps Python's lock or does not
     code = Path(__file__).parents[3] / "weft" / "train" / "watchdog.py"
     module = {"__name__": "watchdog"}
     exec(compile(code.read_text(), str(code), "exec"), module)  # without the rest of the house, which is slow to load
     module["LINGER"] = 0.5
-    with module["Watchdog"](folder, float(value or 60), process=int(me)) as watchdog:
+    with module["Watchdog"](folder, float(value), process=int(me)) as watchdog:
         watchdog.see(3)
         (folder / f"ready_{me}").touch()
-        time.sleep(600)
+        (ctypes.CDLL if name == "stall" else ctypes.PyDLL)(None).sleep(600)
 elif name == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / f"ready_{me}").touch()
