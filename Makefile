@@ -10,7 +10,7 @@ OLDEST     := 3.11
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo test test-all test-random accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -38,6 +38,10 @@ test: $(STAMP) ## run the tests, without the slow ones
 
 test-all: $(STAMP) ## run all tests, the whole tables included
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pairs; SEED=, the commit's own; WORKERS=, all cores)
+	$(BIN)/python -m tests.properties.run --pairs $(or $(N),20000) --out $(or $(OUT),runs/random) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(WORKERS),--workers $(WORKERS))
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
 	$(BIN)/pytest tests/test_goldens.py --accept

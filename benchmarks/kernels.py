@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 import weft as wf
 
-ROWS, COLS = 64, 128  # of a block
+ROWS, COLS = 32, 128  # of a block
 
 
 def by_triton(kernel, results, *arrays):

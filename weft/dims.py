@@ -131,6 +131,11 @@ class Shape(tuple[Dim, ...]):
         """Whether any of its dims has padding."""
         return any(dim.is_padded for dim in self)
 
+    @property
+    def values(self) -> tuple[slice, ...]:
+        """Where in an array of this shape values stand, and no padding: what to index it with."""
+        return tuple(slice(dim.count) for dim in self)
+
     def position(self, dim: "Dim | str") -> int:
         """Where `dim` stands."""
         return self.names.index(self.find(dim).name)

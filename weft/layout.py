@@ -201,10 +201,13 @@ class Region:
         placed = self.axes(dims, store)
         return tuple(self._divided(dim, axes, store) for dim, axes in zip(dims, placed, strict=True))
 
+    def see(self, dims: Sequence[Dim]) -> None:
+        """Notes that a tensor of the program has these dims, which rules may name."""
+        self.seen.update(name for dim in dims for name in (dim.name, dim.follows) if name is not None)
+
     def axes(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
         """As `placement`, whatever the sizes."""
-        for dim in dims:
-            self.seen.update(name for name in (dim.name, dim.follows) if name is not None)
+        self.see(dims)
         if store:
             self.seen_params.update(dim.name for dim in dims)
         held: dict[str, str] = {}

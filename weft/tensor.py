@@ -79,7 +79,10 @@ class Tensor(Operators):
 
     @property
     def array(self) -> jax.Array:
-        """The global array; inside a region there is none to give."""
+        """The global array as it is, padding and all; inside a region there is none to give.
+
+        `wf.get(x)` and `np.asarray(x)` give the values alone.
+        """
         if self._region is not None:
             raise TensorError(
                 f"`.array` of {self!r} was asked for inside a region, where it would be one processor's slice",
@@ -122,14 +125,15 @@ class Tensor(Operators):
     def __str__(self) -> str:
         if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
             return repr(self)
-        return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self._array)}"
+        return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self)}"
 
     def __format__(self, form: str) -> str:
         return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._whole_value("np.asarray()"), dtype)
+        whole = np.asarray(self._whole_value("np.asarray()"), dtype)
+        return whole[self._dims.values] if self._dims.is_padded else whole
 
     def __float__(self) -> float:
         return float(self._one_value("float()"))
@@ -244,13 +248,14 @@ def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
     if not (hasattr(array, "shape") and hasattr(array, "dtype")):
         try:
             array = jax.numpy.asarray(array)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TensorError(
                 f"a tensor cannot be made of {type(array).__name__}: {str(error).splitlines()[0]}",
                 fix="give a NumPy or JAX array, a number or a `jax.ShapeDtypeStruct`",
             ) from None
     if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
         raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
+    need_room(array)
     if isinstance(array, jax.core.Tracer) and (differing := jax.typeof(array).manual_axis_type.varying):
         raise TensorError(
             f"a tensor cannot be made of one processor's slice (it differs over {', '.join(sorted(differing))})",
@@ -359,6 +364,28 @@ def as_dtype(given: Any) -> Any:
         return jax.dtypes.canonicalize_dtype(given)
     except TypeError:
         raise TensorError(f"{given!r} is no dtype", fix="give one such as 'float32', 'bfloat16' or 'int32'") from None
+
+
+def need_room(value: Any, dtype: Any = None) -> None:
+    """Raises where whole numbers that are known do not fit the dtype, or the one JAX holds theirs in."""
+    if not isinstance(value, int | np.ndarray | np.generic) or isinstance(value, bool):
+        return
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "iuO" or numbers.dtype == dtype or not numbers.size:
+        return
+    held = jax.dtypes.canonicalize_dtype(numbers.dtype if isinstance(value, np.ndarray | np.generic) else int)
+    held = held if dtype is None else dtype
+    if held == numbers.dtype or not jax.numpy.issubdtype(held, jax.numpy.integer):
+        return
+    limits = jax.numpy.iinfo(held)
+    for found in (int(numbers.min()), int(numbers.max())):
+        if not limits.min <= found <= limits.max:
+            raise TensorError(
+                f"{found} does not fit {held}",
+                state=f"{held} holds whole numbers from {limits.min} to {limits.max}",
+                fix=f"give one of these, or a float: `{float(found)}`; 64 bits are had by "
+                "`jax.config.update('jax_enable_x64', True)` before all else",
+            )
 
 
 def short_dtype(dtype: Any) -> str:

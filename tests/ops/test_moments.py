@@ -38,6 +38,20 @@ def test_slices_of_very_different_size_are_joined_rightly():
     np.testing.assert_allclose(mean, rows.astype("float64").mean(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("offset", [3e18, 1e19, -4e19, 1e24])
+@pytest.mark.parametrize(("mesh", "layout"), [("x=8", "width:x"), ("a=2,b=2", "width:b+a")])
+def test_a_mean_whose_square_is_infinite_has_a_variance(offset, mesh, layout):
+    rng = np.random.default_rng(3)
+    rows = (offset * (1 + 1e-6 * rng.normal(size=(32, 512)))).astype("float32")
+    rows[0], rows[1] = offset, np.where(np.arange(512) % 128 < 64, 1e25, -1e25)
+    mean, variance = moments(wf.tensor(rows, [ROWS, WIDTH]), mesh, layout)
+    exact = rows.astype("float64")
+    np.testing.assert_allclose(mean[2:], exact[2:].mean(1), rtol=1e-6)
+    # The sum in float32 of 512 squares, each of a difference of a few units in the last place.
+    np.testing.assert_allclose(variance[2:], exact[2:].var(1), rtol=0.05)
+    assert variance[0] == 0 and mean[1] == 0 and np.isinf(variance[1])
+
+
 def test_what_is_not_finite_stays_so():
     rows = np.ones((32, 512), "float32")
     rows[0, 3], rows[1, 400], rows[2] = np.inf, np.nan, 7.0

@@ -97,7 +97,8 @@ WRONG = [
     (lambda: x[0], "was indexed with 0", 'x["length", 3:7]'),
     (lambda: x["length", 8], "place 8 of `length` (size 8)", "from 0 to 7"),
     (lambda: x["length", 5:5], "is empty", "at least one"),
-    (lambda: x["length", ::2], "with step 2", "step 1"),
+    (lambda: x["length", ::0], "with step 0", "not 0"),
+    (lambda: x["length", 5:2:2], "5:2:2 of `length` (size 8) is empty", "at least one"),
 ]
 
 

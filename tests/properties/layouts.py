@@ -9,8 +9,6 @@ import random
 import re
 from collections.abc import Sequence
 
-from hypothesis import note
-
 import weft as wf
 from tests.properties import steps_conv, steps_core, steps_moving, steps_nested, steps_order, steps_random  # noqa: F401
 from tests.properties.programs import FOLLOWS, MESHES, Program, draw_program, flip_coin, pick, shuffled, subset
@@ -20,6 +18,8 @@ Rules = dict[str, tuple[str, ...]]
 
 def draw_case(rng: random.Random) -> tuple[Program, str, str]:
     """A program, a mesh and a layout, noted for when the case fails."""
+    from hypothesis import note
+
     program = draw_program(rng)
     mesh = pick(rng, MESHES)
     layout = draw_layout(rng, program, mesh)

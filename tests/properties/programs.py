@@ -17,8 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
 
 import weft as wf
 
@@ -34,8 +32,10 @@ MOST_DIMS, MOST_VALUES, LARGEST = 4, 1024, 32
 CASES = int(os.environ.get("WEFT_CASES", "0"))
 
 
-def sampled(examples: int) -> settings:
+def sampled(examples: int) -> Any:
     """So many cases, the same each time; or as many as WEFT_CASES says, drawn anew."""
+    from hypothesis import HealthCheck, Phase, settings  # only the tests need it: programs are drawn without
+
     return settings(
         max_examples=CASES or examples,
         derandomize=not CASES,
@@ -319,8 +319,10 @@ def show(dims: Sequence[wf.Dim]) -> str:
 # ---- drawing
 
 
-def randoms() -> st.SearchStrategy[random.Random]:
+def randoms() -> Any:
     """Where cases are drawn from. Hypothesis would draw what it finds simple again and again."""
+    from hypothesis import strategies as st
+
     return st.randoms(use_true_random=True)
 
 

@@ -105,7 +105,7 @@ class _Plan:
             "tokens": wf.full([*rows, Dim(_WRITTEN, self.steps)], self._filling, like=logits, dtype="int32"),
             "is_done": wf.full(rows, False, like=logits, dtype=bool),
             "lengths": wf.zeros(rows, like=logits, dtype="int32"),
-            "scores": wf.zeros(rows, like=logits),
+            "scores": wf.zeros(rows, like=logits, dtype="float32"),
         }
         if self.sampler.needs_seen:
             state["seen"] = self._seen(prompt, logits)

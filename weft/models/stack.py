@@ -141,7 +141,7 @@ class Stack(eqx.Module):
         count = config.layers // every
         groups: Any = (self.layers,) if self.dense is None else (_grouped(self.dense, every - 1), self.layers)
         pasts = pasts if every == 1 else _grouped(pasts, every)
-        told = {name: wf.zeros([]) for name in REPORTED} if config.experts else {}
+        told = {name: wf.zeros([], dtype="float32") for name in REPORTED} if config.experts else {}
 
         def turn(x: Any, parts: Sequence[Any], pasts: Any, number: Any) -> Any:
             layers = [parts[0]] if every == 1 else [*unstacked(parts[0], _WITHIN), parts[1]]

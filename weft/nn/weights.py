@@ -179,7 +179,7 @@ def in_place(weight: Weight, key: Any, *, region: Region) -> Tensor:
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
     make = _in_place(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))
-    return _kept(weight, make(key, weight.stddev, weight.mean, wf.zeros([])))
+    return _kept(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
 
 
 def _kept(weight: Weight, values: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from . import random
 from .accumulate import accumulate
-from .control import cond, fori_loop, scan, while_loop
+from .branches import cond
+from .control import fori_loop, scan, while_loop
 from .conv import conv, conv_transpose
 from .create import arange, full, ones, zeros
 from .custom import custom_vjp

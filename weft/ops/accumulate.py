@@ -1,5 +1,6 @@
 """Microbatches: the same loss and gradient with less memory, and one gradient sum at the end."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,18 +8,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal
 
-from ..dims import Dim, Shape, union
+from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
+from .branches import outputs
 from .collectives import as_varying
 from .control import sliced
-from .meet import gathered_for, need_function, operand, with_layout
+from .meet import brought, gathered_for, need_function, operand, with_layout
 from .move import result, settle
 from .padding import need_no_padding
-from .recorded import note_loop, part_of_block, recorded_block
+from .predicates import taken_axes
+from .recorded import bring_in, bringing, note_loop, part_of_block, recorded_block
 from .trees import map_tensors, slot_of
+
+_TURN = f"{UNSHOWN}microbatch"
 
 
 @recorded_block
@@ -34,7 +39,7 @@ def accumulate(
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over
-    tensors = [leaf for leaf in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(name)]
+    tensors = _having(name, data)
     if not tensors:
         raise DimError(
             f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
@@ -43,10 +48,16 @@ def accumulate(
         if not is_tensor(leaf) and hasattr(leaf, "shape") and leaf.shape:
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
-    turn = Dim("microbatch", count)
+    turn = Dim(_TURN, count)
     note_loop(count, turn.name)
-    params = map_tensors(lambda x: gathered_for(x, tensors), params)
+    # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
+    with bringing(brought) if taken_axes() else contextlib.nullcontext():
+        return _accumulated(fn, bring_in(params), bring_in(data), name, turn)
 
+
+def _accumulated(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:
+    tensors = _having(name, data)
+    params = map_tensors(lambda x: gathered_for(x, tensors), params)
     pieces = [_cut(x, name, turn) for x in tensors]
     inner = [slot_of(x).inner(turn, x._region) for x in pieces]
     regions: list[Any] = []
@@ -57,7 +68,7 @@ def accumulate(
         given = fn(params, microbatch)
         if not isinstance(given, tuple) or len(given) != 2:
             raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
-        scalars = [_scalar(x) for x in given]
+        scalars = [bring_in(_scalar(x)) for x in given]
         regions[:] = [x._region for x in scalars]
         return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
 
@@ -65,6 +76,10 @@ def accumulate(
     total, weight = _summed(sliced(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
     with part_of_block():
         return result(total, (), regions[0]) / result(weight, (), regions[1])
+
+
+def _having(name: Any, data: Any) -> list[Tensor]:
+    return [leaf for leaf in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(name)]
 
 
 def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
@@ -84,7 +99,7 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
     @jax.custom_vjp
     def summed(values: Sequence[Any]) -> tuple[Any, Any]:
-        return tuple(loop(values, closed.out_avals, lambda v: (_outputs(closed, v), None))[0])
+        return tuple(loop(values, closed.out_avals, lambda v: (outputs(closed, v), None))[0])
 
     def forward(primals: Sequence[Any]) -> tuple[Any, Any]:
         values = [primal.value for primal in primals]
@@ -94,8 +109,8 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
         starts = [v for flags in (wanted, both) for v, flag in zip(values[:count], flags[:count], strict=True) if flag]
 
         def step(values: list[Any]) -> tuple[Any, Any]:
-            (total, weight), slopes = _sloped(lambda v: tuple(_outputs(closed, v)), values, wanted)
-            _, by_weight = _sloped(lambda v: (_outputs(of_weight, v)[0], None), values, both)
+            (total, weight), slopes = _sloped(lambda v: tuple(outputs(closed, v)), values, wanted)
+            _, by_weight = _sloped(lambda v: (outputs(of_weight, v)[0], None), values, both)
             ahead = [s for s in (*slopes[:count], *by_weight[:count]) if s is not None]
             return [total, weight, *ahead], [slopes[count:], by_weight[count:]]
 
@@ -111,11 +126,6 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
     summed.defvjp(forward, backward, symbolic_zeros=True)
     return summed([*closed.consts, *pieces])
-
-
-def _outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-    count = len(closed.jaxpr.constvars)
-    return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
 
 
 def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ here first makes its operand vary (`as_varying`).
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -71,17 +71,22 @@ def first_place(axes: Axes, own: int) -> Any:
 
 
 def all_reduce(array: Any, axes: Axes) -> Any:
-    """The sum over these axes, on every processor."""
+    """The sum over these axes, on every processor; of booleans whether any is true."""
     if not axes:
         return array
-    if array.dtype == bool:
-        return all_reduce(array.astype("int32"), axes)
-    return lax.psum(as_varying(array, axes), axes)
+    return _summed(array, axes, lambda numbers: lax.psum(numbers, axes))
 
 
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
-    """The sum over these axes, each processor keeping its slice of one dim."""
-    return lax.psum_scatter(as_varying(array, axes), axes, scatter_dimension=position, tiled=True)
+    """The sum over these axes, each processor keeping its slice of one dim; of booleans whether any is true."""
+    return _summed(array, axes, lambda numbers: lax.psum_scatter(numbers, axes, scatter_dimension=position, tiled=True))
+
+
+def _summed(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
+    if array.dtype != bool:
+        return send(as_varying(array, axes))
+    counts = array.astype("uint8" if lax.axis_size(axes) < 256 else "int32")
+    return send(as_varying(counts, axes)) != 0
 
 
 def all_gather(array: Any, axes: Axes, position: int) -> Any:
@@ -149,18 +154,83 @@ def from_first(array: Any, axes: Axes) -> Any:
     """A value known to be equal over these axes but typed as varying, retyped; costs an all-reduce."""
     is_first = index(axes) == 0
     masked = jnp.where(is_first, array, jnp.zeros_like(array))
-    return all_reduce(masked, axes).astype(array.dtype)
+    return from_holder(lambda a: all_reduce(a, axes), masked, axes)
+
+
+def from_holder(send: Callable[[Any], Any], array: Any, axes: Axes) -> Any:
+    """`send`, a sum over these axes, of an array that at each place is zero on all processors but one: its very bits.
+
+    A sum of floats may begin with 0, and 0 + -0 is 0; so bits are sent, as integers. The gradient is that of the sum.
+    """
+    if not axes or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return send(array)
+
+    @jax.custom_jvp
+    def exact(array: Any) -> Any:
+        bits = _to_bits(array)
+        pairs = _pairs(bits, lax.axis_size(axes))
+        return _from_bits(_unpacked(send(_packed(bits, pairs)), pairs), array.dtype)
+
+    @exact.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return exact(*primals), send(*tangents)
+
+    return exact(array)
+
+
+def _to_bits(array: Any) -> Any:
+    if jnp.iscomplexobj(array):
+        array = jnp.stack([array.real, array.imag], axis=-1)
+    return lax.bitcast_convert_type(array, f"uint{jnp.finfo(array.dtype).bits}")
+
+
+def _from_bits(bits: Any, dtype: Any) -> Any:
+    floats = lax.bitcast_convert_type(bits, jnp.finfo(dtype).dtype)
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return floats
+    return lax.complex(floats[..., 0], floats[..., 1])
+
+
+# GPUs add up no integers of 16 bits, and XLA would send twice as much. So two of them, side by side, go as one of 32.
+def _pairs(bits: Any, ways: int) -> int | None:
+    """The position along which 16-bit integers go in pairs that a scatter over so many ways leaves together."""
+    if bits.dtype != "uint16":
+        return None
+    return next((i for i in reversed(range(bits.ndim)) if bits.shape[i] % (2 * ways) == 0), None)
+
+
+def _packed(bits: Any, position: int | None) -> Any:
+    if position is None:
+        return bits
+    low, high = (lax.slice_in_dim(bits, i, None, 2, axis=position).astype("uint32") for i in range(2))
+    return low | (high << 16)
+
+
+def _unpacked(bits: Any, position: int | None) -> Any:
+    if position is None:
+        return bits
+    both = jnp.stack([bits.astype("uint16"), (bits >> 16).astype("uint16")], axis=position + 1)
+    return both.reshape([2 * n if i == position else n for i, n in enumerate(bits.shape)])
 
 
 def all_max(array: Any, axes: Axes) -> Any:
     """The maximum over these axes; NaN wins, as in jnp. Has no gradient."""
     if not axes:
         return array
+    if array.dtype == bool:
+        return all_reduce(array, axes)
+    if jnp.iscomplexobj(array):
+        return _all_max_of_complex(array, axes)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        return lax.pmax(as_varying(array.astype("int32") if array.dtype == bool else array, axes), axes).astype(
-            array.dtype
-        )
+        return lax.pmax(as_varying(array, axes), axes)
     return _from_ordered(lax.pmax(as_varying(_to_ordered(array), axes), axes), array.dtype)
+
+
+def _all_max_of_complex(array: Any, axes: Axes) -> Any:
+    """By the real part, of equal ones by the imaginary part."""
+    real = all_max(array.real, axes)
+    is_best = (array.real == real) | jnp.isnan(real)
+    return lax.complex(real, all_max(jnp.where(is_best, array.imag, -jnp.inf), axes))
 
 
 def all_min(array: Any, axes: Axes) -> Any:
@@ -173,6 +243,15 @@ def all_min(array: Any, axes: Axes) -> Any:
 def largest(array: Any, axes: Axes) -> Any:
     """The maximum over these axes where a NaN need not win (a shift before exp). Has no gradient."""
     return lax.pmax(as_varying(lax.stop_gradient(array), axes), axes) if axes else lax.stop_gradient(array)
+
+
+def as_ordered(array: Any) -> Any:
+    """Integers that order as the values do, with NaN on top; the two zeros are one."""
+    if array.dtype == bool:
+        return array.astype("uint8")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return _to_ordered(jnp.where(array == 0, jnp.zeros_like(array), array))
 
 
 # The libraries below drop NaNs in a maximum. Integers that order as the floats do, with NaN on top, cannot.

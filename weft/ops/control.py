@@ -1,10 +1,11 @@
-"""Loops and branches over trees of tensors.
+"""Loops over trees of tensors.
 
 A carry made without a layout adopts the one its loop gives it. What a body closes over is made to vary before the
-loop, so its gradient is summed once, after it. No collective may stand under a predicate that differs between
-processors: some would wait for others that never come.
+loop, so its gradient is summed once, after it. A mapped loop that each row ends at a turn of its own is turned
+equally often on all processors where they send to each other in it.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,20 +13,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..dims import Dim, Shape, listed, resolve
-from ..errors import DimError, LayoutError, RegionError, TensorError
-from ..layout import Region, open_region
+from ..dims import UNSHOWN, Dim, Shape, listed, resolve
+from ..errors import DimError, LayoutError, TensorError
+from ..layout import Axes, open_region
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
-from .collectives import PRIMITIVES, as_varying, from_first, varying
+from .collectives import all_max, as_varying, varying
+from .debug import only_where
 from .elementwise import aligned
 from .index import only
-from .meet import common_region, need_function, need_tensor, operand, rematted, with_layout
+from .mapping import is_mapped
+from .meet import brought, need_function, need_tensor, operand, rematted, with_layout
 from .move import settle
 from .padding import need_no_padding
-from .recorded import forgetting, note_loop, part_of_block, recorded_block
-from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+from .predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
+from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
+from .trees import Slot, array_of, map_tensors, numbers, put_together, slot_of, take_apart
+
+_STEP = f"{UNSHOWN}step"
 
 
 @recorded_block
@@ -135,6 +141,7 @@ class _Loop:
                 break
         else:
             raise AssertionError("the type of a carry did not settle")
+        self.closed = closed
         run = jaxpr_as_fun(closed)
         count = len(self.carry)
 
@@ -157,7 +164,7 @@ class _Loop:
             self.found = [self._conformed(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
             extra_arrays, self.extra_slots, self.extra_structure = take_apart(extra)
             results = [
-                as_varying(jnp.asarray(_array(leaf)), varying(array))
+                as_varying(jnp.asarray(array_of(leaf)), varying(array))
                 for leaf, array in zip(self.found, arrays, strict=True)
             ]
             return results, numbers(extra_arrays, f"the results of {self.what}")
@@ -207,22 +214,79 @@ class _Loop:
         return is_fixed
 
 
-def _array(leaf: Any) -> Any:
-    return leaf._array if is_tensor(leaf) else leaf
-
-
 @recorded_block
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
     need_function(condition, "while_loop")
     need_function(body, "while_loop")
-    loop = _Loop(lambda carry: (body(carry), ()), carry, "while_loop", lambda trace: trace())
-
-    def holds(arrays: Sequence[Any]) -> Any:
-        return _predicate(condition(put_together(arrays, loop.slots, loop.structure)), "while_loop", [])
-
-    last = lax.while_loop(holds, lambda arrays: loop.step(arrays)[0], loop.carry)
+    loop, mark = forgetting(lambda: _While(condition, body, carry), None)
+    if rows := differing_by_row(loop.asked.out_avals[0]):
+        with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
+            loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
+    if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
+        last = _turned_together(loop.holds, loop.turn, loop.carry, rows)
+    else:
+        last = lax.while_loop(loop.holds, loop.turn, loop.carry)
     return put_together(last, loop.slots, loop.structure)
+
+
+class _While(_Loop):
+    """The body and the condition of a while loop, traced on a carry of the type that the body gives back."""
+
+    def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
+        def ask(carry: Any) -> Any:
+            array = one_boolean(condition(carry), "while_loop")
+            check_agreed(array, "while_loop")
+            return array
+
+        def turn(carry: Any) -> tuple[Any, Any]:
+            # Mapped, the body runs on for rows that are done.
+            with only_where(lambda: ask(carry)) if is_mapped() else contextlib.nullcontext():
+                return body(carry), ()
+
+        super().__init__(turn, carry, "while_loop", lambda trace: trace())
+        self.asked = jax.make_jaxpr(lambda arrays: ask(put_together(arrays, self.slots, self.structure)))(self.carry)
+
+    def holds(self, arrays: Sequence[Any]) -> Any:
+        return jaxpr_as_fun(self.asked)(*arrays)[0]
+
+    def turn(self, arrays: Sequence[Any]) -> list[Any]:
+        return self.step(arrays)[0]
+
+
+def _by_row(carry: Any) -> Any:
+    """A carry each part of which may differ from row to row of a mapped function."""
+
+    def vary(leaf: Any) -> Any:
+        return leaf if is_tensor(leaf) else as_varying(jnp.asarray(leaf), taken_axes())
+
+    leaves, structure = jax.tree.flatten(bring_in(carry), is_leaf=is_tensor)
+    return jax.tree.unflatten(structure, map(vary, leaves))
+
+
+_TURNED_TOGETHER = "because rows split over {axes} end the loop at different turns, and all turn until the last does"
+
+
+def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+    """The last carry of a mapped loop that all processors turn equally often, for what they send to each other in it.
+
+    It turns until it is done for every row of every processor; a row for which it is done stays as it is.
+    """
+
+    def turn_all(state: Any) -> Any:
+        carry, is_on = state
+        carry = [
+            jnp.where(as_varying(is_on, varying(new)), new, old) for new, old in zip(turn(carry), carry, strict=True)
+        ]
+        return carry, holds(carry)
+
+    def any_holds(state: Any) -> Any:
+        region = open_region()
+        assert region is not None
+        with region.record.op("any", reason=_TURNED_TOGETHER):
+            return all_max(state[1], rows)
+
+    return lax.while_loop(any_holds, turn_all, (carry, holds(carry)))[0]
 
 
 @recorded_block
@@ -243,7 +307,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
-        steps = Dim("step", upper - lower)
+        steps = Dim(_STEP, upper - lower)
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
         return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
 
@@ -259,133 +323,3 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
     bounds = [b if is_tensor(b) else make(jnp.asarray(b), (), None) for b in (lower, upper)]
     return while_loop(is_below, turn, (bounds[0], carry))[1]
-
-
-@recorded_block
-def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
-    need_function(on_true, "cond")
-    need_function(on_false, "cond")
-    arrays, slots, structure = take_apart(operands)
-    arrays = numbers(arrays, "the operands of cond")
-    branches = [
-        _Branch(recorded_block(fn, name), slots, structure)
-        for fn, name in ((on_true, "on_true"), (on_false, "on_false"))
-    ]
-    traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
-    _check_same(branches)
-    region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
-    for branch in branches:
-        branch.region = region
-    if branches[0].slots != branches[1].slots:
-        # A new function each: JAX keeps what it has traced.
-        traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
-    avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
-    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
-    for pair in avals:
-        if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
-            raise TensorError(
-                f"the branches of cond give {' and '.join(f'{a.dtype}{list(a.shape)}' for a in pair)}",
-                fix=f"cast one: `wf.cast(x, '{pair[0].dtype}')`",
-            )
-
-    def run(closed: ClosedJaxpr) -> Callable[..., Any]:
-        return lambda *arrays: [
-            as_varying(array, axes) for array, axes in zip(jaxpr_as_fun(closed)(*arrays), unions, strict=True)
-        ]
-
-    chosen = _predicate(predicate, "cond", traced)
-    results = lax.cond(chosen, run(traced[0]), run(traced[1]), *arrays)
-    slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
-    return put_together(results, slots, branches[0].structure)
-
-
-def _joined(a: Slot, b: Slot) -> Slot:
-    return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
-
-
-class _Branch:
-    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
-
-    structure: Any
-    leaves: list[Any]
-    slots: list[Slot]
-
-    def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot], structure: Any):
-        self.fn, self.operand_slots, self.operand_structure = fn, slots, structure
-        self.region: Region | None = None
-        self.order: list[Shape | None] = []
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        result = self.fn(*put_together(arrays, self.operand_slots, self.operand_structure))
-        self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
-        if self.order:
-            self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
-        self.slots = [slot_of(leaf) for leaf in self.leaves]
-        return numbers([_array(leaf) for leaf in self.leaves], "the result of cond")
-
-    def _brought(self, leaf: Any, dims: Shape | None) -> Any:
-        if dims is None:
-            return leaf
-        leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
-
-
-def _check_same(branches: Sequence[_Branch]) -> None:
-    first, second = branches
-    if first.structure != second.structure:
-        raise TensorError(
-            f"the branches of cond give different trees: {first.structure} and {second.structure}",
-            fix="return the same structure from both",
-        )
-    for a, b in zip(first.leaves, second.leaves, strict=True):
-        if is_tensor(a) != is_tensor(b) or (is_tensor(a) and set(a.dims) != set(b.dims)):
-            raise TensorError(
-                f"the branches of cond give {a!r} and {b!r}", fix="return tensors of the same dims from both"
-            )
-    for branch in branches:
-        branch.order = [leaf.dims if is_tensor(leaf) else None for leaf in first.leaves]
-
-
-def _predicate(value: Any, what: str, branches: Sequence[ClosedJaxpr]) -> Any:
-    """A boolean that is the same on all processors."""
-    if is_tensor(value) and value.dims:
-        raise TensorError(
-            f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
-        )
-    if not is_tensor(value) and not isinstance(value, bool | int | float) and not hasattr(value, "dtype"):
-        raise TensorError(
-            f"{what} got {value!r} for its predicate", fix="give one boolean, e.g. `wf.any(x > 0, over=...)`"
-        )
-    array = jnp.asarray(value.local_array if is_tensor(value) else value)
-    if array.shape != ():
-        raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
-    array = array if array.dtype == bool else array != 0
-    region = open_region()
-    differing = varying(array) - set(region.taken if region is not None else ())
-    if not differing:
-        return array
-    if is_tensor(value):
-        return from_first(array, tuple(sorted(differing)))
-    if what == "while_loop" or any(_sends(closed.jaxpr) for closed in branches):
-        raise RegionError(
-            f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "
-            "and a collective under it: some processors would wait for others that never come",
-            state=region.state if region is not None else "",
-            fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
-        )
-    return array
-
-
-def _is_sending(eqn: Any) -> bool:
-    if eqn.primitive.name == "pvary":  # its gradient is a sum, unless it is a constant
-        return not all(isinstance(var, Literal) for var in eqn.invars)
-    return eqn.primitive.name in PRIMITIVES
-
-
-def _sends(jaxpr: Any) -> bool:
-    """Whether a program has a collective in it, or something whose gradient is one."""
-    return any(
-        _is_sending(eqn) or any(_sends(getattr(sub, "jaxpr", sub)) for sub in jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )

@@ -1,5 +1,5 @@
 """New tensors. With `like=x` each processor makes only its slice; without, they are whole and sliced where they
-meet a split tensor. Nothing is sent either way.
+meet a split tensor. Nothing is sent either way. Dtypes are those jnp gives, unless they are said.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError, TensorError
 from ..layout import Placement, Region
-from ..tensor import Tensor, as_dtype, is_tensor
+from ..tensor import Tensor, as_dtype, is_tensor, need_room
 from .collectives import first_place
 from .meet import need_tensor, operand
 from .move import result
@@ -17,13 +17,13 @@ from .recorded import recorded
 
 
 @recorded
-def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
     """A tensor of zeros."""
     return full(dims, 0, like=like, dtype=dtype)
 
 
 @recorded
-def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
     """A tensor of ones."""
     return full(dims, 1, like=like, dtype=dtype)
 
@@ -37,23 +37,25 @@ def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None
             raise DimError(f"full got {value!r} for its value", fix="give a number, or use `wf.broadcast(x, dims)`")
         like = value if like is None else like
         value = value.local_array
+    dtype = None if dtype is None else as_dtype(dtype)
+    need_room(value, dtype)
     shape, region, _, sizes = slice_of(dims, like, "full")
-    return result(jnp.full(sizes, value, None if dtype is None else as_dtype(dtype)), shape, region)
+    return result(jnp.full(sizes, value, dtype), shape, region)
 
 
 @recorded
-def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = "int32") -> Tensor:
-    """0, 1, 2, ... along a dim."""
+def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = int) -> Tensor:
+    """0, 1, 2, ... along a dim; of JAX's integers, if not said otherwise."""
     shape, region, placement, sizes = slice_of(dim, like, "arange")
     if len(shape) != 1:
         raise DimError(f"arange goes along one dim, and [{shape}] are {len(shape)}", fix="name one dim")
     dtype = as_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.number):
         raise TensorError(f"arange cannot count in {dtype}", fix="ask for 'int32' or 'float32'")
-    array = jnp.arange(sizes[0], dtype=dtype)
-    if placement[0]:
-        array = array + first_place(placement[0], sizes[0]).astype(dtype)
-    return result(array, shape, region)
+    need_room(shape[0].size - 1, dtype)
+    # Counted in whole numbers: a short float would round twice.
+    places = jnp.arange(sizes[0]) + first_place(placement[0], sizes[0])
+    return result(places.astype(dtype), shape, region)
 
 
 def slice_of(dims: Any, like: Any, what: str) -> tuple[Shape, Region | None, Placement, tuple[int, ...]]:

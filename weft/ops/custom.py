@@ -15,10 +15,12 @@ import numpy as np
 
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region
-from ..tensor import Tensor, excess, is_tensor, make
+from ..tensor import Tensor, excess, is_tensor, make, placement
 from .collectives import as_varying, from_first, index, varying
 from .meet import common_region, need_function, with_layout
 from .move import result
+from .padding import filled
+from .recorded import bring_in
 from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
@@ -46,7 +48,7 @@ class custom_vjp:
                 f"{self.__name__} is a custom_vjp without a gradient",  # type: ignore[attr-defined]
                 fix="say how to make one: `f.defvjp(forward, backward)`",
             )
-        args = self._bound(args, kwargs)
+        args = bring_in(self._bound(args, kwargs))
         for fn in (self.fn, self.forward, self.backward):
             _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
@@ -157,8 +159,9 @@ class _Call:
                 f"the backward function of a custom_vjp gave {given!r:.80} for an argument [{slot.dims}]",
                 fix="give the gradient of an argument the dims of the argument",
             )
-        given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))._array.astype(array.dtype)
-        return _to_one_copy(given, varying(array), () if self.region is None else self.region.taken)
+        given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))
+        slice = filled(given._array.astype(array.dtype), slot.dims, placement(given), 0)  # padding has no gradient
+        return _to_one_copy(slice, varying(array), () if self.region is None else self.region.taken)
 
 
 def _leaves(tree: Any, count: int) -> list[Any]:

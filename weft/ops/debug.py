@@ -6,8 +6,9 @@
 import builtins
 import contextlib
 import contextvars
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -41,7 +42,11 @@ def print(fmt: str, *xs: Any) -> None:
             f"print cannot put {len(xs)} values into {fmt!r}: {error}", fix="give one `{}` a value"
         ) from None
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
-    _once(lambda *values: builtins.print(fmt.format(*values), flush=True), [whole_value(x) for x in xs], region)
+    _once(
+        lambda *values: builtins.print(f"{fmt.format(*values)}\n", end="", flush=True),
+        [whole_value(x) for x in xs],
+        region,
+    )
 
 
 def whole_value(x: Any) -> Any:
@@ -53,8 +58,25 @@ def whole_value(x: Any) -> Any:
     return equalized(array, x._region)
 
 
+_is_there: contextvars.ContextVar[tuple[Callable[[], Any], ...]]
+_is_there = contextvars.ContextVar("whether what is traced is for this row", default=())
+
+
+@contextlib.contextmanager
+def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
+    """While a body is traced that may run for rows of a mapped function which are not in it: they show nothing."""
+    token = _is_there.set((*_is_there.get(), is_there))
+    try:
+        yield
+    finally:
+        _is_there.reset(token)
+
+
 def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
     """Calls `fn` with the values when the program runs, on one processor alone."""
+    if asked := [is_there() for is_there in _is_there.get()]:
+        shown, arrays = fn, [functools.reduce(jnp.logical_and, asked), *arrays]
+        fn = lambda is_there, *values: shown(*values) if is_there else None  # noqa: E731
     if region is None:
         jax.debug.callback(fn, *arrays)
         return

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, resolve, union
 from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, as_dtype
+from .elementwise import cast
 from .meet import Meeting, common_region, meet, need_tensor, note_together
 from .move import settle
 from .overlap import renamed_piece, slot_to_scatter, stored_piece
@@ -28,8 +29,10 @@ def einsum(
     """The product of `xs` with the dims `out`, or with all dims but those summed, `over`.
 
     `rename={"length": stream}` lets the result leave under a new name, by one reduce-scatter where the axis summed
-    is the new dim's. `dtype` is that of the result and of its collective. With `overlap=True`, where one of two
-    operands would be gathered first or the result reduce-scattered, pieces go round a ring beside the products.
+    is the new dim's. `dtype` is that of the result and of its collective; where it cannot hold a part of the sum (an
+    integer for floats, a boolean) the sum is formed and sent as it is without, and cast once. With `overlap=True`,
+    where one of two operands would be gathered first or the result reduce-scattered, pieces go round a ring beside the
+    products.
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
@@ -46,7 +49,8 @@ def einsum(
             note_together(xs)
             xs = tuple(_renamed_first(x, names) for x in xs)
             dims, kept, names = union(*(x.dims for x in xs)), renamed(kept, names), {}
-    compute: Any = _Product(xs, dims, kept, dtype)
+    dtype = None if dtype is None else as_dtype(dtype)
+    compute: Any = _Product(xs, dims, kept, _summed_in(xs, dtype))
     if piece is not None:
         compute, xs = piece.product(compute, xs, kept), piece.operands(xs)
     meeting = meet(xs)
@@ -57,7 +61,19 @@ def einsum(
         if scatter is not None:
             compute, have, partial = scatter.product(compute, xs), scatter.after, scatter.left(partial)
     array = meeting.run(lambda *arrays: compute(*_without_padding(arrays, xs, meeting)), xs)
-    return settle(array, renamed(kept, names), have, meeting.region, partial=partial)
+    found = settle(array, renamed(kept, names), have, meeting.region, partial=partial)
+    return found if dtype is None else cast(found, dtype)
+
+
+def _summed_in(xs: Sequence[Tensor], dtype: Any) -> Any:
+    """The dtype in which products are summed and sent: the one asked for, where it holds a part of the sum."""
+    natural = jnp.result_type(*(x.dtype for x in xs))
+    if dtype is None or jnp.issubdtype(dtype, jnp.inexact):
+        return dtype
+    if jnp.issubdtype(natural, jnp.inexact):
+        return jnp.promote_types(natural, jnp.float32)
+    is_wide = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= natural.itemsize
+    return dtype if is_wide else None
 
 
 def _renamed_first(x: Tensor, names: dict[str, Any]) -> Tensor:
@@ -71,7 +87,7 @@ class _Product:
     def __init__(self, xs: Sequence[Tensor], dims: Shape, kept: Shape, dtype: Any):
         numbers = {name: i for i, name in enumerate(dims.names)}
         self.orders = [[numbers[dim.name] for dim in shape] for shape in (*(x.dims for x in xs), kept)]
-        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.dtype = dtype
 
     def __call__(self, *arrays: Any) -> Any:
         if all(array.dtype == bool for array in arrays):

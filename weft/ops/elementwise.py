@@ -110,7 +110,7 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
             f"{name} got a tensor that left its region, or a traced function, by the back door",
             fix="return it from there, and use what the call gives",
         ) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         floats = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in xs if is_tensor(x))
         other = "int32" if floats else "float32"
         cure = f"cast the operands to dtypes the function takes, e.g. `wf.cast(x, '{other}')`, or use another function"

@@ -118,6 +118,11 @@ def _filled(array: Any, position: int, size: int, fill: Any) -> Any:
     return as_varying(jnp.full(shape, fill, array.dtype), varying(array))
 
 
+def _is_plain_zero(fill: Any) -> bool:
+    """Whether it is what a permute gives those that get nothing: -0 is not."""
+    return not any(fill.tobytes())
+
+
 def _seen(offset: int, size: int, looked: Sequence[int] | None) -> tuple[int, int]:
     """From the first to the last place of a part of the window that is looked at."""
     if looked is None:
@@ -171,7 +176,7 @@ def _from_cells(array: Any, position: int, axes: Axes, cells: Sequence[_Cell], s
         chunk = lax.slice_in_dim(array, cell.start, cell.start + cell.size, axis=position)
         if cell.is_sent:
             chunk = permute(chunk, axes, cell.pairs)
-        if not cell.is_sent or fill != 0:
+        if not cell.is_sent or not _is_plain_zero(fill):
             is_here = functools.reduce(jnp.logical_or, (index(axes) == i for _, i in cell.pairs))
             chunk = jnp.where(is_here, chunk, fill)
         parts.append(chunk)
@@ -218,7 +223,7 @@ def _from_neighbours(
         if hop.is_sent:
             pairs = [((i + hop.by) % ways, i) for i in range(ways) if wraps or 0 <= i + hop.by < ways]
             part = permute(part, axes, pairs)
-            if fill != 0 and not wraps:
+            if not _is_plain_zero(fill) and not wraps:
                 is_there = (index(axes) + hop.by >= 0) & (index(axes) + hop.by < ways)
                 part = jnp.where(is_there, part, fill)
         around = [_filled(array, position, n, fill) for n in (hop.first - hop.start, hop.end - hop.last)]

@@ -59,7 +59,7 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
 
     array = meeting.run(pick, [table, ids])
     leaving = Shape(names.get(d.name, d) for d in final)
-    return settle(array, leaving, meeting.placement(final), meeting.region, partial=meeting.axes([dim]))
+    return settle(array, leaving, meeting.placement(final), meeting.region, partial=meeting.axes([dim]), one_holds=True)
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:

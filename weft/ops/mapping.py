@@ -4,22 +4,42 @@ Where the dim is split its axes are taken: nothing inside may use them, and what
 them first, so that each example's gradient is its own.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax import lax
 
 from ..dims import Dim, Shape, listed, union
 from ..errors import DimError
 from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
-from .collectives import as_varying, varying
+from .collectives import as_varying, from_first, varying
 from .index import only
 from .meet import common_region, need_function, with_layout
 from .move import common, relocate, result, settle
+from .padding import filled
 from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
+
+_is_mapped: contextvars.ContextVar[bool] = contextvars.ContextVar("inside a mapped function", default=False)
+
+
+@contextlib.contextmanager
+def _mapped() -> Iterator[None]:
+    token = _is_mapped.set(True)
+    try:
+        yield
+    finally:
+        _is_mapped.reset(token)
+
+
+def is_mapped() -> bool:
+    """Whether what is traced now is for one row of a mapped function."""
+    return _is_mapped.get()
 
 
 def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
@@ -31,18 +51,20 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         leaves, structure = jax.tree.flatten(args, is_leaf=is_tensor)
         tensors = [leaf for leaf in leaves if is_tensor(leaf)]
         dim = _mapped_dim(over, tensors)
-        region = common_region(tensors)
+        region = _region_of(tensors)
         taken = axes_taken(dim, region, tensors)
         note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
         inner = region.within(taken) if region is not None else None
-        leaves = [prepared(leaf, dim, region, inner, taken) for leaf in leaves]
+        leaves = [_filled(prepared(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
         axes = [leaf.dims.position(dim) if is_tensor(leaf) and leaf.dims.has(dim) else None for leaf in leaves]
         found: list[Any] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            with opened(inner or open_region()):
-                given = map_tensors(lambda x: with_layout(x, inner), fn(*put_together(arrays, slots, structure)))
+            with opened(inner or open_region()), _mapped():
+                given = map_tensors(
+                    lambda x: with_layout(x, inner or x._region), fn(*put_together(arrays, slots, structure))
+                )
             results, *found[:] = take_apart(given)
             return numbers(results, "the result of vmap")
 
@@ -64,6 +86,12 @@ def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
                 f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument"
             )
     return only(Shape(found.find(name) for name in names), "vmap")
+
+
+def _region_of(tensors: list[Any]) -> Region | None:
+    """Where a function is mapped: within a map around it, even if nothing of that is among its arguments."""
+    region, here = common_region(tensors), open_region()
+    return here if region is not None and region.encloses(here) else region
 
 
 def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
@@ -90,6 +118,21 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
     return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
 
 
+def _filled(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
+    """A mapped tensor with its first row in place of padding, where a loop might never end and a slope be infinite."""
+    if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
+        return leaf
+    array, at = leaf._array, leaf.dims.position(dim)
+    own, ways = array.shape[at], region.ways(taken) if region is not None else 1
+    first = lax.stop_gradient(lax.slice_in_dim(array, 0, 1, axis=at))
+    if (ways - 1) * own >= dim.count:  # the last processor has padding alone
+        first = from_first(first, taken)
+    placed = tuple(taken if place == at else () for place in range(len(leaf.dims)))
+    return marked(
+        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf._region, leaf._kind), marks_of(leaf)
+    )
+
+
 def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
     if not is_tensor(leaf):
         return Slot()
@@ -101,6 +144,7 @@ def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
 def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
     if slot.dims is None and array.ndim > 1:
         return array
+    region = region or slot.region  # a constant was mapped, by a function that closes over tensors of a region
     dims = Shape([dim, *(slot.dims or ())])
     inside = slot.region.placement(slot.dims) if slot.region is not None and slot.dims else ((),) * (len(dims) - 1)
     return settle(array, dims, (taken, *inside), region)

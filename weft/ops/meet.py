@@ -20,11 +20,11 @@ from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
-from ..tensor import Kind, Tensor, checked, is_tensor, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, marked, marks_of, need_room, placement
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
-from .recorded import note_operands
+from .recorded import axes_brought_to, note_operands
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 
@@ -171,8 +171,8 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not -(2**31) <= x < 2**32:
-            raise TensorError(f"{what} got {x}, which int32 cannot hold", fix=f"give a float: `{float(x):g}`")
+        if isinstance(x, int) and not isinstance(x, bool):
+            need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
     if shape is None or not hasattr(x, "dtype"):
@@ -184,7 +184,8 @@ def operand(x: Any, what: str) -> Any:
             f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
             fix=f"name them: `wf.tensor(array, [{', '.join('...' for _ in shape)}])`",
         )
-    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x)):
+    need_room(x)
+    if not isinstance(x, np.ndarray | np.generic) and (differing := varying(x) - axes_brought_to()):
         raise RegionError(
             f"{what} got a plain number that differs between processors (over {', '.join(sorted(differing))})",
             fix="make it a tensor by an op of its own: `wf.local(fn, ..., out=[...], summed=[...])`",
@@ -320,8 +321,29 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
     with region.record.op("whole"):
-        note_operands(region, Meeting(region, union(x.dims, *(other.dims for other in data)))._axes, [x], [want])
+        met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
+        note_operands(region, met, [x], [want])
         return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+
+
+def brought(x: Tensor, region: Region) -> Tensor:
+    """`x` as a tensor of this region, in which it varies over the axes taken; made once, where `x` was made."""
+    if x._region is region and x._kind.is_plain and varying(x._array).issuperset(region.taken):
+        return x
+    if x._region is not None and not x._region.encloses(region):
+        return x  # of no region around this one: the op it is given to says so
+
+    def bring() -> Tensor:
+        with region.record.op("whole"):
+            array = Meeting(region, x.dims).run(_same, [checked(x)], vary=region.taken)
+            return marked(result(array, x.dims, region), marks_of(x))
+
+    if not _is_kept(x):
+        return bring()
+    if ("brought", region) not in x._memo:
+        with level_of(x._array):
+            x._memo["brought", region] = bring()
+    return x._memo["brought", region]
 
 
 def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:

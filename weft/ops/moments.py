@@ -64,9 +64,10 @@ def _in_one_exchange(a: Any, r: Reduction) -> tuple[Any, Any]:
         shifted = jnp.mean(a - near, axis=r.positions, keepdims=True)
         mean = near + shifted
         rest = jnp.where(jnp.isfinite(mean), (near - mean) + shifted, 0)
-        square = jnp.mean(jnp.square(a - mean), axis=r.positions)
-        sums = all_reduce(_pieces(jnp.squeeze(mean, r.positions), jnp.squeeze(rest, r.positions), square), r.axes)
-        return _joined(sums, r.ways)
+        scale = _scale(_is_large(mean, r.ways))
+        square = jnp.mean(jnp.square((a - mean) * scale), axis=r.positions)
+        pieces = _pieces(jnp.squeeze(mean, r.positions), jnp.squeeze(rest, r.positions), square, r.ways)
+        return _joined(all_reduce(pieces, r.axes), r.ways)
 
     @moments.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -84,23 +85,48 @@ def _cut(x: Any, bits: int) -> Any:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits - 1)
 
 
-def _pieces(mean: Any, rest: Any, square: Any) -> Any:
+_MARK = 2.0**120  # what a processor whose mean is large sends as `rest`: counted by how often it was added
+
+
+def _is_large(mean: Any, ways: int) -> Any:
+    """Where the squares of so many such means are infinite when they are added up."""
+    return jnp.abs(mean) >= 2.0 ** (63 - ways.bit_length() // 2)
+
+
+def _scale(is_large: Any, power: int = -70) -> Any:
+    return jnp.where(is_large, 2.0**power, 1.0)
+
+
+def _pieces(mean: Any, rest: Any, square: Any, ways: int) -> Any:
     """What one processor sends: its mean in three pieces, and their products; `rest` is what rounding took from it.
 
     The pieces have 7, 7 and 10 bits, so that sums of the first and of their products are exact over 1,024 processors.
+    The products of a large mean, and its `square`, are scaled.
     """
+    is_large = _is_large(mean, ways)
     a, high = _cut(mean, 7), _cut(mean, 14)
     b, c = (jnp.where(jnp.isfinite(mean), part, 0) for part in (high - a, mean - high))
-    return jnp.stack([a, b, c, rest, a * a, a * b, 2 * a * c + b * b, square + 2 * b * c + c * c + 2 * mean * rest])
+    sent = [a, b, jnp.where(is_large, c + rest, c), jnp.where(is_large, _MARK, rest)]
+    a, b, c, mean, rest = (part * _scale(is_large) for part in (a, b, c, mean, rest))
+    return jnp.stack([*sent, a * a, a * b, 2 * a * c + b * b, square + 2 * b * c + c * c + 2 * mean * rest])
 
 
 def _joined(sums: Any, ways: int) -> tuple[Any, Any]:
-    """Mean and variance out of the summed pieces: shifted by the mean's own first pieces, all that is large cancels."""
-    a, b, c, rest, aa, ab, ac, square = sums
+    """Mean and variance out of the summed pieces: shifted by the mean's own first pieces, all that is large cancels.
+
+    Of means some of which are large and some are not, the variance is about the largest float: it is infinite.
+    """
+    is_finite, count = jnp.isfinite(sums[0]), jnp.round(sums[3] / _MARK)
+    is_large = count > 0
+    a, b, c = (part * _scale(is_large) for part in sums[:3])
+    rest = jnp.where(is_large, 0, sums[3])
+    aa, ab, ac, square = sums[4:]
     s = _cut(a / ways, 7)
     t = _cut(s + ((a - ways * s) + b + c) / ways, 14) - s
     large = (aa - 2 * s * a + ways * s * s) + 2 * (ab - s * b - t * a + ways * s * t)
     total = large + (ac - 2 * s * c - 2 * t * b + ways * t * t) + (square - 2 * t * c - 2 * (s + t) * rest)
     delta = ((a - ways * s) + (b - ways * t) + c + rest) / ways
-    is_finite, variance = jnp.isfinite(a), jnp.maximum(total / ways - delta * delta, 0)
-    return jnp.where(is_finite, (s + t) + delta, a), jnp.where(is_finite, variance, jnp.nan)
+    back = _scale(is_large, 70)
+    variance = jnp.maximum(total / ways - delta * delta, 0) * back * back
+    variance = jnp.where(is_large & (count < ways), jnp.inf, variance)
+    return jnp.where(is_finite, ((s + t) + delta) * back, sums[0]), jnp.where(is_finite, variance, jnp.nan)

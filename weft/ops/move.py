@@ -61,22 +61,45 @@ def common(a: Axes, b: Axes) -> Axes:
     return a[:count]
 
 
-def settle(array: Any, dims: Sequence[Dim], have: Placement, region: Region | None, *, partial: Axes = ()) -> Tensor:
-    """The tensor of a local result split as `have` says and still to be summed over the axes `partial`."""
+def settle(
+    array: Any,
+    dims: Sequence[Dim],
+    have: Placement,
+    region: Region | None,
+    *,
+    partial: Axes = (),
+    one_holds: bool = False,
+) -> Tensor:
+    """The tensor of a local result split as `have` says and still to be summed over the axes `partial`.
+
+    With `one_holds` each place is zero on all processors along them but one, and comes from that one as it is.
+    """
     if region is None:
         return make(array, dims, None)
     want = region.placement(dims)
-    held = list(have)
+    scatters, held, left = _arriving(have, want, partial)
+
+    def summed(array: Any) -> Any:
+        for axes, position in scatters:
+            array = collectives.reduce_scatter(array, axes, position)
+        return collectives.all_reduce(array, left)
+
+    array = collectives.from_holder(summed, array, partial) if one_holds else summed(array)
+    array = relocate(array, held, want, region)
+    return result(equalized(array, region) if not dims else array, dims, region)
+
+
+def _arriving(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:
+    """Of the axes to be summed over, those a dim wants, each with its place; how it lies then; and what is left."""
+    scatters, held = [], list(have)
     for position, wanted in enumerate(want):
         arriving = wanted[len(held[position]) :]
         scattered = tuple(arriving[: _run(arriving, partial)])
         if scattered and wanted[: len(held[position])] == held[position]:
-            array = collectives.reduce_scatter(array, scattered, position)
+            scatters.append((scattered, position))
             held[position] += scattered
             partial = tuple(axis for axis in partial if axis not in scattered)
-    array = collectives.all_reduce(array, partial)
-    array = relocate(array, tuple(held), want, region)
-    return result(equalized(array, region) if not dims else array, dims, region)
+    return scatters, tuple(held), partial
 
 
 def _run(arriving: Axes, partial: Axes) -> int:

@@ -21,6 +21,7 @@ from .collectives import (
     all_max,
     all_min,
     all_to_all,
+    as_ordered,
     index,
     own_slice,
     permute,
@@ -63,13 +64,13 @@ def _place(
         return place, _picked(a, jnp.expand_dims(place, along.position), along.position)
 
     if not along.axes:
-        return along.replaced(along.local(lambda a: best(a)[0]), ())
+        return along.replaced(along.local(lambda a: best(a)[0].astype(int)), ())
     place, value = along.local(best)
     value = jnp.squeeze(value, along.position)
     extreme = across(value, along.axes)
     is_here = (value == extreme) | ((value != value) & (extreme != extreme))
     place = jnp.where(is_here, place + along.start(), along.dim.size)
-    return along.replaced(all_min(place, along.axes), ())
+    return along.replaced(all_min(place, along.axes).astype(int), ())
 
 
 def _picked(a: Any, places: Any, position: int) -> Any:
@@ -202,11 +203,11 @@ def _exceeds(a: Any, b: Any) -> Any:
 
 def _running_max(a: Any, position: int) -> Any:
     """The running maximum along an axis; of equal values the first stays, however the work is cut."""
-
-    def larger(left: Any, right: Any) -> Any:
-        return jnp.where(_exceeds(right, left), right, left)
-
-    return lax.associative_scan(larger, a, axis=position)
+    keys = as_ordered(lax.stop_gradient(a))
+    best = lax.cummax(keys, axis=position)
+    is_new = keys > jnp.roll(best, 1, axis=position)  # at the first place, whatever it says, the place is 0
+    places = jnp.where(is_new, lax.broadcasted_iota("int32", a.shape, position), 0)
+    return _picked(a, lax.cummax(places, axis=position), position)
 
 
 @recorded

@@ -70,7 +70,7 @@ def _bound(dtype: Any, sign: int) -> Any:
         return sign > 0
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min
-    return sign * jnp.inf
+    return complex(sign * jnp.inf, sign * jnp.inf) if jnp.issubdtype(dtype, jnp.complexfloating) else sign * jnp.inf
 
 
 def need_no_padding(dims: Sequence[Dim], what: str) -> None:

@@ -28,7 +28,7 @@ from .recorded import recorded
 
 
 @recorded
-def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
     """Samples of the standard normal distribution."""
     kind = _float(dtype, "random.normal")
     return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, kind))
@@ -36,7 +36,7 @@ def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "flo
 
 @recorded
 def uniform(
-    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", minval: Any = 0.0, maxval: Any = 1.0
+    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Tensor:
     """Samples uniform in [minval, maxval)."""
     low, high, kind = _number(minval, "minval"), _number(maxval, "maxval"), _float(dtype, "random.uniform")
@@ -48,7 +48,7 @@ def uniform(
 
 @recorded
 def truncated_normal(
-    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32", lower: Any = -2.0, upper: Any = 2.0
+    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float, lower: Any = -2.0, upper: Any = 2.0
 ) -> Tensor:
     """Samples of the standard normal distribution between `lower` and `upper`."""
     low, high, kind = _number(lower, "lower"), _number(upper, "upper"), _float(dtype, "random.truncated_normal")
@@ -74,16 +74,14 @@ def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) 
 
 
 @recorded
-def gumbel(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = "float32") -> Tensor:
+def gumbel(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
     """Samples of the standard Gumbel distribution."""
     kind = _float(dtype, "random.gumbel")
     return _sample(key, dims, like, "random.gumbel", lambda k, sizes: jax.random.gumbel(k, sizes, kind, mode="low"))
 
 
 @recorded
-def randint(
-    key: Any, dims: Any, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: Any = "int32"
-) -> Tensor:
+def randint(key: Any, dims: Any, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: Any = int) -> Tensor:
     """Whole numbers uniform in [minval, maxval)."""
     kind = as_dtype(dtype)
     if not jnp.issubdtype(kind, jnp.integer):
@@ -164,7 +162,7 @@ def _check_order(low: Any, high: Any, what: str, name: str) -> None:
 
 
 def _whole(value: Any, what: str) -> Any:
-    if isinstance(value, int) and not -(2**31) <= value < 2**32:
+    if isinstance(value, int) and not -(2**31) <= value < 2**32 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise TensorError(f"`{what}` is {value}, which 32 bits cannot hold", fix=f"give at most {2**32 - 1}")
     value = _number(value, what)
     dtype = getattr(value, "dtype", None)

@@ -1,6 +1,7 @@
 """Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
 
 import contextlib
+import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, listed
+from ..dims import UNSHOWN, Dim, listed
 from ..errors import TensorError
 from ..layout import Placement, Region, open_region
 from ..record import Entry, Placed, Record
@@ -17,6 +18,34 @@ from ..tensor import Tensor, is_tensor, placement
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_bring: contextvars.ContextVar[Callable[[Tensor, Region], Tensor] | None]
+_bring = contextvars.ContextVar("brings what ops are given", default=None)
+
+
+@contextlib.contextmanager
+def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
+    """While every op is given tensors that `bring` has brought into the region being traced."""
+    token = _bring.set(bring)
+    try:
+        yield
+    finally:
+        _bring.reset(token)
+
+
+def bring_in(tree: Any) -> Any:
+    """The tree as an op is given it: as it is, but for where tensors are brought into the region first."""
+    bring, region = _bring.get(), open_region()
+    if bring is None or region is None:
+        return tree
+    return jax.tree.map(lambda leaf: bring(leaf, region) if is_tensor(leaf) else leaf, tree, is_leaf=is_tensor)
+
+
+def axes_brought_to() -> frozenset[str]:
+    """The axes over which a plain number may differ: ops are given tensors that do so too."""
+    region = open_region()
+    return frozenset(region.taken) if region is not None and _bring.get() is not None else frozenset()
 
 
 def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
@@ -28,9 +57,10 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
         region = open_region()
         if region is None or region.record.current is not None:
             return _called(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.op(label) as entry:
             found = _called(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
@@ -45,9 +75,10 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
         region = open_region()
         if region is None:
             return _called(fn, args, kwargs)
+        args, kwargs = bring_in((args, kwargs))
         with region.record.block(label) as entry:
             found = _called(fn, args, kwargs)
-            _finish(entry, args, kwargs, found)
+            _finish(entry, region, args, kwargs, found)
         return found
 
     return op
@@ -73,12 +104,15 @@ def _form(fn: Callable[..., Any]) -> str:
     return f"{where}.{fn.__name__}({', '.join(shown)})"
 
 
-def _finish(entry: Entry, args: Sequence[Any], kwargs: Any, found: Any) -> None:
+def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, found: Any) -> None:
     given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
     results = [leaf for leaf in jax.tree.leaves(found, is_leaf=is_tensor) if is_tensor(leaf)]
+    for x in (*given, *results):
+        region.see(x.dims)
     entry.results = [placed(x) for x in results]
     if kwargs.get("over") is not None:
-        entry.over = tuple(_name(dim) for dim in listed(kwargs["over"], "over"))
+        over = (_name(dim) for dim in listed(kwargs["over"], "over"))
+        entry.over = tuple(name.removeprefix(UNSHOWN) if entry.is_block else name for name in over)
     names = kwargs if entry.op == "rename" else kwargs.get("rename") or {}
     entry.renamed = {_name(old): _name(new) for old, new in names.items()}
     if not entry.operands and not entry.is_block:
@@ -109,7 +143,7 @@ def part_of_block() -> Iterator[None]:
 def note_loop(turns: int | None, over: str) -> None:
     """Writes down how often the body of the loop being traced runs, and along which dim."""
     if (region := open_region()) is not None and (entry := region.record.block_being_traced) is not None:
-        entry.turns, entry.over = turns, (over,)
+        entry.turns, entry.over = turns, (over.removeprefix(UNSHOWN),)
 
 
 def note_over(dims: Sequence[Dim]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..dims import Shape, resolve
 from ..layout import Axes
@@ -64,15 +65,19 @@ def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -
 
 @recorded
 def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
-    """The mean of `x` over the dims `over`."""
+    """The mean of `x` over the dims `over`; `dtype` as in `einsum`."""
     r = Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
+    sent = given_as(r.x.dtype) if dtype is None else dtype
+    if not jnp.issubdtype(sent, jnp.inexact):  # a part of the mean is no whole number
+        sent = accumulated_in(r.x.dtype, dtype)
 
     def part(a: Any) -> Any:
         total = jnp.sum(a, axis=r.positions, dtype=accumulated_in(a.dtype, dtype))
-        return (total / r.count).astype(dtype or given_as(a.dtype))
+        return (total / r.count).astype(sent)
 
-    return r.reduced(r.local(part, padding=0), partial=r.axes)
+    found = r.reduced(r.local(part, padding=0), partial=r.axes)
+    return found if dtype is None else cast(found, dtype)
 
 
 def given_as(dtype: Any) -> Any:
@@ -80,26 +85,40 @@ def given_as(dtype: Any) -> Any:
 
 
 def accumulated_in(dtype: Any, asked: Any) -> Any:
+    """The float in which a mean is formed, of values of this dtype where that one is asked for."""
     return jnp.promote_types(asked or given_as(dtype), jnp.float32)
 
 
 @recorded
 def max(x: Tensor, *, over: Any = None) -> Tensor:
-    """The largest value of `x` over the dims `over`; NaN wins."""
-    return _extreme(x, over, "max", jnp.max, all_max, lowest)
+    """The largest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+    return _extreme(x, over, "max", _local_max, all_max, lowest)
 
 
 @recorded
 def min(x: Tensor, *, over: Any = None) -> Tensor:
-    """The smallest value of `x` over the dims `over`; NaN wins."""
-    return _extreme(x, over, "min", jnp.min, all_min, highest)
+    """The smallest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+    return _extreme(x, over, "min", _local_min, all_min, highest)
+
+
+def _local_max(a: Any, *, axis: Any) -> Any:
+    if not jnp.iscomplexobj(a):
+        return jnp.max(a, axis=axis)
+    a = jnp.where(jnp.isnan(a), complex(jnp.nan, jnp.nan), a)  # jnp's own drops or keeps it, by where it stands
+    real = jnp.max(a.real, axis=axis, keepdims=True)
+    imag = jnp.max(jnp.where((a.real == real) | jnp.isnan(real), a.imag, -jnp.inf), axis=axis)
+    return lax.complex(jnp.squeeze(real, axis), imag)
+
+
+def _local_min(a: Any, *, axis: Any) -> Any:
+    return -_local_max(-a, axis=axis) if jnp.iscomplexobj(a) else jnp.min(a, axis=axis)
 
 
 def _extreme(
     x: Tensor, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
 ) -> Tensor:
     r = Reduction(x, over, what)
-    if not r.axes:
+    if not r.axes and not jnp.issubdtype(r.x.dtype, jnp.complexfloating):
         return r.reduced(r.local(lambda a: local(a, axis=r.positions), padding=worst))
 
     # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
@@ -177,7 +196,10 @@ def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
 def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
     """The local array, the largest value (dims kept), and the sum of exp of the difference."""
     a = r.local(lambda a: as_varying(a, r.axes), padding=-jnp.inf)
-    shift = largest(jnp.max(a, axis=r.positions, keepdims=True), r.axes)
+    if jnp.iscomplexobj(a) and not only_finite:  # by which the angles of the logarithm are counted
+        shift = all_max(jnp.max(lax.stop_gradient(a), axis=r.positions, keepdims=True), r.axes)
+    else:
+        shift = largest(jnp.max(a.real, axis=r.positions, keepdims=True), r.axes)
     if only_finite:
         shift = jnp.where(jnp.isfinite(shift), shift, jnp.zeros_like(shift))
     return a, shift, all_reduce(jnp.sum(jnp.exp(a - shift), axis=r.positions), r.axes)

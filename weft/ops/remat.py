@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..errors import TensorError, closest
 from ..tensor import is_tensor, make, marked, marks_of
 from .meet import need_function, need_tensor, rematted
-from .recorded import recorded
+from .recorded import bring_in, recorded
 from .trees import numbers
 
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
@@ -33,7 +33,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
 
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)
         is_value = [_is_value(leaf) for leaf in leaves]
         fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]
         marks = [marks_of(leaf) if is_tensor(leaf) else {} for leaf in leaves]

@@ -14,7 +14,7 @@ from ..dims import UNSHOWN, Dim, Shape, resolve, union
 from ..errors import DimError, TensorError
 from ..tensor import Tensor, as_dtype
 from .collectives import as_varying, varying
-from .elementwise import cast
+from .elementwise import elementwise
 from .index import integers, local_ids, look_up, need_kind, only, ordered
 from .meet import meet, need_tensor, note_together
 from .move import settle
@@ -55,19 +55,31 @@ def _elements(dims: Shape) -> int:
 def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor:
     """`x` with `updates` added at `ids` along the dim `over`; several at one place add up.
 
-    The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over.
+    The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over. Where
+    what is added comes to zero, `x` stays as it is, to the sign of a zero.
     """
     x, ids, updates = need_tensor(x, "scatter_add"), integers(ids, "scatter_add"), need_tensor(updates, "scatter_add")
     dim = only(resolve(over, x.dims, what="over"), "scatter_add")
     _check_updates(x, ids, updates, dim)
     note_together([x, ids, updates])
     if not ids.dims.has(dim.name):
-        return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
+        return _added(x, _scattered(x, ids, updates, dim, dim))
     sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
     if _elements(x.dims) * x.dtype.itemsize <= sent:
-        return cast(x + _scattered(x, ids, updates, dim, dim.renamed(_WHOLE)), x.dtype)
+        return _added(x, _scattered(x, ids, updates, dim, dim.renamed(_WHOLE)))
     ids, updates = (rename(t, **{dim.name: _WHOLE}) for t in (ids, updates))
-    return cast(x + _scattered(x, ids, updates, dim, dim), x.dtype)
+    return _added(x, _scattered(x, ids, updates, dim, dim))
+
+
+def _added(x: Tensor, total: Tensor) -> Tensor:
+    """`x` + `total`, and `x` itself where the total is zero: sums over processors forget the sign of a zero."""
+
+    @jax.custom_jvp
+    def add(a: Any, b: Any) -> Any:
+        return jnp.where(b == 0, a, a + b)
+
+    add.defjvp(lambda primals, tangents: (add(*primals), tangents[0] + tangents[1]))
+    return elementwise(add, x, total) if jnp.issubdtype(x.dtype, jnp.inexact) else x + total
 
 
 def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:

@@ -16,12 +16,12 @@ from jax import lax
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..operators import operation
-from ..tensor import Tensor, is_tensor, make
+from ..tensor import Tensor, is_tensor, make, need_room
 from .along import ANYTHING, Along, places
 from .collectives import first_place, permute
 from .create import arange
 from .elementwise import aligned, cast, greater_equal, less, logical_and, logical_not, where
-from .exchange import cut_at, window
+from .exchange import cut_at, picked, window
 from .index import need_kind, take
 from .meet import Meeting, meet, need_tensor, note_together, operand
 from .move import result, settle
@@ -107,7 +107,7 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
         dims, along.meeting.placement(along.x.dims), strict=True))  # fmt: skip
-    return settle(array, dims, have, along.meeting.region, partial=along.axes)
+    return settle(array, dims, have, along.meeting.region, partial=along.axes, one_holds=True)
 
 
 def _one_integer(value: Any, fact: str, fix: str) -> Any:
@@ -148,6 +148,7 @@ def _check_filling(x: Tensor, value: Any) -> None:
     value = operand(value, "filling")
     if is_tensor(value) and value.dims:
         raise TensorError(f"{x!r} was to be filled with {value!r}", fix="give one number to fill with, e.g. 0")
+    need_room(value, x.dtype)
     need_kind(
         x.dtype,
         jnp.result_type(value.local_array if is_tensor(value) else value),
@@ -330,7 +331,10 @@ def _without_split(new: Tensor, name: str) -> Tensor:
 
 @operation("getitem")
 def getitem(x: Tensor, place: Any) -> Tensor:
-    """`x["length", 3:7]`: a stretch of a dim; `x["length", 3]`: one place, without the dim; several pairs in a row."""
+    """`x["length", 3:7]`: a stretch of a dim; `x["length", ::2]`: every other place; `x["length", 3]`: one, without it.
+
+    Several pairs may stand in a row.
+    """
     x = need_tensor(x, "indexing")
     pairs = place if isinstance(place, tuple) else (place,)
     if len(pairs) % 2 or not all(isinstance(name, str | Dim) for name in pairs[::2]):
@@ -355,24 +359,46 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
                 fix=f"give whole numbers, e.g. 0:{dim.size}; where the start is traced: "
                 f"`wf.slice(x, over='{dim.name}', start=start, size=1)`",
             )
-        if at.step not in (None, 1):
+        if at.step == 0 or not (at.step is None or (isinstance(at.step, int) and not isinstance(at.step, bool))):
             raise DimError(
-                f"a stretch of `{dim.name}` with step {at.step!r}",
-                fix=f"take every place, step 1; turn it round by `wf.flip(x, over='{dim.name}')`, "
-                f"take some by `wf.take(x, ids, over='{dim.name}')`",
+                f"a stretch of `{dim.name}` with step {at.step!r}", fix="give a whole number that is not 0, e.g. 0:8:2"
             )
-        first, last, _ = at.indices(dim.count)
-        if last <= first:
+        first, last, step = at.indices(dim.count)
+        found = builtins.range(first, last, step)
+        if not found:
+            shown = f"{first}:{last}" if step == 1 else f"{first}:{last}:{step}"
             raise DimError(
-                f"the stretch {first}:{last} of `{dim.name}` (size {dim.count}) is empty",
+                f"the stretch {shown} of `{dim.name}` (size {dim.count}) is empty",
                 fix="take at least one place, e.g. 0:1",
             )
+        if step != 1:
+            return _strided(x, over=dim, places=found)
         return slice(x, over=dim, start=first, size=last - first)
     if isinstance(at, int) and not isinstance(at, bool):
         if not -dim.count <= at < dim.count:
             raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
         at = jnp.asarray(at % dim.count, "int32")
     return take(x, _scalar(at, dim.name), over=dim)
+
+
+def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
+    """Places along a dim at equal distances, in either direction; each processor gets its own from who holds them."""
+    along = Along(x, over, "slice", padding=ANYTHING)
+    dims = _resized(along, len(places))
+    ways, at = along.ways, along.position
+    Meeting(along.meeting.region, dims)  # it divides
+    held, wanted = np.arange(along.dim.size).reshape(ways, -1), np.asarray(places).reshape(ways, -1)
+
+    def compute(array: Any) -> Any:
+        if along.axes:
+            return picked(array, at, along.axes, held, wanted)
+        end = places.stop if places.stop >= 0 else None
+        return array[(builtins.slice(None),) * at + (builtins.slice(places.start, end, places.step),)]
+
+    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
+
+
+_strided = recorded(_strided, "slice")
 
 
 def _scalar(at: Any, name: str) -> Tensor:

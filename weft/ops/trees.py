@@ -47,6 +47,11 @@ def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -
     return jax.tree.unflatten(structure, [slot.filled(array) for slot, array in zip(slots, arrays, strict=True)])
 
 
+def array_of(leaf: Any) -> Any:
+    """The array of a tensor; a plain value as it is."""
+    return leaf._array if is_tensor(leaf) else leaf
+
+
 def numbers(arrays: Sequence[Any], what: str) -> list[Any]:
     """The leaves as arrays; anything that is no array or number is an error."""
     found = []

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..record import Argument
-from ..tensor import Kind, is_tensor, make, marked
+from ..tensor import Kind, is_tensor, make, marked, need_room
 
 
 @jax.tree_util.register_static
@@ -161,11 +161,11 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
         # An optimizer's state may hold an array of another shape in a tensor's place.
         return TensorSlot(leaf.dims, kind, tuple(shape) == leaf.dims.sizes), leaf._array
     if isinstance(leaf, int | float | complex) and not isinstance(leaf, bool):
-        if isinstance(leaf, int) and not -(2**31) <= leaf < 2**31:
-            raise TensorError(f"an argument is {leaf}, which int32 cannot hold", fix="give a float, or close over it")
+        need_room(leaf)
         return ValueSlot(), leaf
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
         holds_numbers = not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind in "biufcV"
+        need_room(leaf)
         return (ValueSlot(), leaf) if leaf.shape == () and holds_numbers else (None, None)
     try:
         hash(leaf)

@@ -26,14 +26,14 @@ def value_and_grad(
     """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
 
     Gradients are of float tensors that are not frozen; other leaves get None. `sum_dtype` says in which dtype gradient
-    sums travel.
+    sums travel, a float of 16 bits or more.
     """
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
-    sum_dtype = None if sum_dtype is None else as_dtype(sum_dtype)
+    sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
@@ -72,6 +72,18 @@ def value_and_grad(
         return ((value, aux) if has_aux else value), given
 
     return both
+
+
+def _checked_sum_dtype(given: Any) -> Any:
+    """The dtype in which gradient sums may travel; one too small for them is refused, with or without a mesh."""
+    dtype = as_dtype(given)
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+        raise TensorError(
+            f"`sum_dtype` is {dtype}, in which sums of gradients would be lost",
+            state="gradients are floats, of any size",
+            fix="give a float of 16 bits or more: 'float32', 'bfloat16' or 'float16'",
+        )
+    return dtype
 
 
 def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
@@ -128,6 +140,8 @@ def _start(x: Tensor, sum_dtype: Any) -> Tensor:
         x = make(as_varying(x._array, axes_in(placement(x))), x.dims, x._region, x._kind)
     if sum_dtype is None:
         return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # both parts travel in it, or in the least that JAX has
+        sum_dtype = jnp.promote_types(sum_dtype, jnp.complex64)
     return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
 
 

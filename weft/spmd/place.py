@@ -15,7 +15,7 @@ from ..dims import Shape
 from ..errors import RegionError
 from ..layout import Axes, Region, as_layout, spec
 from ..mesh import Mesh, as_mesh
-from ..tensor import Tensor, checked, is_tensor, make
+from ..tensor import Tensor, checked, is_tensor, make, need_room
 
 
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
@@ -36,6 +36,7 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
             lies = sharding_of(leaf.dims, leaf._kind.store, region)
             return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+            need_room(leaf)
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
 
@@ -48,13 +49,13 @@ def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding
 
 
 def get(tree: Any) -> Any:
-    """The tree with a NumPy array in place of every tensor and array."""
+    """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
 
     def fetch(leaf: Any) -> Any:
         array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
         if isinstance(array, jax.Array) and not _is_key(array):
-            return np.asarray(array if array.is_fully_addressable else _whole(array))
-        return array
+            array = np.asarray(array if array.is_fully_addressable else _whole(array))
+        return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
 
     return jax.tree.map(fetch, tree, is_leaf=is_tensor)
 

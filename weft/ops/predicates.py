@@ -1,0 +1,80 @@
+"""The booleans that loops and branches go by, and who may differ in them.
+
+No collective may stand under a predicate that differs between processors: some would wait for others that never
+come. In a mapped function it may differ from row to row; then all processors do the work of all.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+
+from ..errors import RegionError, TensorError
+from ..layout import Axes, open_region
+from ..tensor import is_tensor
+from .collectives import PRIMITIVES, from_first, varying
+
+
+def one_boolean(value: Any, what: str) -> Any:
+    """One boolean; where a tensor holds it, the same on all processors but for the rows of a mapped function."""
+    if is_tensor(value) and value.dims:
+        raise TensorError(
+            f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
+        )
+    if not is_tensor(value) and not isinstance(value, bool | int | float) and not hasattr(value, "dtype"):
+        raise TensorError(
+            f"{what} got {value!r} for its predicate", fix="give one boolean, e.g. `wf.any(x > 0, over=...)`"
+        )
+    array = jnp.asarray(value.local_array if is_tensor(value) else value)
+    if array.shape != ():
+        raise TensorError(f"{what} got an array of shape {array.shape} for its predicate", fix="give one boolean")
+    array = array if array.dtype == bool else array != 0
+    differing = varying(array) - taken_axes()
+    return from_first(array, tuple(sorted(differing))) if is_tensor(value) and differing else array
+
+
+def taken_axes() -> frozenset[str]:
+    """The axes that the dims of mapped functions around this are split over."""
+    return frozenset(region.taken if (region := open_region()) is not None else ())
+
+
+def differing_by_row(value: Any) -> Axes:
+    """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
+    kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
+    return tuple(sorted(kind.manual_axis_type.varying & taken_axes()))
+
+
+def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
+    """Raises where processors would wait in a loop, or in these branches, for others that never come."""
+    differing = varying(value) - taken_axes()
+    if differing and (branches is None or any(_ever_sends(closed.jaxpr) for closed in branches)):
+        raise RegionError(
+            f"{what} has a predicate that differs between processors (over {', '.join(sorted(differing))}) "
+            "and a collective under it: some processors would wait for others that never come",
+            state=region.state if (region := open_region()) is not None else "",
+            fix="make the predicate a tensor that all processors agree on, e.g. `wf.any(x, over=...)`, or use wf.where",
+        )
+
+
+def sends(jaxpr: Any) -> bool:
+    """Whether a program has a collective in it."""
+    return _has(jaxpr, lambda eqn: eqn.primitive.name in PRIMITIVES)
+
+
+def _ever_sends(jaxpr: Any) -> bool:
+    """Whether a program has a collective in it, or something whose gradient is one: what a constant is not."""
+
+    def is_summed_back(eqn: Any) -> bool:
+        return eqn.primitive.name == "pvary" and not all(isinstance(var, Literal) for var in eqn.invars)
+
+    return sends(jaxpr) or _has(jaxpr, is_summed_back)
+
+
+def _has(jaxpr: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether some equation of a program, or of one within it, is wanted."""
+    return any(
+        is_wanted(eqn) or any(_has(getattr(sub, "jaxpr", sub), is_wanted) for sub in jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+    )
