@@ -6,6 +6,7 @@ for restart in $(seq 0 10); do
   status=$?
   case $status in
     0 | 1 | 2) exit $status ;;   # done, or an error that is explained: the same would happen again
+    130 | 143) exit $status ;;   # asked to stop, by Ctrl-C or SIGTERM, when there was nothing to save
   esac
   echo "mpirun ended with status $status; restart $((restart + 1))"
 done

@@ -30,7 +30,7 @@ def written(path, script):
 
 @pytest.mark.parametrize(
     ("statuses", "starts", "status"),
-    [((137, 0), 2, 0), ((75, 70, 0), 3, 0), ((1,), 1, 1), ((2,), 1, 2), ((137,) * 11, 11, 137)],
+    [((137, 0), 2, 0), ((75, 70, 0), 3, 0), ((1,), 1, 1), ((2,), 1, 2), ((143,), 1, 143), ((137,) * 11, 11, 137)],
 )
 def test_what_mpi_ended_is_started_again_but_not_what_is_explained(statuses, starts, status, tmp_path):
     (tmp_path / "statuses").write_text("".join(f"{each}\n" for each in statuses))
