@@ -11,13 +11,13 @@ import jax
 import typer
 
 from ..errors import WeftError
-from ..mesh import as_mesh
-from ..train import processes
-from ..train.config import AUTO, ONE, read
+from ..train import elastic
+from ..train.config import read
+from ..train.foresight import with_layout
 from ..train.telling import NOTHING_LOST
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
-from .terminal import reported
+from .terminal import reported, write
 
 EXAMPLES = """Examples:
 
@@ -55,13 +55,14 @@ def train(
     sys.unraisablehook = _unraisable
     with reported(lost=NOTHING_LOST) as stop:
         options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile), plan=True, is_own=True)
-        count = processes.join(coordinator, processes_, process)
         found = read(config, changes or [])
-        if found.mesh != AUTO:
-            processes.share_out(as_mesh(found.mesh or ONE[0]).size, count)
+        joined = elastic.join(found, coordinator, processes_, process)
+        if not joined.used:
+            return write("idle: no layout divides over all processes")
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:
+            found = with_layout(found, folder, progress, started=joined.started)
             trainer = Trainer(found, folder, progress, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model

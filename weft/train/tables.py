@@ -33,6 +33,8 @@ class Train:
     """By how many steps before it a step is a spike or not; none of the first so many is."""
     spike_sigmas: float = 6.0
     """How many standard deviations above the mean of these a loss, or a norm of the gradients, is one."""
+    watchdog_minutes: float = 60.0
+    """After so many minutes without a step a process writes its stacks and ends with status 75; 0: it waits on."""
     average: float | None = None
     """The share of the old in a running average of the weights, with which is evaluated; none by default."""
     loss_scale: float | None = None
@@ -117,7 +119,7 @@ class Lora:
     alpha: float | None = None
 
 
-FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps"}
+FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps", "train.watchdog_minutes"}
 FREE_TABLES = {"eval", "checkpoint"}
 """What a run may go on with another value of: nothing in it changes what is learned."""
 
@@ -158,5 +160,5 @@ ITEMS: dict[str, type] = {"data.path": str, "data.fields": str, "data.evaluation
 MAY_BE_ZERO = {
     "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
     "optimizer.b1", "optimizer.b2", "optimizer.clip", "eval.alpha", "eval.every", "checkpoint.every", "lora.rank",
-    "seed", "data.end", "data.held_out",
+    "seed", "data.end", "data.held_out", "train.watchdog_minutes",
 }  # fmt: skip

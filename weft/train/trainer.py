@@ -34,6 +34,7 @@ from .start import first_weights
 from .step import arrays_of, judged_model, make_step, refilled, shapes_of_model, told_of
 from .stopping import Interrupted, Stop
 from .telling import NOTHING_LOST, OPTIONS, Listener, Options, Outcome, TrainingError, Unheard
+from .watchdog import Watchdog
 
 RUN = "run.json"
 MOST_ROLLBACKS = 3  # to one checkpoint
@@ -109,7 +110,8 @@ class Trainer:
             said=self.listener.said,
             forgets=lambda row: "loss" in row and row["step"] == self.at and not is_due(self.at, log_every),
         )
-        with metrics as note, self.profile:
+        self.watchdog = Watchdog(self.folder, self.config.train.watchdog_minutes, process=jax.process_index())
+        with metrics as note, self.profile, self.watchdog:
             try:
                 while True:
                     batches.seek(self.at + self.past)
@@ -142,6 +144,7 @@ class Trainer:
                     jax.block_until_ready(told)
                     stop.save()
             at += 1
+            self.watchdog.see(at)
             self.listener.step(at, steps)
             self.is_stopped = stop.is_wanted(at)
             is_last = at == steps or self.is_stopped
@@ -174,7 +177,7 @@ class Trainer:
 
     def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
         assert self.judge is not None
-        with self.listener.stage(f"evaluating step {at}"):
+        with self.listener.stage(f"evaluating step {at}"), self.watchdog.paused():
             found = self.judge(judged_model(state))
         row = {"step": at, "eval": found}
         note(row)
