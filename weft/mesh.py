@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .devices import arranged, as_they_come, described
+from .devices import arranged, as_they_come, described, taken
 from .dims import NAME
 from .errors import MeshError, folded, public
 
@@ -65,7 +65,7 @@ class Mesh:
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
         if self._made is None:
-            found = self._find_devices()[: self.size]
+            found = taken(self._find_devices(), self.size)
             is_given = isinstance(self.devices, tuple)  # in the order they are to have
             sizes = tuple(self.axes.values())
             grid = as_they_come(found, sizes) if is_given else arranged(found, self.axes, self.slow, str(self))

@@ -372,11 +372,6 @@ def test_a_signal_ends_the_step_saves_and_the_run_goes_on_as_if_it_had_not_been(
     assert losses(tmp_path) == losses(straight)
 
 
-def test_a_signal_before_the_first_step_stops_before_it(text, tmp_path):
-    outcome, heard = act(config_of(text), tmp_path, making=asked(signal.SIGTERM))
-    assert (outcome.step, outcome.reason) == (0, "SIGTERM") and heard.rows == []
-
-
 def test_what_crashes_leaves_the_checkpoint_that_was_begun(text, tmp_path):
     def crash():
         raise Crash

@@ -38,7 +38,7 @@ def import_weights(
     layout: Layout = None,
 ) -> None:
     """Make a run of Hugging Face weights: T5, GPT-2, Llama or Switch Transformers."""
-    with reported():
+    with reported(layout=layout):
         _check_both(mesh, layout)
         model = interop.load(folder, mesh, layout)
         tokenizer = tokenizer_of(Run(folder))
@@ -59,7 +59,7 @@ def export_weights(
     layout: Layout = None,
 ) -> None:
     """Write the weights of a run as Hugging Face's `transformers` reads them, and its tokenizer beside them."""
-    with reported():
+    with reported(layout=layout):
         _check_both(mesh, layout)
         opened = Run(run)
         at = checkpoint_of(opened, step, best)

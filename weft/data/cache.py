@@ -1,6 +1,6 @@
 """Folders kept by what they are made of: made once, whole when they are there, shared by all who want the same.
 
-Imports nothing of the house but its errors and small files. An entry is written under another name and renamed; several
+Imports nothing of the house but its errors and small files. An entry is made under another name and renamed; several
 processes may ask for one at the same time: one makes it while the others wait, and where they cannot wait for each
 other the first to finish wins. A sum of the bits of each of its files is kept with it and compared whenever it is
 opened: one that is not what was written is told and made anew.
@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import WeftWarning, user_stacklevel
 from ..small_files import Reader, summed
 from .problems import DataError
+from .whole import made_whole, remove_left_behind
 
 SUMS = "sums.json"
 _READ = 1 << 22
@@ -30,6 +31,7 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
         return entry
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        remove_left_behind(cache)
         with _turn(cache / f".{name}.lock"):
             if entry.is_dir() and (damage := _damage(entry)):
                 _remove(entry, damage)
@@ -44,17 +46,14 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(entry: Path, make: Callable[[Path], None]) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".partial", dir=entry.parent))
     try:
-        os.chmod(partial, 0o755)  # a cache is for all who may see its folder
-        make(partial)
-        (partial / SUMS).write_bytes(summed({file.name: _sum(file) for file in partial.iterdir()}))
-        os.rename(partial, entry)
+        with made_whole(entry) as partial:
+            os.chmod(partial, 0o755)  # a cache is for all who may see its folder
+            make(partial)
+            (partial / SUMS).write_bytes(summed({file.name: _sum(file) for file in partial.iterdir()}))
     except OSError:
         if not entry.is_dir():  # another process may have been first
             raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _damage(entry: Path) -> str:

@@ -18,6 +18,7 @@ from typing import IO, Any
 from ..small_files import Reader, short, summed
 from .problems import DataError
 from .unpacking import BLOCK, COMPRESSED, EXPANSION, unpacked
+from .whole import write_whole
 
 LONGEST_LINE = 1 << 20
 _TABLES = {  # how files of tables begin, and how they are made lines of JSON
@@ -266,14 +267,3 @@ class Hashes:
         if time.time() - status.st_mtime > self._SETTLED:
             self._known[known_by] = found.hexdigest()
         return found.hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is whole when it is there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -19,9 +19,10 @@ import numpy as np
 from ..errors import WeftError, closest
 from ..small_files import Reader, is_file, short
 from .cache import made_once
-from .files import Progress, content_key, write_whole
+from .files import Progress, content_key
 from .problems import DataError, library
 from .sources import Source, as_text
+from .whole import write_whole
 
 PAD, END, UNKNOWN = 0, 1, 2
 NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"

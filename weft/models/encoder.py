@@ -108,8 +108,8 @@ def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
     is_chosen = wf.random.bernoulli(keys[0], tokens.dims, like=tokens, p=config.hidden_share)
     if config.padding is not None:
         is_chosen = is_chosen & (tokens != config.padding)
-    draw = wf.random.uniform(keys[1], tokens.dims, like=tokens)
-    other = wf.random.randint(keys[2], tokens.dims, like=tokens, minval=0, maxval=config.vocab)
+    draw = wf.random.uniform(keys[1], tokens.dims, like=tokens, dtype="float32")
+    other = wf.random.randint(keys[2], tokens.dims, like=tokens, minval=0, maxval=config.vocab, dtype="int32")
     changed = wf.where(draw < _KEPT, tokens, wf.where(draw < _KEPT + _RANDOM, other, config.hidden_id))
     inputs = wf.where(is_chosen, changed, tokens)
     return {"inputs": inputs, "targets": tokens, "weights": wf.cast(is_chosen, "float32")}

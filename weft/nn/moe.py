@@ -109,9 +109,8 @@ class MixtureOfExperts(eqx.Module):
         wide = wf.cast(h, "float32")
         has_dims(h, self.gate.dims[:1])
         if key is not None and self.jitter:
-            noise = wf.random.uniform(
-                jax.random.fold_in(key, 0), h.dims, like=h, minval=1 - self.jitter, maxval=1 + self.jitter
-            )
+            within = {"minval": 1 - self.jitter, "maxval": 1 + self.jitter}
+            noise = wf.random.uniform(jax.random.fold_in(key, 0), h.dims, like=h, dtype="float32", **within)
             wide = wide * noise
         scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
         share = wf.softmax(scores, over="router")

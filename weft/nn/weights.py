@@ -214,7 +214,7 @@ def _first_values(
     """Normal values; inside the region of `like`, this processor's slice of them."""
 
     def one_layer(key: Any, like: Tensor | None) -> Tensor:
-        return wf.cast(wf.random.normal(key, dims, like=like) * stddev + mean, dtype)
+        return wf.cast(wf.random.normal(key, dims, like=like, dtype="float32") * stddev + mean, dtype)
 
     if stack is None:
         return one_layer(key, like)

@@ -59,7 +59,8 @@ def train_step(
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`. `sum_dtype`
     says in which dtype gradient sums travel. Frozen parameters stay as they are. With `donate` the old state is
-    overwritten by the new one, so that there are never two in memory: only the new one may be used.
+    overwritten by the new one, so that there are never two in memory: only the new one may be used. An optimizer whose
+    `update` names `value` is given the loss by it.
     """
     _check_loss(loss)
     if not isinstance(donate, bool):
@@ -117,6 +118,7 @@ class TrainStep:
             Region(mesh, layout)
             self._gradients = Spmd(self._local_gradients, mesh, layout)
         self._has_checks = False
+        self._takes_loss = _takes_loss(optimizer)
         self.donate = donate
         self._jitted = Guarded(jax.jit(self._run, donate_argnums=donate), f"layout: {layout}   mesh: {mesh}")
         self._bound: dict[Any, TrainStep] = {}
@@ -235,7 +237,8 @@ class TrainStep:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         with jax.named_scope("update"):
             arrays = trained_arrays(state.params), trained_arrays(gradients), state.optimizer
-            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh))
+            told = {"value": value._array if is_tensor(value) else value} if self._takes_loss else {}
+            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh), **told)
         params = map_pairs(refilled, state.params, new)
         return with_statics((TrainState(params, optimizer, state.step + 1), _metrics(value, aux)))
 
@@ -253,10 +256,10 @@ class TrainStep:
         attach = functools.partial(_attached, made=self._made)
         return differentiate(lambda parts: loss(map_pairs(attach, parts, params)))(parts)
 
-    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places") -> tuple[Any, Any]:
-        """The new parameters and the optimizer's new state, of global arrays."""
+    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places", **told: Any) -> tuple[Any, Any]:
+        """The new parameters and the optimizer's new state, of global arrays; `told` is what the optimizer asks for."""
         parts = _laid(trained, places.finer)
-        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts)
+        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts, **told)
         return _laid(optax.apply_updates(parts, updates), places.stored), _laid(optimizer, places.state)
 
     def _places(self, params: Any, mesh: Any) -> "_Places":
@@ -312,8 +315,8 @@ class _TypedUpdate:
     def __init__(self, step: TrainStep):
         self.step, self.is_known = step, True
 
-    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places) -> tuple[Any, Any]:
-        arrays = trained, slopes, with_statics(optimizer)
+    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places, **told: Any) -> tuple[Any, Any]:
+        arrays = trained, slopes, with_statics(optimizer), told
         try:
             # In a jit of its own: what an attempt that fails has traced is then dropped whole.
             return without_statics(jax.jit(self._traced(places))(*arrays))
@@ -324,13 +327,21 @@ class _TypedUpdate:
         return without_statics(lying(*arrays))
 
     def _traced(self, places: _Places) -> Callable[..., Any]:
-        def update(trained: Any, slopes: Any, optimizer: Any) -> Any:
-            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places))
+        def update(trained: Any, slopes: Any, optimizer: Any, told: Any) -> Any:
+            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places, **told))
 
         return update
 
     def _free(self, sharding: NamedSharding) -> NamedSharding:
         return NamedSharding(cast(Mesh, self.step.mesh).abstract(), sharding.spec)
+
+
+def _takes_loss(optimizer: Any) -> bool:
+    """Whether its `update` names `value`, which is Optax's word for the loss."""
+    try:
+        return "value" in inspect.signature(optimizer.update).parameters
+    except (TypeError, ValueError):  # not every callable tells
+        return False
 
 
 def _spec_of(leaf: Any) -> PartitionSpec:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.files import write_whole
+from ..data.whole import write_whole
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
 from ..small_files import Reader, summed
 from ..spmd.together import agreed

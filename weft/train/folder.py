@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import data, interop
-from ..data.files import write_whole
 from ..data.tokenizers import NAMES
+from ..data.whole import write_whole
 from ..small_files import Reader
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
@@ -77,6 +77,8 @@ class Folder:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
                 self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+            if any(line.startswith(("data.held_out:", "data.evaluation:")) for line in changed):
+                self.said("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
 
     def _config_before(self) -> Mapping[str, Any] | None:
         """What it was begun with, if something was learned; where its file is gone or broken, by a checkpoint."""
@@ -93,7 +95,10 @@ class Folder:
         return None
 
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:
-        """Names what the run was begun with otherwise: its tokenizer, or the files it learns from."""
+        """Names what the run was begun with otherwise, tokenizer or files, and what it is judged by and learns from."""
+        learned = {print_ for _, print_ in self._data_now["learned"]}
+        if both := [name for name, print_ in self._data_now["evaluation"] if print_ in learned]:
+            self.said(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
             return
@@ -103,9 +108,9 @@ class Folder:
             self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
             now = self._data_now
-            if learned := _told(before["learned"], now["learned"]):
-                self._refuse_unless_wanted(f"{self.path} was begun with other data: {learned}")
-                self.said(f"goes on with other data: {learned}")
+            if changes := _told(before["learned"], now["learned"]):
+                self._refuse_unless_wanted(f"{self.path} was begun with other data: {changes}")
+                self.said(f"goes on with other data: {changes}")
             if judged := _told(before["evaluation"], now["evaluation"]):
                 self.said(f"is judged by other data than before: {judged}")
 
@@ -147,6 +152,14 @@ class Folder:
         if not self.may_change:
             fix = "name another folder with --run, or say --changed to go on so"
             raise ConfigError(fact, fix=fix, at=str(self.path))
+
+
+def learned_files(run: Path, source: data.Source) -> list[str]:
+    """The files of a source that a run has learned from, by what is in them."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        found = {print_ for _, print_ in json.loads((run / DATA).read_text(encoding="utf-8"))["learned"]}
+        return [name for name, print_ in source.prints(run / CACHE) if print_ in found]
+    return []
 
 
 def _write(path: Path, content: bytes) -> None:

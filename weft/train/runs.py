@@ -4,7 +4,7 @@ Imports the models and the configuration. What is in a folder is whole when it i
 renamed.
 """
 
-import fcntl
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ import tomli_w
 from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
+from ..data.whole import hold
 from ..errors import WeftError
 from ..interop.files import moved_there
 from ..layout import Region, as_layout
@@ -135,22 +136,25 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
 
 
 class Lock:
-    """While it holds, no other process trains in the folder; a process that dies gives it back."""
+    """While it holds, no other process trains in the folder; a process that dies gives it back.
+
+    It is the folder itself that is held, which nobody can take away as one can a file in it; that file is held too,
+    for file systems that lock files alone.
+    """
 
     def __init__(self, folder: Path):
-        self.path = folder / LOCK
+        self.folder = folder
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.file)
-            raise RunError(
-                f"another process is training in {self.path.parent}", fix="wait for it, stop it, or name another --run"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        with contextlib.ExitStack() as held:
+            for path, how in ((self.folder, os.O_RDONLY), (self.folder / LOCK, os.O_RDWR | os.O_CREAT)):
+                file = os.open(path, how, 0o644)
+                held.callback(os.close, file)
+                if hold(file) is False:
+                    fact = f"another process is training in {self.folder}"
+                    raise RunError(fact, fix="wait for it, stop it, or name another --run")
+            self._open = held.pop_all()
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.file)
+        self._open.close()
