@@ -49,8 +49,8 @@ row("moving", "update stretch", (floats("batch d_model"), floats("length d_model
     lambda x, y: wf.update(x, y.rename(length="batch"), over="batch", at=5),
     lambda x, y: x.at[5:13].set(y))  # fmt: skip
 row("moving", "slice by index", floats(_x), lambda x: x["batch", 4:12], lambda x: x[4:12])
-row("moving", "every other", floats(_x), lambda x: x["batch", ::2], lambda x: x[::2])
-row("moving", "backwards by steps", floats(_x), lambda x: x["batch", 14:-17:-2], lambda x: x[14::-2])
+row("moving", "slice every other", floats(_x), lambda x: x["batch", ::2], lambda x: x[::2])
+row("moving", "slice backwards by steps", floats(_x), lambda x: x["batch", 14:-17:-2], lambda x: x[14::-2])
 row("moving", "take by index", floats(_x), lambda x: x["length", -2, "batch", :8], lambda x: x[:8, -2])
 
 pair, rest, both = wf.dims(pair=2, rest=8, both=64)
