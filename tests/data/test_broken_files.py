@@ -182,3 +182,16 @@ def test_a_tokenizer_of_another_content_is_told(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(data.DataError, match=name):
         data.load_tokenizer(tmp_path)
+
+
+def test_a_token_too_long_for_the_library_is_told(tmp_path):
+    model = TINY["model"] | {"vocab": {"a": 0, "b" * 5000: 1, "[UNK]": 2}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"model": model}))
+    with pytest.raises(data.DataError, match=r"has a token 'bbbbbbbbbbbbbbbbbbbb'\.\.\. of 5,000 letters"):
+        data.load_tokenizer(tmp_path)
+
+
+def test_a_long_map_of_characters_is_no_token(tmp_path):
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "A" * 8000}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"normalizer": normalizer}))
+    assert data.load_tokenizer(tmp_path).vocab == 3

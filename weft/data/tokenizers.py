@@ -32,6 +32,10 @@ SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
 TOKENIZER_KEYS = "kind path vocab model sample specials end pad".split()
 _FETCH = "fetch it again, or train one"
+_LONGEST_TOKEN = 4096  # letters; the library keeps a node for each, and ends the process when it frees too many
+_LONG_TOKEN = re.compile(
+    rf'(?P<map>"precompiled_charsmap"\s*:\s*)?"(?P<token>(?:[^"\\]|\\.){{{_LONGEST_TOKEN + 1},}})"', re.DOTALL
+)
 _LONGEST_SENTENCE = 16_384
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
@@ -162,6 +166,9 @@ class JsonTokenizer:
     def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
         self._content, self._name = content, name
         tokenizers = library("tokenizers", "a `tokenizer.json`")
+        if long := next((found for found in _LONG_TOKEN.finditer(content) if not found["map"]), None):
+            token = f"{long['token'][:20]!r}... of {len(long['token']):,} letters"
+            raise DataError(f"{name} has a token {token}, and at most {_LONGEST_TOKEN:,} are read", fix=_FETCH)
         with self._told("is no `tokenizer.json`"):
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
             # Datasets cut texts and fill them up, and know the length; what the file says of that would lose text.
