@@ -10,7 +10,7 @@ OLDEST     := 3.11
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-random accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo test test-all test-random fuzz accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -42,6 +42,9 @@ test-all: $(STAMP) ## run all tests, the whole tables included
 test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pairs; SEED=, the commit's own; WORKERS=, all cores)
 	$(BIN)/python -m tests.properties.run --pairs $(or $(N),20000) --out $(or $(OUT),runs/random) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(WORKERS),--workers $(WORKERS))
+
+fuzz: $(STAMP) ## 100,000 changed inputs for every parser (FUZZ="--count 1000 --seed 7 --parser toml" chooses)
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
 	$(BIN)/pytest tests/test_goldens.py --accept

@@ -90,7 +90,8 @@ def test_repr_shows_every_placement(layout, shown):
 def test_repr_of_a_stored_parameter_shows_how_it_lies():
     w = wf.parameter(np.ones((16, 32), "float32"), "d d_ff")
     assert (
-        seen_inside(lambda x, w: repr(w), x, w, layout="batch:rows,d_ff:cols,params.d:rows") == "f32[d/rows d_ff/cols]"
+        seen_inside(lambda x, w: repr(w), x, w, layout="batch:rows,d_ff:cols,params.d:rows")
+        == "param f32[d/rows d_ff/cols]"
     )
 
 

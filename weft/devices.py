@@ -25,6 +25,20 @@ def groups_of(devices: Sequence[Any]) -> list[list[Any]]:
     return [found[key] for key in sorted(found)]
 
 
+def taken(devices: Sequence[Any], count: int) -> list[Any]:
+    """The first so many devices; as many of each process where that is even, since one without any cannot take part."""
+    owners = sorted({device.process_index for device in devices})
+    if count % len(owners):
+        return list(devices[:count])
+    each: dict[int, int] = defaultdict(int)
+    found = []
+    for device in devices:
+        each[device.process_index] += 1
+        if each[device.process_index] <= count // len(owners):
+            found.append(device)
+    return found if len(found) == count else list(devices[:count])
+
+
 def arranged(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str], mesh: str) -> np.ndarray:
     """The devices as an array with the sizes of the axes; those in `slow` alone may go from group to group."""
     groups = groups_of(devices)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import DimError, closest
+from .errors import DimError, closest, public
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 UNSHOWN = "__"  # how names start that operations give dims for themselves, and no printed program shows
 
 
+@public(form="wf.Dim('batch', 8)")
 @dataclass(frozen=True)
 class Dim:
     """A named dimension. With `follows`, it takes that dim's rule where no rule names it.
@@ -64,6 +65,7 @@ class Dim:
     def is_padded(self) -> bool:
         return self.valid is not None
 
+    @public
     def padded_to(self, multiple: int) -> "Dim":
         """This dim with as much padding as makes its size a multiple.
 
@@ -77,10 +79,12 @@ class Dim:
             )
         return Dim(self.name, -(-self.count // multiple) * multiple, self.follows, self.count)
 
+    @public
     def renamed(self, name: str) -> "Dim":
         """A dim of this size under another name; it follows nothing."""
         return Dim(name, self.size, valid=self.valid)
 
+    @public
     def resized(self, size: int) -> "Dim":
         """This dim with another size, and no padding."""
         return Dim(self.name, size, self.follows)
@@ -94,6 +98,7 @@ class Dim:
         return f"{self.count}+{self.size - self.count}" if self.is_padded else str(self.size)
 
 
+@public(form="wf.dims(batch=8, d_model=16)")
 def dims(**sizes: int) -> tuple[Dim, ...]:
     """Several dims at once, in the order written.
 
@@ -152,6 +157,10 @@ class Shape(tuple[Dim, ...]):
             f"there is no dim `{name}` in [{self}]",
             fix=closest(str(name), self.names),
         )
+
+    def __contains__(self, dim: object) -> bool:
+        """Whether there is such a dim; a name stands for the dim of that name."""
+        return dim in self.names if isinstance(dim, str) else super().__contains__(dim)
 
     def has(self, dim: "Dim | str") -> bool:
         return (dim.name if isinstance(dim, Dim) else dim) in self.names
@@ -231,7 +240,7 @@ def listed(given: Any, what: str) -> list["Dim | str"]:
         return [given]
     if isinstance(given, str):
         return list(words(given))
-    if isinstance(given, Iterable):
+    if isinstance(given, Iterable) and getattr(given, "shape", None) is None:
         found: list[Dim | str] = []
         for item in given:
             if not isinstance(item, Dim | str):

@@ -1,14 +1,21 @@
 """Every error a user can cause, in one form: the fact, the state around it, the fix.
 
 Imports nothing of the house. A message's last line always starts with `fix:` and names a concrete rule,
-size or call; the state ends with the user's own file and line.
+size or call; the state ends with the user's own file and line. What users call is `public`: errors leave it without
+our frames and JAX's, so that the traceback shows the user's own; with `WEFT_TRACEBACK=full` it shows all.
 """
 
 import difflib
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
-from types import FrameType
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, TypeVar, overload
+
+import jax
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pytest", "pluggy")
@@ -21,11 +28,21 @@ class WeftError(Exception):
     """
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
+        # What a user gave may hold half a character, which no terminal and no file takes.
+        fact, state, fix = (text.encode("utf-8", "backslashreplace").decode() for text in (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
         around = "" if "layout:" in state else _region_state()
         self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
+
+    def add_note(self, note: str) -> None:
+        """Adds a line below the text; JAX's note that it removed frames is left out: the fix is the last line."""
+        if _JAX_NOTE not in note:
+            super().add_note(note)
+
+
+_JAX_NOTE = "JAX_TRACEBACK_FILTERING"
 
 
 def _region_state() -> str:
@@ -65,6 +82,14 @@ class CheckError(WeftError):
     """A `wf.check` that failed."""
 
 
+class UnknownNameError(WeftError, AttributeError):
+    """A name that Weft or a tensor does not have; `hasattr` is False, as for any other."""
+
+    def __init__(self, fact: str, *, fix: str, state: str = ""):
+        super().__init__(fact, fix=fix, state=state)
+        self.obj = None  # else Python fills it in, and writes a guess of its own below the fix
+
+
 class WeftWarning(UserWarning):
     """Something legal that is probably not meant."""
 
@@ -87,10 +112,15 @@ def _users_frame() -> tuple[FrameType | None, int]:
     frame: FrameType | None = sys._getframe(2)
     level = 1
     while frame is not None:
-        if is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft":
+        if _is_users_frame(frame):
             return frame, level
         frame, level = frame.f_back, level + 1
     return None, 2
+
+
+def _is_users_frame(frame: FrameType) -> bool:
+    # What dataclasses write for us has no file of ours, but our globals.
+    return is_users(frame.f_code.co_filename) and frame.f_globals.get("__name__", "").split(".")[0] != "weft"
 
 
 def is_users(filename: str) -> bool:
@@ -118,3 +148,128 @@ def closest(name: str, known: Iterable[str]) -> str:
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"did you mean `{near[0]}`?"
     return f"use one of: {', '.join(f'`{word}`' for word in known)}" if known else "there is none to choose from"
+
+
+# What users call.
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+@overload
+def public(fn: C) -> C: ...
+@overload
+def public(*, form: str) -> Callable[[C], C]: ...
+def public(fn: Any = None, *, form: str | None = None) -> Any:
+    """`fn` as users call it: a call of a wrong form is an error of ours, and errors leave without our frames.
+
+    Of a class this is how it is made. `form` is the right form, where the signature does not show it well.
+    """
+    if fn is None:
+        return functools.partial(public, form=form)
+    if isinstance(fn, type):
+        fn.__init__ = public(fn.__init__, form=form)  # type: ignore[call-overload, misc]
+        return fn
+
+    @folded
+    @functools.wraps(fn)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return call(fn, args, kwargs, form)
+
+    return entry
+
+
+def folded(fn: C) -> C:
+    """`fn`, which errors of ours leave without our frames; what cannot be called wrongly needs no more."""
+
+    @functools.wraps(fn)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except WeftError as error:
+            fold(error)
+            raise
+
+    return entry  # type: ignore[return-value]
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], form: str | None = None) -> Any:
+    """`fn` of its arguments; arguments it does not take are an error that shows how it is called."""
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # from within
+        fact = str(error).replace(fn.__qualname__, _name_of(fn))
+        raise TensorError(fact, state=_called_as(fn, args, kwargs), fix=f"call it as `{form or _form(fn)}`") from None
+
+
+def _called_as(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    is_method = _name_of(fn) != _qualified(fn)
+    shown = [f"{arg!r:.60}" for arg in args[is_method:]] + [f"{name}={value!r:.60}" for name, value in kwargs.items()]
+    return f"called as `{_name_of(fn)}({', '.join(shown)})`".replace("\n", " ")
+
+
+def _form(fn: Callable[..., Any]) -> str:
+    """How a function is called: `wf.take(table, ids, over=...)`."""
+    shown = []
+    for p in inspect.signature(fn).parameters.values():
+        star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        has_default = p.default is not p.empty and p.name != "over"  # which is asked for in words of its own
+        default = f"={p.default!r}" if has_default else "=..." if p.kind is p.KEYWORD_ONLY else ""
+        shown.append(f"{star}{p.name}{default}")
+    is_method = _name_of(fn) != _qualified(fn)
+    return f"{_name_of(fn)}({', '.join(shown[is_method:])})"
+
+
+_ROOMS = {"nn.lora": "nn.lora.", "nn": "nn.", "models": "models.", "decode": "decode.", "interop": "interop.",
+          "data": "data.", "ops.random": "wf.random."}  # fmt: skip
+
+
+def _qualified(fn: Callable[..., Any]) -> str:
+    """The name of a function with the room it is found in: `wf.take`, `nn.Linear.__init__`."""
+    if "<locals>" in fn.__qualname__:  # what a function of ours gave
+        return fn.__name__
+    module = fn.__module__.removeprefix("weft.") + "."
+    room = next((shown for name, shown in _ROOMS.items() if module.startswith(f"{name}.")), "wf.")
+    return f"{'wf.' if fn.__name__ == 'dropout' else room}{fn.__qualname__}"
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """The name as it is called: a class where it makes one, else a method of a value called like its class."""
+    owner, _, name = _qualified(fn).rpartition(".")
+    kind = owner.rpartition(".")[2]
+    if not kind[:1].isupper():
+        return _qualified(fn)
+    value = "x" if kind == "Tensor" else kind.lower()
+    return owner if name == "__init__" else value if name == "__call__" else f"{value}.{name}"
+
+
+# Tracebacks.
+
+
+def fold(error: BaseException) -> None:
+    """Takes our frames and JAX's out of the tracebacks of an error of ours and of what led to it."""
+    if _shows_all():
+        return
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = _users_part(link.__traceback__)
+        if hasattr(link, "__notes__"):
+            link.__notes__ = [note for note in link.__notes__ if _JAX_NOTE not in note]
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _users_part(found: TracebackType | None) -> TracebackType | None:
+    kept: TracebackType | None = None
+    for frame, line in reversed(list(traceback.walk_tb(found))):
+        if _is_users_frame(frame):
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
+    return kept
+
+
+def _shows_all() -> bool:
+    return os.environ.get("WEFT_TRACEBACK") == "full"
+
+
+if _shows_all():
+    jax.config.update("jax_traceback_filtering", "off")

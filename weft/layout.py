@@ -14,8 +14,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from .dims import NAME, UNSHOWN, Dim, Shape, listed
-from .errors import LayoutError, closest, describe_region_by
-from .mesh import Mesh
+from .errors import LayoutError, closest, describe_region_by, public
+from .mesh import LONGEST_TEXT, Mesh
 from .record import Axes, Record, record_of_region
 
 Placement = tuple[Axes, ...]
@@ -25,6 +25,7 @@ _STORES = ("params", "optimizer")
 _STORED_BY: dict[str | None, tuple[str, ...]] = {None: (), "params": ("params",), "optimizer": _STORES}
 
 
+@public(form="wf.Layout('batch:rows, d_ff:cols')")
 class Layout:
     """Rules that say which dims are split over which mesh axes.
 
@@ -65,6 +66,7 @@ class Layout:
         stores = (self.rules, self.params, self.optimizer)
         return frozenset(axis for rules in stores for axes in rules.values() for axis in axes)
 
+    @public
     def drop(self, *names: "Dim | str") -> "Layout":
         """This layout without the rules of these dims (`batch`, `params.d_model`)."""
         kept = _parsed(self)
@@ -112,6 +114,9 @@ def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
     if isinstance(rules, Mapping):
         pairs = [(name, list(axes) if isinstance(axes, list | tuple) else axes) for name, axes in rules.items()]
     elif isinstance(rules, str):
+        if len(rules) > LONGEST_TEXT:
+            fix = "write it like `batch:rows,d_ff:cols`"
+            raise LayoutError(f"a layout of {len(rules):,} letters: {rules[:40]!r}...", fix=fix)
         text = re.sub(r"\s*([:+.])\s*", r"\1", rules.strip())
         pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]
     else:
@@ -193,6 +198,14 @@ class Region:
         if key not in self._placements:
             self._placements[key] = self._place(dims, store)
         return self._placements[key]
+
+    def can_store(self, dims: Sequence[Dim], store: str) -> bool:
+        """Whether a tensor of these dims can be stored so: they divide, and no two are split over one axis."""
+        try:
+            self.placement(dims, store)
+        except LayoutError:
+            return False
+        return True
 
     def local_sizes(self, dims: Sequence[Dim], placement: Placement) -> tuple[int, ...]:
         return tuple(dim.size // self.ways(axes) for dim, axes in zip(dims, placement, strict=True))

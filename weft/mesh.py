@@ -14,13 +14,15 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .devices import arranged, as_they_come, described
+from .devices import arranged, as_they_come, described, taken
 from .dims import NAME
-from .errors import MeshError
+from .errors import MeshError, folded, public
 
 MOST_VIRTUAL = 512
+LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
 
 
+@public(form="wf.Mesh('rows=4, cols=2')")
 class Mesh:
     """A mesh of processors with named axes; axes before a bar go over slower links, from host to host.
 
@@ -59,10 +61,11 @@ class Mesh:
         kinds = (kind,) * len(self.axes)
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
 
+    @folded
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
         if self._made is None:
-            found = self._find_devices()[: self.size]
+            found = taken(self._find_devices(), self.size)
             is_given = isinstance(self.devices, tuple)  # in the order they are to have
             sizes = tuple(self.axes.values())
             grid = as_they_come(found, sizes) if is_given else arranged(found, self.axes, self.slow, str(self))
@@ -153,6 +156,8 @@ def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         raise MeshError(
             f"a mesh cannot be made of {axes!r}", fix="write it like `Mesh('rows=4,cols=2')` or `Mesh(rows=4, cols=2)`"
         )
+    if len(axes) > LONGEST_TEXT:
+        raise MeshError(f"a mesh of {len(axes):,} letters: {axes[:40]!r}...", fix="write it like `rows=4,cols=2`")
     sides = axes.split("|")
     if len(sides) > 2 or (len(sides) == 2 and not all(side.strip() for side in sides)):
         raise MeshError(

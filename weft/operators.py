@@ -1,10 +1,12 @@
 """Python's operators on tensors; the operations behind them register themselves here.
 
-Imports nothing of the house, so that a tensor can have operators without knowing the operations.
+Imports errors alone, so that a tensor can have operators without knowing the operations.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+from .errors import folded
 
 operations: dict[str, Callable[..., Any]] = {}
 
@@ -19,106 +21,57 @@ def operation(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def _of_one(name: str) -> Any:
+    @folded
+    def operator(self: Any) -> Any:
+        return operations[name](self)
+
+    return operator
+
+
+def _of_two(name: str) -> Any:
+    @folded
+    def operator(self: Any, other: Any) -> Any:
+        return operations[name](self, other)
+
+    return operator
+
+
+def _from_the_right(name: str) -> Any:
+    @folded
+    def operator(self: Any, other: Any) -> Any:
+        return operations[name](other, self)
+
+    return operator
+
+
 class Operators:
     """What `+`, `<`, `-x` and their like do with a tensor."""
 
     __slots__ = ()
 
+    @folded
     def __setitem__(self, place: Any, value: Any) -> None:
         operations["setitem"](self, place, value)
-
-    def __add__(self, other: Any) -> Any:
-        return operations["add"](self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return operations["add"](other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return operations["subtract"](self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return operations["subtract"](other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return operations["multiply"](self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return operations["multiply"](other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return operations["divide"](self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return operations["divide"](other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return operations["floor_divide"](self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return operations["floor_divide"](other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return operations["remainder"](self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return operations["remainder"](other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return operations["power"](self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return operations["power"](other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return operations["bitwise_and"](self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return operations["bitwise_and"](other, self)
-
-    def __or__(self, other: Any) -> Any:
-        return operations["bitwise_or"](self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return operations["bitwise_or"](other, self)
-
-    def __xor__(self, other: Any) -> Any:
-        return operations["bitwise_xor"](self, other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return operations["bitwise_xor"](other, self)
-
-    def __lshift__(self, other: Any) -> Any:
-        return operations["left_shift"](self, other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return operations["right_shift"](self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return operations["equal"](self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return operations["not_equal"](self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return operations["less"](self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return operations["less_equal"](self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return operations["greater"](self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return operations["greater_equal"](self, other)
-
-    def __neg__(self) -> Any:
-        return operations["negative"](self)
 
     def __pos__(self) -> Any:
         return self
 
-    def __abs__(self) -> Any:
-        return operations["abs"](self)
+    __neg__, __abs__, __invert__ = _of_one("negative"), _of_one("abs"), _of_one("invert")
 
-    def __invert__(self) -> Any:
-        return operations["invert"](self)
+    __add__, __radd__ = _of_two("add"), _from_the_right("add")
+    __sub__, __rsub__ = _of_two("subtract"), _from_the_right("subtract")
+    __mul__, __rmul__ = _of_two("multiply"), _from_the_right("multiply")
+    __truediv__, __rtruediv__ = _of_two("divide"), _from_the_right("divide")
+    __floordiv__, __rfloordiv__ = _of_two("floor_divide"), _from_the_right("floor_divide")
+    __mod__, __rmod__ = _of_two("remainder"), _from_the_right("remainder")
+    __pow__, __rpow__ = _of_two("power"), _from_the_right("power")
+    __and__, __rand__ = _of_two("bitwise_and"), _from_the_right("bitwise_and")
+    __or__, __ror__ = _of_two("bitwise_or"), _from_the_right("bitwise_or")
+    __xor__, __rxor__ = _of_two("bitwise_xor"), _from_the_right("bitwise_xor")
+    __lshift__, __rlshift__ = _of_two("left_shift"), _from_the_right("left_shift")
+    __rshift__, __rrshift__ = _of_two("right_shift"), _from_the_right("right_shift")
+
+    __eq__, __ne__ = _of_two("equal"), _of_two("not_equal")
+    __lt__, __le__ = _of_two("less"), _of_two("less_equal")
+    __gt__, __ge__ = _of_two("greater"), _of_two("greater_equal")

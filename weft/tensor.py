@@ -14,7 +14,10 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from .dims import Dim, Shape, new_dims
-from .errors import DimError, TensorError
+from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
+from .dtypes import has_values, need_room, short_dtype
+from .elsewhere import unknown_method, wrong_rename
+from .errors import DimError, RegionError, TensorError, UnknownNameError, folded, public
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
 
@@ -38,6 +41,10 @@ class Kind:
     def is_plain(self) -> bool:
         return self.store is None and self.sums is None
 
+    @property
+    def is_parameter(self) -> bool:
+        return self.store == "params"
+
 
 SLICE = "local_array"
 """What JAX calls a slice that someone asked for by `.local_array`, in a traced program."""
@@ -56,6 +63,7 @@ class Tensor(Operators):
     _kind: Kind
     _memo: dict[Any, Any]
 
+    @public(form="wf.tensor(array, 'batch d_model')")
     def __init__(self, array: Any, dims: Any):
         made = tensor(array, dims)
         self._fill(made._array, made._dims, None, PLAIN)
@@ -78,6 +86,7 @@ class Tensor(Operators):
         return Layout("") if self._region is None else self._region.layout
 
     @property
+    @folded
     def array(self) -> jax.Array:
         """The global array as it is, padding and all; inside a region there is none to give.
 
@@ -99,48 +108,58 @@ class Tensor(Operators):
             return array
         return checkpoint_name(array, SLICE)  # asked for by name, it may be treated as the slice it is
 
+    @public
     def dim(self, name: Dim | str) -> Dim:
         """The dim of that name."""
         return self._dims.find(name)
 
+    @public
     def size(self, name: Dim | str) -> int:
         """The global size of the dim of that name."""
         return self.dim(name).size
 
+    @public
     def ways(self, dim: Dim | str) -> int:
         """Into how many slices a dim is split; 1 outside a region. For schedules only."""
         self._dims.find(dim)
         return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
 
-    def rename(self, **names: Dim | str) -> "Tensor":
+    @folded
+    def rename(self, *wrong: Any, **names: Dim | str) -> "Tensor":
         """This tensor with some dims renamed, moved where the new names are split otherwise."""
+        if wrong:
+            raise wrong_rename(wrong)
         return operations["rename"](self, **names)
 
     def __repr__(self) -> str:
         if not hasattr(self._array, "dtype"):
             return f"Tensor[{self._dims}]({self._array!r})"
-        placed: Placement = placement(self) if self._region is not None else ((),) * len(self._dims)
-        return typed(short_dtype(self.dtype), self._dims, placed)
+        return f"{'param ' * self._kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
 
     def __str__(self) -> str:
-        if self._region is not None or isinstance(self._array, jax.core.Tracer) or not _has_values(self._array):
+        if self._region is not None or not has_values(self._array):
             return repr(self)
         return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self)}"
 
+    @folded
     def __format__(self, form: str) -> str:
         return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
+    @folded
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = np.asarray(self._whole_value("np.asarray()"), dtype)
         return whole[self._dims.values] if self._dims.is_padded else whole
 
+    @folded
     def __float__(self) -> float:
         return float(self._one_value("float()"))
 
+    @folded
     def __int__(self) -> int:
         return int(self._one_value("int()"))
 
+    @folded
     def __bool__(self) -> bool:
         return bool(self._one_value("bool()"))
 
@@ -160,6 +179,7 @@ class Tensor(Operators):
             return lambda: self._array
         raise self._plain_function("a plain JAX function")
 
+    @folded
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
         if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
@@ -173,6 +193,7 @@ class Tensor(Operators):
             "outside a region `x.array` is the plain array",
         )
 
+    @folded
     def __matmul__(self, other: Any) -> Any:
         raise TensorError(
             f"{self!r} @ ... does not say which dim is summed", fix="use `wf.einsum(x, w, over='d_model')`"
@@ -180,18 +201,35 @@ class Tensor(Operators):
 
     __rmatmul__ = __matmul__
 
+    @folded
     def __getitem__(self, index: Any) -> Any:
         return operations["getitem"](self, index)
 
+    @folded
     def __len__(self) -> int:
-        raise TensorError(f"len() of {self!r} does not say of which dim", fix="use `x.size('batch')`")
+        raise TensorError(f"len() of {self!r} does not say of which dim", fix=f"use `x.size('{self._example}')`")
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"a tensor has no `{name}`; it has `dims`, `dim(name)`, `size(name)`, `dtype`, `layout`, `array`; "
-            "functions are `wf.name(x, ...)`"
+    @property
+    @folded
+    def __index__(self) -> Any:
+        # A property, so that `hasattr(x, "__index__")` is False: a tensor is no whole number.
+        raise UnknownNameError(
+            f"{self!r} was used as a whole number: in range(), as an index or as a size",
+            fix=f"sizes are known: `range(x.size('{self._example}'))`; for values, use `wf.fori_loop` or "
+            "`wf.take(x, ids, over=...)`, or outside a region `int(x)`",
         )
 
+    @property
+    def _example(self) -> str:
+        return self._dims[0].name if self._dims else "batch"
+
+    @folded
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
+            raise AttributeError(name)
+        raise unknown_method(self, name)
+
+    @folded
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
@@ -213,6 +251,7 @@ class Tensor(Operators):
                 state=self._region.state,
                 fix=f"return the tensor from the region, or use wf.print, wf.where or wf.cond{self._number_hint()}",
             )
+        check_not_given_up(self._array)
         if isinstance(self._array, jax.ShapeDtypeStruct):
             raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
         if isinstance(self._array, jax.core.Tracer):
@@ -223,11 +262,13 @@ class Tensor(Operators):
         return self._array
 
 
+@public(form="wf.tensor(array, 'batch d_model')")
 def tensor(array: Any, dims: Any) -> Tensor:
     """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
     return _named(array, dims, PLAIN)
 
 
+@public(form="wf.parameter(array, 'd_model d_ff')")
 def parameter(array: Any, dims: Any = None) -> Tensor:
     """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
 
@@ -335,8 +376,24 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
+def is_given_up(array: Any) -> bool:
+    """Whether an array was overwritten by a call that it was donated to."""
+    return not isinstance(array, jax.core.Tracer) and isinstance(array, jax.Array) and array.is_deleted()
+
+
+def check_not_given_up(array: Any) -> None:
+    """Raises where an array was overwritten by a call that it was donated to."""
+    if is_given_up(array):
+        raise RegionError(
+            f"an array of shape {array.shape} was given up to an earlier call (`donate`)",
+            fix="use what that call returned, or leave `donate` out",
+        )
+
+
 def checked(x: Tensor) -> Tensor:
     """`x`, if its array is still what its dims say; something may have worked on it behind the names."""
+    if x._region is None:
+        check_not_given_up(x._array)
     shape = getattr(x._array, "shape", None)
     sizes = x._dims.sizes if x._region is None else x._region.local_sizes(x._dims, placement(x))
     if shape is not None and tuple(shape) != sizes:
@@ -354,58 +411,6 @@ def checked(x: Tensor) -> Tensor:
             fix="use wf operations, `wf.local(fn, x, out=..., summed=...)`, or for an optimizer `wf.train_step`",
         )
     return x
-
-
-def as_dtype(given: Any) -> Any:
-    """The dtype a caller means, as JAX holds it."""
-    try:
-        if given is None:
-            raise TypeError
-        return jax.dtypes.canonicalize_dtype(given)
-    except TypeError:
-        raise TensorError(f"{given!r} is no dtype", fix="give one such as 'float32', 'bfloat16' or 'int32'") from None
-
-
-def need_room(value: Any, dtype: Any = None) -> None:
-    """Raises where whole numbers that are known do not fit the dtype, or the one JAX holds theirs in."""
-    if not isinstance(value, int | np.ndarray | np.generic) or isinstance(value, bool):
-        return
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "iuO" or numbers.dtype == dtype or not numbers.size:
-        return
-    held = jax.dtypes.canonicalize_dtype(numbers.dtype if isinstance(value, np.ndarray | np.generic) else int)
-    held = held if dtype is None else dtype
-    if held == numbers.dtype or not jax.numpy.issubdtype(held, jax.numpy.integer):
-        return
-    limits = jax.numpy.iinfo(held)
-    for found in (int(numbers.min()), int(numbers.max())):
-        if not limits.min <= found <= limits.max:
-            raise TensorError(
-                f"{found} does not fit {held}",
-                state=f"{held} holds whole numbers from {limits.min} to {limits.max}",
-                fix=f"give one of these, or a float: `{float(found)}`; 64 bits are had by "
-                "`jax.config.update('jax_enable_x64', True)` before all else",
-            )
-
-
-def short_dtype(dtype: Any) -> str:
-    """A dtype as it is printed.
-
-    >>> short_dtype(np.dtype("float32"))
-    'f32'
-    """
-    name = str(dtype)
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
-        if name.startswith(long):
-            return short + name[len(long) :]
-    return name
-
-
-def _has_values(array: Any) -> bool:
-    if isinstance(array, np.ndarray | np.generic):
-        return True
-    is_there = isinstance(array, jax.Array) and array.is_fully_addressable
-    return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _flatten(x: Tensor) -> tuple[tuple[Any], Any]:

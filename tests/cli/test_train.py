@@ -1,5 +1,6 @@
 """`weft train` as a person uses it: what it prints, what it leaves in the run's folder, and how it ends."""
 
+import importlib
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ from tests.cli.command import error_of, started, weft
 from tests.train.conftest import compile_each_step_once  # noqa: F401
 from tests.train.running import text_in
 from weft.train import checkpoints as saving
+from weft.train import trainer
 
 TOML = """\
 name = "small"
@@ -76,7 +78,7 @@ def test_a_runs_folder_holds_all_of_it(done):
     folder, _ = done
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     given = {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.bytes.json"}
-    assert names == given | {"data.json", "tensorboard", "cache"}
+    assert names == given | {"data.json", "run.json", "tensorboard", "cache"}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"3", "6"}
     told = json.loads((folder / "checkpoints" / "3" / "checkpoint.json").read_text())
     assert told["step"] == 3 and told["config"]["train"]["steps"] == 6 and told["loss"] > 0
@@ -138,6 +140,32 @@ def test_a_run_that_is_not_saved_ends_with_1(file, tmp_path, monkeypatch):
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: usage(1 << 40, 0, 0))
     printed, _ = weft("train", file, "--run", tmp_path / "run", status=1)
     assert "NOT SAVED: step 3 could not be saved" in printed and "NOT SAVED: step 6" in printed
+
+
+def test_a_run_that_ends_not_finite_says_so_last_and_ends_with_1_also_when_it_is_asked_again(file, tmp_path):
+    words = ["train", file, "--run", tmp_path / "run", "--set", "train.steps=2", "--set", "train.loss_scale=1e38"]
+    for _ in range(2):
+        printed, _ = weft(*words, status=1)
+        last = printed.splitlines()[-1]
+        assert last.startswith(f"{tmp_path / 'run'} ended NOT FINITE at step 2 of 2: its last loss is inf. fix: ")
+
+
+def test_a_signal_before_the_first_step_is_obeyed_with_a_status_of_its_own(file, tmp_path, monkeypatch):
+    def asked(*_):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "first_weights", asked)
+    words = ["train", file, "--run", tmp_path / "run"]
+    printed, _ = weft(*words, status=143)
+    command = shlex.join(["weft", *map(str, words)])
+    told = f"stopped by SIGTERM at step 0 of 6: nothing saved, no step was taken; goes on with:\n  {command}\n"
+    assert printed.endswith(told)
+
+
+def test_a_signal_ends_a_command_that_has_nothing_to_save(monkeypatch, tmp_path):
+    command = importlib.import_module("weft.cli.evaluate")
+    monkeypatch.setattr(command, "Run", lambda folder: signal.raise_signal(signal.SIGINT))
+    assert weft("eval", tmp_path, status=130) == ("", "stopped by SIGINT\n")
 
 
 def stopped_by(number, words, cwd):

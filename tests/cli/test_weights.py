@@ -47,7 +47,7 @@ def test_it_runs_as_a_user_starts_it(tmp_path):
         _, said = process.communicate()
     assert process.returncode == 0, said
     assert said == ""
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.toml"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.toml", "hugging_face"]
 
 
 def test_every_configuration_is_read_back_as_it_was_written():
@@ -82,7 +82,7 @@ def test_a_folder_that_is_there_is_left_alone(run):
         (lambda run: _edited(run, "d_ff", "d_fff"), "has `d_fff`, which a model has not"),
         (lambda run: _edited(run, "layers = 2", "layers = 4"), "is float32[2, 16]"),
         (lambda run: shutil.rmtree(run / "checkpoints" / "0"), "there is no checkpoint in"),
-        (lambda run: _cut(run), "is broken"),
+        (lambda run: _cut(run), "checkpoint.json is not JSON"),
     ],
 )
 def test_what_is_wrong_with_a_run_is_told_and_nothing_is_written(run, change, fact):

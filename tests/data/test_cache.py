@@ -12,6 +12,7 @@ from weft import data
 from weft.data import tokens
 from weft.data.cache import made_once
 from weft.data.files import Hashes
+from weft.errors import WeftWarning
 
 BYTES = data.ByteTokenizer()
 
@@ -120,16 +121,35 @@ def test_the_first_to_finish_wins_where_files_cannot_be_locked(tmp_path):
     assert entries(tmp_path) == ["entry"]
 
 
-def test_a_cache_that_is_not_whole_says_which_folder_to_remove(path, tmp_path):
-    made(path, tmp_path / "cache")
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.npy", "told.json", "sums.json"])
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut", "gone", "more"])
+def test_a_cache_that_is_not_what_was_written_is_told_and_made_anew(path, tmp_path, file, damage):
+    whole = made(path, tmp_path / "cache")
     entry = tmp_path / "cache" / entries(tmp_path / "cache")[0]
-    (entry / "tokens.bin").write_bytes(b"one")
-    with pytest.raises(data.DataError, match=f"cache {entry} is not whole") as caught:
-        made(path, tmp_path / "cache")
-    assert "remove that folder" in caught.value.fix
-    (entry / "told.json").unlink()
-    with pytest.raises(data.DataError, match="is not whole"):
-        made(path, tmp_path / "cache")
+    content = (entry / file).read_bytes()
+    flipped = bytes([content[len(content) // 2] ^ 1])
+    (entry / file).write_bytes(
+        {
+            "a flipped bit": content[: len(content) // 2] + flipped + content[len(content) // 2 + 1 :],
+            "cut": content[:-1],
+            "gone": b"",
+            "more": content + b"1",
+        }[damage]
+    )
+    if damage == "gone":
+        (entry / file).unlink()
+    with pytest.warns(WeftWarning, match=f"{entry}.*made anew"):
+        assert made(path, tmp_path / "cache") == whole
+    assert (entry / file).read_bytes() == content and entries(tmp_path / "cache") == [entry.name]
+    assert made(path, tmp_path / "cache") == whole
+
+
+def test_a_hash_that_is_not_what_was_remembered_is_not_believed(path, tmp_path):
+    os.utime(path, (time.time() - 60,) * 2)
+    first = Hashes(tmp_path / "cache").of([path])
+    file = tmp_path / "cache/hashes.json"
+    file.write_text(file.read_text().replace(first[0], first[0][::-1]))
+    assert Hashes(tmp_path / "cache").of([path]) == first
 
 
 def test_a_cache_that_cannot_be_written_is_named(path, tmp_path):

@@ -246,7 +246,7 @@ DRAWS = {
     "truncated the wrong way round": (
         lambda: wf.random.truncated_normal(key, [d], lower=2.0, upper=-2.0), "wrong way round", "`upper` above 2.0"),
     "gumbel of integers": (lambda: wf.random.gumbel(key, [d], dtype="int32"), "int32", "'float32'"),
-    "gumbel without a key": (lambda: wf.random.gumbel(None, [d]), "for its key", "jax.random.key(seed)"),
+    "gumbel without a key": (lambda: wf.random.gumbel(None, [d]), "got no key", "jax.random.key(seed)"),
     "bernoulli by numpy": (lambda: wf.random.bernoulli(key, [d], p=np.float32(1.5)), "p=1.5", "[0, 1]"),
     "dropout at rate 1 by numpy": (lambda: wf.dropout(x, np.float32(1), key), "rate 1.0", "[0, 1)"),
     "dropout at rate -1": (lambda: wf.dropout(x, -1, key), "rate -1", "[0, 1)"),

@@ -303,6 +303,8 @@ def test_a_train_step_that_lacks_something():
     step = wf.train_step(two_weights, optax.adam(1e-3))
     assert "step.init(params)" in error_of(lambda: step(PARAMS, x), wf.TensorError).fix
     error = error_of(lambda: step.init({"w": np.ones(3)}), wf.TensorError)
+    assert "plain array of shape (3,)" in error.fact and "wf.parameter" in error.fix
+    error = error_of(lambda: step.init({"ids": wf.cast(x, "int32")}), wf.TensorError)
     assert "no float tensor" in error.fact and "wf.parameter" in error.fix
     assert np.isfinite(step(step.init(PARAMS), x)[1]["loss"].array)
 

@@ -212,12 +212,12 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "fact"), [("{not json", "is not JSON: "), (b"\xff\xfe", "is not JSON: "), ("[1]", "holds a list")]
+    ("content", "fact"), [("{not json", " is not JSON: "), (b"\xff\xfe", ":1 is not JSON: "), ("[1]", " is a list")]
 )
 def test_a_configuration_that_is_no_json_object_is_refused(tmp_path, content, fact):
     path = changed(tmp_path, "t5") / "config.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert refused(path.parent).fact.startswith(f"{path} {fact}")
+    assert refused(path.parent).fact.startswith(f"{path}{fact}")
 
 
 def test_an_unknown_model_type_is_refused(tmp_path):

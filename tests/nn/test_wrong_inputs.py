@@ -41,7 +41,6 @@ WRONG = {
     "expert dropout of 1": (lambda: nn.MixtureOfExperts(D, F, E, dropout=1.0), "from 0 and below 1"),
     "a count of experts": (lambda: nn.MixtureOfExperts(D, F, 8), "wf.Dim('experts', 8)"),
     "a seed for a key": (lambda: nn.MixtureOfExperts(D, F, E, jitter=0.1, key=KEY)(X, key=3), "jax.random.key"),
-    "experts without a batch": (lambda: nn.MixtureOfExperts(D, F, E, key=KEY)(X["batch", 0]), "use one of"),
     "groups that do not divide": (lambda: nn.GroupNorm(D, 3), "divides 16, e.g. `groups=2`"),
     "no groups": (lambda: nn.GroupNorm(D, 0), "divides 16, e.g. `groups=1`"),
     "groups below 0": (lambda: nn.GroupNorm(D, -2), "divides 16"),

@@ -335,7 +335,7 @@ MOVE = {
 
 
 def float_of(x: Any) -> Any:
-    return x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.result_type(float)
+    return jax.eval_shape(jnp.mean, x).dtype
 
 
 def wide_float(x: Any) -> Any:
@@ -415,7 +415,9 @@ def compare(family: str, dtype: str, got: Any, want: Any, whose: str) -> None:
 def split(family: str, dtype: str, mesh: str, layout: str) -> Any:
     """The family under a layout."""
     rows = rows_of(family, dtype)
-    rules = wf.Layout(layout) if family in ("reduce", "move") else wf.Layout(layout).drop("few")  # which others lack
+    rules = wf.Layout(layout)
+    if "few" in rules.rules and family not in ("reduce", "move"):  # no other has it
+        rules = rules.drop("few")
     return wf.spmd(lambda tensors: by_weft(rows, tensors), mesh=mesh, layout=rules)(tensors_of(dtype))
 
 

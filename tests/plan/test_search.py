@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft import models
 from weft.cli.model import load_preset
 from weft.errors import LayoutError, MeshError, WeftError
 from weft.plan import HARDWARE, Plan, search
@@ -18,7 +19,7 @@ from weft.plan.compose import Composer
 from weft.plan.facts import facts_of
 from weft.plan.roofline import BESIDE
 
-from .nets import ARGS, DIMS, step
+from .nets import ARGS, DIMS, shaped, step
 
 H100 = HARDWARE["h100"]
 SLOW = tuple(dataclasses.replace(link, bandwidth=link.bandwidth / 1000) for link in H100.links)
@@ -205,9 +206,36 @@ def test_dims_that_are_not_there():
     assert caught.value.fix == "did you mean `hidden`?"
     with pytest.raises(LayoutError, match=r"no dim `params\.batch`"):
         search(step, *ARGS, processors=2, dims=["params.batch"])
-    (x,) = wf.dims(x=4)
-    with pytest.raises(LayoutError, match="none of the dims a search looks for"):
-        search(lambda v: v + 1, wf.tensor(np.zeros(4), [x]), processors=2)
+    (one,) = wf.dims(one=1)
+    with pytest.raises(LayoutError, match="no dim that can be split"):
+        search(lambda v: v + 1, wf.tensor(np.zeros(1), [one]), processors=2)
+
+
+def test_without_names_every_dim_of_the_function_is_searched_and_said():
+    found = search(step, *ARGS, processors=2)
+    assert set(found.dims) == set(DIMS) and found.left_out == ()
+    assert found.searched == search(step, *ARGS, processors=2, dims=DIMS).searched > 1
+    assert f"searched: {', '.join(found.dims)}" in str(found)
+    rows, cols = wf.dims(rows=4, cols=6)
+    own = search(lambda v: wf.sum(v * v, over=cols), wf.tensor(np.zeros((4, 6), "float32"), [rows, cols]), processors=2)
+    assert own.dims == ("rows", "cols") and str(own.best.layout) == "rows:x"
+
+
+def test_of_a_model_the_dims_worth_it_are_searched_and_the_others_named():
+    model = models.shapes(models.preset("tiny-lm", layers=1))
+    tokens = shaped(wf.tensor, wf.Dim("batch", 8), wf.Dim("length", 16), dtype="int32")
+    found = search(lambda model, tokens: model.loss({"tokens": tokens}), model, tokens, processors=2)
+    assert found.dims == ("batch", "length", "heads", "d_ff", "vocab", "d_model", "params.d_model")
+    assert "d_kv" in found.left_out and "not d_kv" in str(found).splitlines()[-1]
+    assert found.to_dict()["dims"] == list(found.dims)
+
+
+def test_too_many_sets_of_rules_are_an_error_that_says_to_name_some():
+    many = wf.dims(**{f"d{i}": 2 for i in range(13)})
+    given = [wf.tensor(np.zeros(2, "float32"), [dim]) for dim in many]
+    with pytest.raises(LayoutError, match="13 dims make more than 4,000 sets") as caught:
+        search(lambda *xs: [x + 1 for x in xs], *given, processors=2)
+    assert "`dims=['d0', 'd1', 'd2']`" in caught.value.fix
 
 
 def test_more_processors_than_layouts_can_use():

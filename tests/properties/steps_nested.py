@@ -123,6 +123,71 @@ def cond(rng, p, dims):
 
 
 @form
+def cond_by_row(rng, p, dims):
+    """A branch that each row of a map takes or does not take, and what it closes over."""
+    dim, found = draw_inside(rng, p, dims)
+    if found is None:
+        return None
+    ids = p.leaf(rng, [dim], ids=(0, 2))
+
+    def weft(x, *more):
+        *more, numbers = more
+
+        def one(row, number):
+            on_false = lambda row: wf.tanh(found.weft(0.5 * row, *more))  # noqa: E731
+            return wf.cond(number == 1, lambda row: found.weft(row, *more), on_false, row)
+
+        return wf.vmap(one, over=dim.name)(x, numbers)
+
+    def plain(x, *more):
+        *more, numbers = more
+        one, other = mapped_plain(found, dim)(x, *more), mapped_plain(found, dim)(x.like(0.5 * x.array), *more)
+        is_on = jnp.reshape(numbers.array == 1, [-1] + [1] * (one.array.ndim - 1))
+        return one.like(jnp.where(is_on, one.array, jnp.tanh(other.array)))
+
+    made = wrapped(found, f"cond by row of {dim.name}", weft, plain)
+    made.more = [*found.more, ids]
+    return made
+
+
+@form
+def loop_by_row(rng, p, dims):
+    """Turns as many as each row of a map says; no gradient flows through them."""
+    dim, found = draw_inside(rng, p, dims)
+    if found is None or found.is_ordering:
+        return None
+    ids = p.leaf(rng, [dim], ids=(0, 3))
+
+    def weft(x, *more):
+        *more, numbers = map(wf.stop_gradient, more)
+
+        def one(row, number):
+            def turn(i, row):
+                made = found.weft(row, *more)
+                return wf.tanh(row + 0.1 * wf.mean(made, over=made.dims) + 0.01 * i)
+
+            return wf.fori_loop(0, number, turn, row)
+
+        return wf.vmap(one, over=dim.name)(wf.stop_gradient(x), numbers)
+
+    def plain(x, *more):
+        *more, numbers = (each.like(jax.lax.stop_gradient(each.array)) for each in more)
+        at, rest = x.axis(dim.name), tuple(d for d in x.dims if d.name != dim.name)
+
+        def one(row, number):
+            for i in range(2):
+                made = found.plain(Plain(row, rest), *more)
+                row = jnp.where(i < number, jnp.tanh(row + 0.1 * jnp.mean(made.array) + 0.01 * i), row)
+            return row
+
+        return Plain(jax.vmap(one, (at, 0), 0)(jax.lax.stop_gradient(x.array), numbers.array), (dim, *rest))
+
+    made = wrapped(found, f"loop by row of {dim.name}", weft, plain)
+    made.more = [*found.more, ids]
+    return made
+
+
+@form
 def loop(rng, p, dims):
     """Turns that keep the shape, whatever the step inside makes of it."""
     found = inner(rng, p, dims)
@@ -209,4 +274,4 @@ def per_example(rng, p, dims):
     return None if found.is_ordering else made
 
 
-NESTED = {"vmap", "scan", "cond", "loop", "remat", "inner_gradient", "per_example"}
+NESTED = {"vmap", "scan", "cond", "cond_by_row", "loop", "loop_by_row", "remat", "inner_gradient", "per_example"}

@@ -43,7 +43,7 @@ def test_inside_a_region_a_tensor_shows_its_placement():
     wf.spmd(show, mesh=MESH, layout="batch:rows,d_ff:cols")(X, W)
     assert seen == [
         "f32[batch/rows d_model]",
-        "f32[d_model d_ff/cols]",
+        "param f32[d_model d_ff/cols]",
         "f32[batch/rows d_ff/cols]",
         "batch:rows,d_ff:cols",
         4,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft import models
 
 batch, width = wf.dims(batch=4, width=2)
 LARGE = 2**40
@@ -159,3 +160,14 @@ def test_so_they_have_under_a_layout():
             assert mine.dtype == due.dtype
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(due))
         assert [y.dtype for y in whole] == ["float64", "float64", "int64"]
+
+
+def test_a_model_begins_alike_whether_or_not_64_bits_are_on():
+    config = models.preset("tiny-lm", layers=1)
+    begun = []
+    for is_wide in (False, True):
+        with jax.enable_x64(is_wide):
+            begun.append(jax.tree.map(np.asarray, jax.tree.leaves(models.init(config, jax.random.key(0)))))
+    for a, b in zip(*begun, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

@@ -180,7 +180,7 @@ def test_a_broken_checkpoint_is_passed_over_and_its_step_saved_again(told, text,
     assert has(heard, "checkpoint of step 6 is broken", "checkpoint.json", "the one before it is taken")
     assert "goes on from step 4" in heard.messages and not has(heard, "NOT SAVED")
     assert outcome.is_saved and sums(folder, 6) == sums(straight, 6) and sums(folder, 8) == sums(straight, 8)
-    assert (folder / "checkpoints" / "6.broken" / "checkpoint.json").read_text() == told
+    assert (folder / "checkpoints" / "set-aside-6" / "checkpoint.json").read_text() == told
 
 
 def test_where_all_checkpoints_are_broken_nothing_is_touched(text, folder):
@@ -370,11 +370,6 @@ def test_a_signal_ends_the_step_saves_and_the_run_goes_on_as_if_it_had_not_been(
     outcome, heard = run(config_of(text), tmp_path)
     assert "goes on from step 3" in heard.messages and sums(tmp_path, 8) == sums(straight, 8)
     assert losses(tmp_path) == losses(straight)
-
-
-def test_a_signal_before_the_first_step_stops_before_it(text, tmp_path):
-    outcome, heard = act(config_of(text), tmp_path, making=asked(signal.SIGTERM))
-    assert (outcome.step, outcome.reason) == (0, "SIGTERM") and heard.rows == []
 
 
 def test_what_crashes_leaves_the_checkpoint_that_was_begun(text, tmp_path):

@@ -159,14 +159,45 @@ def test_a_bad_value_is_named_with_its_line_and_what_may_stand_there(tmp_path, o
 def test_what_does_not_go_together_is_said_before_anything_runs(tmp_path, old, new, fact, fix):
     changes = ["model.d_ff=62"] if "d_ff" in new else []
     told, place, help_ = problem(tmp_path, old, new, *changes)
-    assert fact in told and "at run.toml:" in place and fix in help_
+    assert fact in told and ("at --set model.d_ff" if changes else "at run.toml:") in place and fix in help_
 
 
 def test_a_change_that_is_wrong_is_named_as_one(tmp_path):
     assert problem(tmp_path, "seed", "seed", "train.stepz=3")[1] == "at --set train.stepz"
     assert problem(tmp_path, "seed", "seed", "train.steps=often")[0] == "`train.steps` is 'often'"
     assert "says nothing" in problem(tmp_path, "seed", "seed", "train.steps")[0]
-    assert problem(tmp_path, "seed", "seed", "seed.a=3")[0] == "`seed` is no table"
+    assert problem(tmp_path, "seed", "seed", "seed.a=3")[:2] == ("`seed` is no table", "at --set seed.a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "blamed"),
+    [
+        (["mesh=rows=3,cols=4"], "mesh"),
+        (["layout=batch:rows,heads:colz"], "layout"),
+        (["train.batch=7"], "train.batch"),
+        (["train.batch=6", "train.microbatches=4"], "train.microbatches"),
+        (["train.tokens=8"], "train.tokens"),
+        (["model=tiny-ml"], "model"),
+        (["model.layers=0"], "model.layers"),
+        (["model.heads=3"], "model.heads"),
+        (["name=../x"], "name"),
+        (["train.freeze=nothing"], "train.freeze"),
+    ],
+)
+def test_what_a_change_breaks_is_blamed_on_the_change_and_not_on_a_line_of_the_file(tmp_path, changes, blamed):
+    _, place, help_ = problem(tmp_path, "seed", "seed", *changes)
+    assert place.endswith(f"at --set {blamed}") and "run.toml" not in place and "drop(" not in help_
+
+
+def test_what_a_change_leaves_as_it_was_is_blamed_on_its_line(tmp_path):
+    assert problem(tmp_path, "steps = 20", "stepz = 20", "train.batch=8")[1] == "at run.toml:13"
+
+
+def test_the_fix_of_a_layout_is_written_as_the_layout_was(tmp_path):
+    bad = "batch:rows,head:cols"
+    in_file = problem(tmp_path, "batch:rows,heads:cols", bad)[2]
+    assert in_file.endswith('drop the rule: `layout = "batch:rows"`'), in_file
+    assert problem(tmp_path, "seed", "seed", f"layout={bad}")[2].endswith("drop the rule: `--set layout=batch:rows`")
 
 
 def test_a_file_that_is_no_toml_or_is_not_there_is_named(tmp_path):
@@ -178,7 +209,7 @@ def test_a_file_that_is_no_toml_or_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path)
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"run.toml:1 is not TOML: .* is no UTF-8"):
         read(tmp_path / "run.toml")
 
 

@@ -95,6 +95,44 @@ def test_the_count_starts_over_after_a_long_healthy_time(tmp_path):
     assert said == ["weft launch: process 1 was killed by SIGKILL; restart 1 of 1"] * 4
 
 
+def test_a_process_that_fails_in_two_starts_in_a_row_is_left_out_if_it_may(tmp_path):
+    plans = ["hang 2=signal:9", "hang 2=signal:9", "hang 2=exit:70"]
+    status, said = supervised(tmp_path, 4, *plans, elastic=True, restarts=1)
+    assert status == 70
+    assert said == [
+        "weft launch: process 2 was killed by SIGKILL; restart 1 of 1",
+        "weft launch: process 2 was killed by SIGKILL; restart 1 of 1 without it, with 3 of 4 processes",
+        "weft launch: process 2 crashed; given up after 1 restarts",
+    ]
+
+
+def test_the_others_keep_their_own_accelerators_when_one_is_left_out(tmp_path, capfd):
+    plans = ["hang 1=signal:9", "hang 1=signal:9", "show:WEFT_DEVICES"]
+    supervised(tmp_path, 3, *plans, elastic=True, devices=2)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["WEFT_DEVICES=0,1", "[1] WEFT_DEVICES=4,5"]
+
+
+@pytest.mark.parametrize(
+    ("plans", "how"),
+    [
+        (["hang 1=signal:9"] * 2 + ["exit:0"], {}),  # not asked for
+        (
+            ["hang 1=signal:9", "hang 2=signal:9", "hang 1=signal:9", "exit:0"],
+            {"elastic": True},
+        ),  # never twice in a row
+        (["hang 1=signal:9"] * 2 + ["exit:0"], {"elastic": True, "healthy": 0.0}),
+    ],
+)
+def test_otherwise_nobody_is_left_out(plans, how, tmp_path):
+    status, said = supervised(tmp_path, 3, *plans, **how)
+    assert status == 0 and not any("without it" in line for line in said)
+
+
+def test_the_last_process_is_never_left_out(tmp_path):
+    status, said = supervised(tmp_path, 1, "exit:70", elastic=True, restarts=2)
+    assert status == 70 and said[-1] == "weft launch: process 0 crashed; given up after 2 restarts"
+
+
 @pytest.mark.parametrize("code", [1, 2])
 def test_an_explained_error_is_not_tried_again_and_its_status_is_passed_on(code, tmp_path):
     status, said = supervised(tmp_path, 2, f"hang 1=exit:{code}")
@@ -118,6 +156,7 @@ def test_any_other_status_is_tried_again(code, tmp_path):
         (-6, "process 2 was killed by SIGABRT", 134),
         (-64, "process 2 was killed by SIGRTMAX", 192),
         (70, "process 2 crashed", 70),
+        (75, "process 2 was without a step for too long", 75),
         (3, "process 2 ended with status 3", 3),
     ],
 )
@@ -135,6 +174,11 @@ def test_process_0_writes_as_it_is_and_the_others_with_their_number(tmp_path, ca
     assert (status, said) == (0, [])
     assert sorted(printed.out.splitlines()) == ["[1] hello on stdout", "[2] hello on stdout", "hello on stdout"]
     assert sorted(printed.err.splitlines()) == ["[1] hello on stderr", "[2] hello on stderr", "hello on stderr"]
+
+
+def test_a_line_of_one_process_never_stands_within_that_of_another(tmp_path, capfd):
+    supervised(tmp_path, 2, "halves:one 1=say:other")
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[1] other on stdout", "one"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from .test_crashes import write_config
 BOTH = ["--set", "mesh=rows=2,cols=4", "--set", "layout=batch:rows,heads:cols,d_ff:cols,vocab:cols"]
 
 
-def launched(processes: int, config: Path, folder: Path, *changes: str) -> subprocess.Popen:
+def launched(processes: int, config: Path, folder: Path, *changes: str, how: Sequence[str] = ()) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_NUM"))}
     alone = [sys.executable, "-m", "weft", "train", str(config), "--run", str(folder), *changes]
-    many = [*alone[:3], "launch", "-n", str(processes), "--", *alone[3:]]
+    many = [*alone[:3], "launch", "-n", str(processes), *how, "--", *alone[3:]]
     return subprocess.Popen(
         many if processes > 1 else alone,
         stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..train.processes import failing_at_once
+from ..train.stopping import ending_at_once
 from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
 from .evaluate import EXAMPLES as EVAL_EXAMPLES
 from .evaluate import evaluate
@@ -68,5 +69,5 @@ def _weft(
 
 def main() -> None:
     """The command `weft`."""
-    with failing_at_once():
+    with failing_at_once(), ending_at_once():
         app(prog_name="weft")

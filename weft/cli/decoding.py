@@ -16,6 +16,7 @@ from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
 from ..train import Run
 from ..train.config import RunConfig
 from ..train.continuing import Continued, Drawing, continued
+from ..train.stopping import Interrupted
 from ..train.translating import BATCH, DecodingError, Translator
 from .terminal import reported, write
 from .trained import Average, Best, Counter, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
@@ -60,7 +61,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue prompts with a trained language model."""
-    with reported():
+    with reported(layout=layout):
         opened = Run(run)
         settings = opened.settings
         _check_continues(settings, run)
@@ -136,7 +137,7 @@ def translate(
     layout: Layout = None,
 ) -> None:
     """Translate standard input line by line with a trained encoder-decoder model."""
-    with reported():
+    with reported(layout=layout):
         opened = Run(run)
         settings = opened.settings
         if not isinstance(settings.model, Seq2SeqConfig):
@@ -167,9 +168,9 @@ def _write_translations(translator: Translator) -> None:
                 is_told = True
                 say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
             tell(f"{done:,} lines, {done / (time.monotonic() - began):.0f} a second")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         say(f"stopped after {done:,} lines")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(error.status if isinstance(error, Interrupted) else INTERRUPTED) from None
     if lines.broken is not None:
         say(f"warning: line {lines.broken} is no UTF-8; what cannot be read was taken as \N{REPLACEMENT CHARACTER}")
     cut = f", {translator.cut:,} of them cut" if translator.cut else ""

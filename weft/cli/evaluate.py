@@ -4,18 +4,20 @@ import dataclasses
 import json as json_format
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .. import data as texts
+from ..data.tokenizers import NAMES
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
 from ..train.evaluation import EvaluationError, Judge
-from ..train.feeding import Feed, whole_batch
-from ..train.trainer import open_data
+from ..train.feeding import Feed, open_data, whole_batch
+from ..train.folder import learned_files
 from .terminal import reported, write
 from .trained import (
     Average,
@@ -29,6 +31,7 @@ from .trained import (
     checkpoint_of,
     has_tokenizer,
     place_for,
+    say,
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -58,13 +61,15 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Judge a checkpoint of a run by its held-out data, or by other data."""
-    with reported():
+    with reported(layout=layout):
         opened = Run(run)
-        settings = opened.settings  # raises where there is no run
-        settings = read(run / CONFIG, changes) if changes else settings
+        own = settings = opened.settings  # raises where there is no run
+        if changes:
+            settings = read(run / CONFIG, changes)
+            _check_unseen(own, settings, run)
         at = checkpoint_of(opened, step, best)
-        own = place_for(settings, mesh, layout)
-        on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if own[0] is None else own
+        place = place_for(settings, mesh, layout)
+        on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if place[0] is None else place
         settings, tokenizer, dataset = _judged_by(settings, opened, data)
         Region(on, under)  # raises where the layout is none of the mesh
         sized = dataclasses.replace(settings.sized_model, batch=whole_batch(settings.batch, on, under))
@@ -74,10 +79,28 @@ def evaluate(
     write(json_format.dumps(_finite(found)) if json else shown(found))
 
 
+def _check_unseen(own: RunConfig, changed: RunConfig, run: Path) -> None:
+    """Raises where more is to be held out of a run's data than was when it learned from them."""
+    if not _is_of_same_data(own, changed):
+        return
+    before, now = (texts.open_source(each.data).held_out for each in (own, changed))
+    is_within = type(before) is type(now) and now <= before
+    if now and not is_within:
+        what = f"and {before} was held out of them" if before else "from all of them"
+        raise EvaluationError(
+            f"`data.held_out` is {now}: {run} has learned from these data, {what}",
+            fix=f"judge by data that it has not seen: `weft eval {run} --data FILE`",
+            at="--set data.held_out",
+        )
+
+
 def _judged_by(
     settings: RunConfig, run: Run, paths: list[str] | None
 ) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
     """The configuration by which the data are read, the tokenizer of the run, and the data."""
+    if not paths and not settings.is_data_said:
+        fact = f"the run {run.folder} names no data to judge it by"
+        raise EvaluationError(fact, fix=f"give some: `weft eval {run.folder} --data FILE`")
     if has_tokenizer(run):  # the very one that it learned with, also where its data have changed
         named = {key: value for key, value in settings.tokenizer.items() if key in ("end", "pad")}
         settings = dataclasses.replace(settings, tokenizer={"path": str(run.folder), **named})
@@ -85,15 +108,38 @@ def _judged_by(
         kept = {key: value for key, value in settings.data.items() if key not in _ELSEWHERE}
         path = paths[0] if len(paths) == 1 else list(paths)
         settings = dataclasses.replace(settings, data={**kept, "path": path, "held_out": 0})
+    source = texts.open_source(settings.data)
+    if source.format != "tokens" and not has_tokenizer(run) and not settings.is_tokenizer_said:
+        raise EvaluationError(
+            f"the run {run.folder} has no tokenizer, and {source.files[0]} is text",
+            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
+            fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
+        )
     tokenizer, learned, held_out = open_data(settings, run.folder, Counter().reading)
+    is_other = bool(paths) or not _is_of_same_data(run.settings, settings)
+    if is_other and (seen := learned_files(run.folder, source.held_apart or source)):
+        say(f"warning: {run.folder} has learned from {', '.join(seen)}: this is no loss on unseen data")
     if paths:
         return settings, tokenizer, learned
     if held_out is None:
-        raise EvaluationError(
-            f"nothing was held out of the data of {run.folder}",
-            fix="give other data: `--data PATH`, or `--set data.held_out=0.05`",
-        )
+        raise _nothing_held_out(run)
     return settings, tokenizer, held_out
+
+
+def _is_of_same_data(own: RunConfig, changed: RunConfig) -> bool:
+    """Whether two runs name the same data, of which they may hold out more or less."""
+    return {**changed.data, "held_out": 0} == {**own.data, "held_out": 0}
+
+
+def _nothing_held_out(run: Run) -> EvaluationError:
+    other = f"judge by data that it has not seen: `weft eval {run.folder} --data FILE`"
+    source = texts.open_source(run.settings.data)
+    if source.held_out or source.held_apart is not None:
+        return EvaluationError(
+            f"nothing is held out of the data of {run.folder} so", fix=f"leave --set out, or {other}"
+        )
+    fact = f"nothing was held out of the data of {run.folder}: it has learned from all of them"
+    return EvaluationError(fact, fix=other)
 
 
 def _finite(found: Mapping[str, Any]) -> dict[str, Any]:

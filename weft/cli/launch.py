@@ -13,10 +13,12 @@ EXAMPLES = """Examples:
 \b
   weft launch -n 4 -- train configs/tiny.toml
   weft launch -n 2 --devices 4 --restarts 10 -- train configs/tiny.toml --set mesh="rows=4,cols=2"
+  weft launch -n 4 --elastic -- train configs/tiny.toml
 
-A process that is killed, aborts or crashes (a Python error nobody explained) ends all of them, and all are started
-again; training goes on from its last checkpoint. An error that weft explains (status 1) and a command that cannot be
-(status 2) are not tried again. Ctrl-C and SIGTERM let all finish their step and save; a second Ctrl-C kills them.
+A process that is killed, aborts, crashes (a Python error nobody explained) or is without a step for too long ends all
+of them, and all are started again; training goes on from its last checkpoint. An error that weft explains (status 1)
+and a command that cannot be (status 2) are not tried again. Ctrl-C and SIGTERM let all finish their step and save; a
+second Ctrl-C kills them. With --elastic the others go on without a process that fails in two starts in a row.
 """
 
 
@@ -32,6 +34,10 @@ def launch(
             min=1, help="Processors of each process, virtual ones where there are no others; by default a share of all."
         ),
     ] = None,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Go on without a process that failed twice in a row, with a searched layout."),
+    ] = False,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Where they meet on this host; a free one if not said.")
     ] = None,
@@ -39,6 +45,11 @@ def launch(
     """Start and watch local processes of one command; when one dies, all are started again."""
     with reported():
         supervisor = Supervisor(
-            [sys.executable, "-m", "weft", *command], processes, restarts=restarts, devices=devices, port=port
+            [sys.executable, "-m", "weft", *command],
+            processes,
+            restarts=restarts,
+            devices=devices,
+            elastic=elastic,
+            port=port,
         )
         raise typer.Exit(supervisor.run())

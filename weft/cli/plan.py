@@ -60,7 +60,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Say what a model's program takes on a piece of hardware: time, memory, what is sent. Nothing runs."""
-    with reported():
+    with reported(layout=layout):
         conditions = [Condition(text) for text in fail_if or []]
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
         found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)

@@ -32,7 +32,12 @@ def search(
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")] = None,
     hardware: HARDWARE = "h100",
     dims: Annotated[
-        str | None, typer.Option(metavar="DIMS", help="What may be split, like `batch,d_ff,params.d_model`.")
+        str | None,
+        typer.Option(
+            metavar="DIMS",
+            help="What may be split, like `batch,d_ff,params.d_model`: all dims "
+            "unless given, of a model those worth it; the output says which.",
+        ),
     ] = None,
     memory: MEMORY = None,
     batch: BATCH = None,

@@ -41,7 +41,7 @@ def show(
     size of the mesh.
     """
     only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
-    with reported():
+    with reported(layout=layout):
         found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
         need_mesh_and_layout(found, mesh, layout)
         program = found.traced(mesh=mesh, layout=layout)

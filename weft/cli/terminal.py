@@ -16,6 +16,8 @@ import typer
 
 from ..errors import WeftError, WeftWarning, is_users, short_path
 from ..program.walk import PHASES
+from ..train.stopping import Interrupted, Stop
+from ..train.wording import KEY, spoken
 
 
 class UsersError(WeftError):
@@ -38,9 +40,13 @@ def users_code(failed: str, state: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reported() -> Iterator[None]:
-    """Says a `WeftError` on stderr by its fact, state and fix, and exits with 1; a `WeftWarning` in the same form."""
-    with warnings.catch_warnings():
+def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
+    """Says a `WeftError` on stderr by its fact, state and fix, and exits with 1; a `WeftWarning` in the same form.
+
+    A fix speaks of `--layout` where that is what said the `layout`. SIGTERM and Ctrl-C end the command with the status
+    that a shell has for them, and say what is `lost`.
+    """
+    with warnings.catch_warnings(), Stop(is_own=True, lost=lost) as stop:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -51,13 +57,16 @@ def reported() -> Iterator[None]:
 
         warnings.showwarning = show
         try:
-            yield
+            yield stop
+        except Interrupted as error:
+            sys.stderr.write(f"{error}\n")
+            raise typer.Exit(error.status) from None
         except WeftError as error:
             if isinstance(error, UsersError) and error.__cause__ is not None:
                 sys.stderr.write(_trimmed(error.__cause__) + "\n")
                 _say("error", str(error))
             else:
-                told = str(error)
+                told = _spoken(error, layout)
                 _say("error", told if error.is_placed else _placed(told, traceback.extract_tb(error.__traceback__)))
             raise typer.Exit(1) from None
 
@@ -103,6 +112,19 @@ def _say(what: str, message: str) -> None:
     text.highlight_regex(r"^warning:", "bold yellow")
     text.highlight_regex(r"(?m)^  fix:", "bold green")
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def _spoken(error: WeftError, layout: str | None) -> str:
+    """The error, whose fix speaks of options where the layout is one, and of keys where no program of the user's is."""
+    told = str(error)
+    if layout is not None:
+        fix = spoken(error.fix, layout)
+    elif _users(traceback.extract_tb(error.__traceback__)):
+        return told
+    else:
+        written = re.search(r"layout: (\S*)", error.state)
+        fix = spoken(error.fix, written[1] if written else "", KEY)
+    return told.removesuffix(error.fix) + fix
 
 
 def _placed(message: str, stack: Iterable[traceback.FrameSummary]) -> str:

@@ -1,6 +1,7 @@
 """`weft train`: a run from its TOML file; the same command goes on with it."""
 
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,12 +11,13 @@ import jax
 import typer
 
 from ..errors import WeftError
-from ..mesh import as_mesh
-from ..train import processes
-from ..train.config import AUTO, ONE, read
+from ..train import elastic
+from ..train.config import read
+from ..train.foresight import with_layout
+from ..train.telling import NOTHING_LOST
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
-from .terminal import reported
+from .terminal import reported, write
 
 EXAMPLES = """Examples:
 
@@ -23,7 +25,7 @@ EXAMPLES = """Examples:
   weft train configs/tiny.toml
   weft train configs/tiny.toml --run runs/second --set train.steps=1000 --set seed=1
 """
-NOT_SAVED = 1  # the exit code of a run whose last steps are not on disk
+NOT_SAVED = NOT_FINITE = 1  # the exit codes of a run whose last steps are not on disk, and of one that ends in NaN
 
 
 def train(
@@ -51,23 +53,31 @@ def train(
 ) -> None:
     """Train by a TOML file; the same command goes on with a run that was stopped."""
     sys.unraisablehook = _unraisable
-    with reported():
-        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile), plan=True)
-        count = processes.join(coordinator, processes_, process)
+    with reported(lost=NOTHING_LOST) as stop:
+        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile), plan=True, is_own=True)
         found = read(config, changes or [])
-        if found.mesh != AUTO:
-            processes.share_out(as_mesh(found.mesh or ONE[0]).size, count)
+        joined = elastic.join(found, coordinator, processes_, process)
+        if not joined.used:
+            return write("idle: no layout divides over all processes")
         folder = run or Path("runs") / found.name
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:
+            found = with_layout(found, folder, progress, started=joined.started)
             trainer = Trainer(found, folder, progress, options)
+            stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
             progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
             progress.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            progress.said(_ended(outcome, folder, began, config, run, changes or []))
-    if not outcome.is_saved:
-        raise typer.Exit(NOT_SAVED)
+            progress.said(_ended(outcome, folder, began, _command(config, run, changes or [])))
+    if status := _status(outcome):
+        raise typer.Exit(status)
+
+
+def _status(outcome: Outcome) -> int:
+    if not outcome.is_begun:
+        return 128 + signal.Signals[outcome.reason]
+    return NOT_SAVED if not outcome.is_saved else NOT_FINITE if outcome.not_finite else 0
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
@@ -76,16 +86,24 @@ def _unraisable(error: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(error)
 
 
-def _ended(outcome: Outcome, folder: Path, began: float, config: Path, run: Path | None, changes: list[str]) -> str:
+def _command(config: Path, run: Path | None, changes: list[str]) -> str:
+    words = ["weft", "train", str(config), *(["--run", str(run)] if run else [])]
+    return shlex.join([*words, *(word for change in changes for word in ("--set", change))])
+
+
+def _ended(outcome: Outcome, folder: Path, began: float, command: str) -> str:
+    reached = f"step {outcome.step} of {outcome.steps}"
+    if not outcome.is_begun:
+        return f"stopped by {outcome.reason} at {reached}: {NOTHING_LOST}; goes on with:\n  {command}"
     if not outcome.is_finished:
-        words = ["weft", "train", str(config), *(["--run", str(run)] if run else [])]
-        words += [word for change in changes for word in ("--set", change)]
         saved = "saved" if outcome.is_saved else "NOT saved"
-        stopped = f"stopped by {outcome.reason} at step {outcome.step} of {outcome.steps}, {saved}"
-        return f"{stopped}; goes on with:\n  {shlex.join(words)}"
+        return f"stopped by {outcome.reason} at {reached}, {saved}; goes on with:\n  {command}"
+    if outcome.not_finite:
+        fix = "lower `schedule.rate` or `train.loss_scale`, or see which operation it is: --find-nan"
+        return f"{folder} ended NOT FINITE at {reached}: {outcome.not_finite}. fix: {fix}"
     if outcome.was_finished:
-        return f"{folder} is finished: step {outcome.step} of {outcome.steps}"
-    return f"done: step {outcome.step} of {outcome.steps} in {time.perf_counter() - began:.0f} s, in {folder}"
+        return f"{folder} is finished: {reached}"
+    return f"done: {reached} in {time.perf_counter() - began:.0f} s, in {folder}"
 
 
 def _steps(given: str | None) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ import typer
 from .. import data, interop, nn
 from ..errors import WeftError
 from ..train import Run
+from ..train.runs import ORIGIN
 from .terminal import reported, write
 from .trained import Average, Best, Folder, Step, checkpoint_of, tokenizer_of
 
@@ -37,13 +38,14 @@ def import_weights(
     layout: Layout = None,
 ) -> None:
     """Make a run of Hugging Face weights: T5, GPT-2, Llama or Switch Transformers."""
-    with reported():
+    with reported(layout=layout):
         _check_both(mesh, layout)
         model = interop.load(folder, mesh, layout)
         tokenizer = tokenizer_of(Run(folder))
         Run.create(run, model)
         if tokenizer is not None:
             tokenizer.save(run)
+        interop.carry(folder, run / ORIGIN)
         write(f"{_said(model)}\nwritten to {run} as step 0")
 
 
@@ -57,7 +59,7 @@ def export_weights(
     layout: Layout = None,
 ) -> None:
     """Write the weights of a run as Hugging Face's `transformers` reads them, and its tokenizer beside them."""
-    with reported():
+    with reported(layout=layout):
         _check_both(mesh, layout)
         opened = Run(run)
         at = checkpoint_of(opened, step, best)
@@ -65,10 +67,21 @@ def export_weights(
         if opened.settings.lora.rank:
             model = nn.lora.merge(model)
         tokenizer = tokenizer_of(opened)
-        interop.save(model, folder, keys=_special_ids(model, tokenizer))
-        if tokenizer is not None:
+        origin, is_same = _origin(opened, tokenizer)
+        keys = {} if is_same else _special_ids(model, tokenizer)
+        interop.save(model, folder, keys=keys, like=origin, tokenizer=is_same)
+        if tokenizer is not None and not is_same:
             tokenizer.save(folder)
         write(f"{_said(model)}\nstep {at} written to {folder}")
+
+
+def _origin(run: Run, tokenizer: data.Tokenizer | None) -> tuple[Path | None, bool]:
+    """What lay beside the weights the run began with, if something did; and whether its tokenizer is the run's."""
+    origin = run.folder / ORIGIN
+    if not (origin / "config.json").is_file():
+        return None, False
+    theirs = tokenizer_of(Run(origin))
+    return origin, tokenizer is None or (theirs is not None and theirs.key == tokenizer.key)
 
 
 def _special_ids(model: Any, tokenizer: data.Tokenizer | None) -> dict[str, int]:

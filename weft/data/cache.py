@@ -1,28 +1,40 @@
 """Folders kept by what they are made of: made once, whole when they are there, shared by all who want the same.
 
-Imports nothing of the house but its errors. An entry is written under another name and renamed; several processes may
-ask for one at the same time: one makes it while the others wait, and where they cannot wait for each other the first
-to finish wins.
+Imports nothing of the house but its errors and small files. An entry is made under another name and renamed; several
+processes may ask for one at the same time: one makes it while the others wait, and where they cannot wait for each
+other the first to finish wins. A sum of the bits of each of its files is kept with it and compared whenever it is
+opened: one that is not what was written is told and made anew.
 """
 
 import contextlib
 import os
 import shutil
 import tempfile
+import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..errors import WeftWarning, user_stacklevel
+from ..small_files import Reader, summed
 from .problems import DataError
+from .whole import made_whole, remove_left_behind
+
+SUMS = "sums.json"
+_READ = 1 << 22
 
 
 def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` in the cache; where it is not there, `make` fills it first."""
+    """The folder `name` in the cache; where it is not there, or not what was written, `make` fills it first."""
     entry = cache / name
-    if entry.is_dir():
+    if entry.is_dir() and not _damage(entry):
         return entry
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        remove_left_behind(cache)
         with _turn(cache / f".{name}.lock"):
+            if entry.is_dir() and (damage := _damage(entry)):
+                _remove(entry, damage)
             if not entry.is_dir():
                 _make(entry, make)
     except OSError as error:
@@ -34,16 +46,43 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(entry: Path, make: Callable[[Path], None]) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".partial", dir=entry.parent))
     try:
-        os.chmod(partial, 0o755)  # a cache is for all who may see its folder
-        make(partial)
-        os.rename(partial, entry)
+        with made_whole(entry) as partial:
+            os.chmod(partial, 0o755)  # a cache is for all who may see its folder
+            make(partial)
+            (partial / SUMS).write_bytes(summed({file.name: _sum(file) for file in partial.iterdir()}))
     except OSError:
         if not entry.is_dir():  # another process may have been first
             raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _damage(entry: Path) -> str:
+    """What is wrong with an entry's files; empty where they are what was written."""
+    try:
+        sums = Reader(DataError).summed_json(entry / SUMS, {str: [int]})
+        found = {file.name: _sum(file) for file in entry.iterdir() if file.name != SUMS}
+    except DataError as error:
+        return error.fact
+    except OSError as error:
+        return f"{entry} cannot be read: {error.strerror}"
+    wrong = next((name for name in sorted(sums.keys() | found.keys()) if sums.get(name) != found.get(name)), None)
+    return "" if wrong is None else f"{entry / wrong} is not what was written"
+
+
+def _sum(file: Path) -> list[int]:
+    """The size of a file and a sum of its bits."""
+    size, found = 0, 0
+    with open(file, "rb") as stream:
+        while block := stream.read(_READ):
+            size, found = size + len(block), zlib.crc32(block, found)
+    return [size, found]
+
+
+def _remove(entry: Path, damage: str) -> None:
+    warnings.warn(f"{damage}; this part of the cache is made anew", WeftWarning, stacklevel=user_stacklevel())
+    aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".partial", dir=entry.parent))
+    os.rename(entry, aside / entry.name)  # at once: nobody finds half of it
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,11 @@
 """Files as they lie on disk, compressed or not: their blocks, their lines, and what is in them as one hash.
 
 Imports the errors of the house alone. A file that cannot be read, is cut short or holds what it should not is a
-DataError that names the file and the line. At no time is more in memory than one block or one line.
+DataError that names the file and the line. At no time is more in memory than a few blocks or one line.
 """
 
 import contextlib
-import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
@@ -17,11 +15,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .problems import DataError, library
+from ..small_files import Reader, short, summed
+from .problems import DataError
+from .unpacking import BLOCK, COMPRESSED, EXPANSION, unpacked
+from .whole import write_whole
 
-BLOCK = 1 << 18
 LONGEST_LINE = 1 << 20
-COMPRESSED = (".gz", ".xz", ".zst")
+_TABLES = {  # how files of tables begin, and how they are made lines of JSON
+    b"PAR1": ("Parquet", "pandas.read_parquet({name!r})"),
+    b"ARROW1": ("Arrow", "pandas.read_feather({name!r})"),
+    b"\xff\xff\xff\xff": ("Arrow", "pyarrow.ipc.open_stream({name!r}).read_pandas()"),
+    b"FEA1": ("Feather", "pandas.read_feather({name!r})"),
+    b"ORC": ("ORC", "pandas.read_orc({name!r})"),
+}
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many bytes of the files are done, and how many there are."""
@@ -34,15 +40,19 @@ def plain_name(path: Path) -> str:
 
 def files_in(path: Path, pattern: str = "*") -> list[Path]:
     """The file itself, or those in a folder and below it, in the order of their names; hidden ones are left out."""
-    if not path.exists():
-        raise DataError(f"there is no {path}", fix="give a file or a folder that is there")
+    if not os.path.exists(path):
+        raise DataError(f"there is no {short(path)}", fix="give a file or a folder that is there")
     if not path.is_dir():
         return [path]
-    found = [
-        file
-        for file in path.rglob(pattern)
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
+    try:
+        found = [
+            file
+            for file in path.rglob(pattern)
+            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]
+    except (ValueError, NotImplementedError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"`glob` is {short(pattern)!a} in {path}: {why}", fix='say it like `glob = "*.txt"`') from None
     if not found:
         raise DataError(f"{path} has no file of the form {pattern!r}", fix="name another folder, or another `glob`")
     return sorted(found, key=lambda file: file.relative_to(path).as_posix())
@@ -68,13 +78,13 @@ class Watch:
             self.at(0)
 
 
-def blocks(path: Path, watch: Watch | None = None) -> Iterator[tuple[int, bytes]]:
+def blocks(path: Path, watch: Watch | None = None, expansion: int = EXPANSION) -> Iterator[tuple[int, bytes]]:
     """The bytes of a file and the number of the line each block begins in.
 
     A block ends after a line where there is one that ends in it, and never within a UTF-8 character.
     """
     line, kept = 1, b""
-    with opened(path) as (stream, raw), _told(path, lambda: f"line {line}"):
+    with opened(path, expansion) as (stream, raw), _told(path, lambda: f"line {line}"):
         while chunk := stream.read(BLOCK):
             if watch is not None:
                 watch.at(raw.tell())
@@ -100,10 +110,13 @@ def _cut(block: bytes) -> int:
     return max(end - 1, 0) if block[end - 1] >= 0xC0 else len(block)
 
 
-def lines(path: Path, longest: int = LONGEST_LINE, watch: Watch | None = None) -> Iterator[tuple[int, str]]:
+def lines(
+    path: Path, longest: int = LONGEST_LINE, watch: Watch | None = None, expansion: int = EXPANSION
+) -> Iterator[tuple[int, str]]:
     """The lines of a text file without their ends, each with its number, from 1."""
     number = 0
-    with opened(path) as (stream, raw), _told(path, lambda: f"line {number + 1}"):
+    with opened(path, expansion) as (stream, raw), _told(path, lambda: f"line {number + 1}"):
+        _refuse_table(path, stream)
         while line := stream.readline(longest + 1):
             number += 1
             if len(line) > longest:
@@ -117,6 +130,25 @@ def lines(path: Path, longest: int = LONGEST_LINE, watch: Watch | None = None) -
                 watch.at(raw.tell())
     if watch is not None:
         watch.finished(path)
+
+
+def refuse_table(path: Path) -> None:
+    """Raises for a file of a kind that holds tables and no text: Parquet, Arrow."""
+    with opened(path) as (stream, _):
+        _refuse_table(path, stream)
+
+
+def _refuse_table(path: Path, stream: Any) -> None:
+    begin = stream.peek(8)[:8]
+    for mark, (kind, read) in _TABLES.items():
+        if begin.startswith(mark):
+            into, call = f"{plain_name(path)}.jsonl", read.format(name=str(path))
+            raise DataError(
+                f"{path} is a file of {kind}, a table, and text was expected",
+                state=f"it begins {begin!r}",
+                fix=f"write its rows as lines of JSON, `{call}.to_json({into!r}, orient='records', lines=True)`, "
+                f"and give {into} with `field`, the column that holds the text",
+            )
 
 
 def text(content: bytes, path: Path, line: int) -> str:
@@ -139,44 +171,21 @@ def _garbage(path: Path, line: int, what: str, found: bytes) -> DataError:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def opened(path: Path, expansion: int = EXPANSION) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The content of a file as a stream, and the file itself, whose place says how much of it is read."""
     with _told(path, lambda: "its beginning"), open(path, "rb") as raw:
-        if path.suffix == ".zst":
-            unpacked: Any = _Zstandard(raw, library("zstandard", f"{path}"))
-        elif path.suffix in COMPRESSED:
-            unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else lzma.LZMAFile(raw)  # noqa: SIM115
-        else:
-            unpacked = raw
-        yield (raw if unpacked is raw else io.BufferedReader(unpacked, BLOCK)), raw
+        yield unpacked(path, raw, os.fstat(raw.fileno()).st_size, expansion), raw
 
 
-class _Zstandard(io.RawIOBase):
-    """A file of frames as a stream. The library's own reader takes a file that is cut short for a whole one."""
-
-    def __init__(self, raw: IO[bytes], zstandard: Any):
-        self._raw, self._new_frame = raw, zstandard.ZstdDecompressor().decompressobj
-        self._frame = self._new_frame()
-        self._is_within, self._ready = True, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        while not self._ready:
-            packed = self._frame.unused_data if self._frame.eof else b""
-            packed = packed or self._raw.read(1 << 16)
-            if not packed:
-                if self._is_within:
-                    raise EOFError("the file is cut short")
-                return 0
-            if self._frame.eof:
-                self._frame = self._new_frame()
-            self._ready = self._frame.decompress(packed)
-            self._is_within = not self._frame.eof
-        size = min(len(into), len(self._ready))
-        into[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
+def read_all(stream: IO[bytes], most: int | None = None) -> bytes:
+    """All that is in a stream, or so many bytes at most; memory grows with what is there, not with what is asked."""
+    found = bytearray()
+    while most is None or len(found) < most:
+        block = stream.read(BLOCK if most is None else min(BLOCK, most - len(found)))
+        if not block:
+            break
+        found += block
+    return bytes(found)
 
 
 @contextlib.contextmanager
@@ -232,8 +241,8 @@ class Hashes:
     def __init__(self, folder: Path | None):
         self._file = None if folder is None else folder / "hashes.json"
         self._known: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError):
-            self._known = dict(json.loads(self._file.read_text())) if self._file else {}
+        with contextlib.suppress(DataError):  # it only saves time
+            self._known = Reader(DataError).summed_json(self._file, {str: str}) if self._file else {}
 
     def of(self, files: Iterable[Path]) -> list[str]:
         """The hash of each file's bytes as they lie on disk."""
@@ -242,7 +251,7 @@ class Hashes:
         if self._file is not None and len(self._known) > before:
             with contextlib.suppress(OSError):  # it only saves time
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file, json.dumps(self._known).encode())
+                write_whole(self._file, summed(self._known))
         return found
 
     def _of(self, file: Path) -> str:
@@ -258,14 +267,3 @@ class Hashes:
         if time.time() - status.st_mtime > self._SETTLED:
             self._known[known_by] = found.hexdigest()
         return found.hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is whole when it is there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

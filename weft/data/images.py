@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import opened
+from .files import opened, read_all
 from .parts import border, chosen
 from .problems import DataError
 from .sources import Source
+from .unpacking import EXPANSION
 
+_MOST_DIMS = 8
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -48,11 +50,10 @@ def image_dataset(source: Source, *, part: str = "train") -> Images:
     if source.format != "images":
         raise DataError(f"a source of {source.format} has no images", fix='say `format = "images"`')
     found, side = chosen(source, part)
-    both = [
-        (read_idx(image), read_idx(label)) for image, label in zip(found.files[::2], found.files[1::2], strict=True)
-    ]
+    arrays = [read_idx(file, found.expansion) for file in found.files]
+    both = list(zip(arrays[::2], arrays[1::2], strict=True))
     for (images, labels), file in zip(both, found.files[::2], strict=True):
-        if len(images) != len(labels) or labels.ndim != 1:
+        if len(images) != len(labels) or labels.ndim != 1 or images.ndim < 2:
             raise DataError(
                 f"{file} has {len(images)} images, and there are {len(labels)} labels", fix="fetch both files again"
             )
@@ -64,19 +65,17 @@ def image_dataset(source: Source, *, part: str = "train") -> Images:
     return Images(images, labels)
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file."""
-    with opened(path) as (stream, _):
+def read_idx(path: Path, expansion: int = EXPANSION) -> np.ndarray:
+    """The array in an idx file; no room is made for more than the file holds."""
+    with opened(path, expansion) as (stream, _):
         head = stream.read(4)
-        if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or not head[3]:
+        if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or not 0 < head[3] <= _MOST_DIMS:
             raise DataError(f"{path} is no idx file", state=f"it begins {head!r}", fix="fetch it again")
         sizes = stream.read(4 * head[3])
-        shape = tuple(np.frombuffer(sizes, ">u4").tolist()) if len(sizes) == 4 * head[3] else (-1,)
+        shape = tuple(np.frombuffer(sizes, ">u4").tolist()) if len(sizes) == 4 * head[3] else (0,)
         dtype = np.dtype(_TYPES[head[2]])
         expected = math.prod(shape) * dtype.itemsize
-        content = stream.read(max(expected, 0))
-        if len(content) != expected or not shape or shape[0] == 0:
-            raise DataError(
-                f"{path} is cut short: {len(content):,} bytes of {max(expected, 0):,}", fix="fetch it again"
-            )
+        content = read_all(stream, expected)
+        if len(content) != expected or not expected:
+            raise DataError(f"{path} is cut short: {len(content):,} bytes of {expected:,}", fix="fetch it again")
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import closest
+from ..small_files import is_file, is_text, short
 from .files import (
-    COMPRESSED,
     LONGEST_LINE,
     Hashes,
     Watch,
@@ -24,15 +24,18 @@ from .files import (
     files_in,
     lines,
     plain_name,
+    refuse_table,
     text,
 )
 from .problems import DataError
+from .unpacking import COMPRESSED, EXPANSION
 
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
 PYTHON = "python"
 HELD_OUT = 0.05
 SOURCE_KEYS = (
-    "path format glob documents field fields source target dtype vocab end range held_out evaluation longest_line"
+    "path format glob documents field fields source target dtype vocab end range held_out evaluation longest_line "
+    "expansion"
 ).split()
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
 _SKIPPED = {"test", "tests", "idle_test", "idlelib_test", "site-packages", "dist-packages", "__pycache__"}
@@ -52,6 +55,7 @@ class Source:
     held_out: float | int = 0
     held_apart: "Source | None" = None
     longest_line: int = LONGEST_LINE
+    expansion: int = EXPANSION
     field: str = "text"
     fields: tuple[str, str] | None = None
     dtype: str | None = None
@@ -85,12 +89,10 @@ class Source:
                 yield from _of_one_document(self._blocks(file, watch))
         elif self.format == "lines":
             for file in self.files:
-                yield from ((line, True) for _, line in lines(file, self.longest_line, watch) if line)
+                yield from ((line, True) for _, line in self._lines(file, watch) if line)
         elif self.format == "jsonl" and not self.is_pairs:
             for file in self.files:
-                yield from (
-                    (record[0], True) for record in _records(file, (self.field,), self.longest_line, watch) if record[0]
-                )
+                yield from ((record[0], True) for record in self._records(file, (self.field,), watch) if record[0])
         else:
             raise DataError(f"a source of {self.format} has no documents", fix=_dataset_for(self))
 
@@ -100,12 +102,12 @@ class Source:
             raise DataError(f"a source of {self.format} has no pairs", fix=_dataset_for(self))
         if self.format == "pairs":
             for one, other in zip(self.files[::2], self.files[1::2], strict=True):
-                yield from _parallel(one, other, self.longest_line, watch)
+                yield from _parallel(one, other, self._lines(one, watch), self._lines(other, watch))
         for file in self.files:
             if self.format == "tsv":
-                yield from _columns(file, self.longest_line, watch)
+                yield from _columns(file, self._lines(file, watch))
             elif self.format == "jsonl" and self.fields is not None:
-                yield from ((one, other) for one, other in _records(file, self.fields, self.longest_line, watch))
+                yield from ((one, other) for one, other in self._records(file, self.fields, watch))
 
     def texts(self, watch: Watch | None = None) -> Iterator[str]:
         """All there is as text, for what learns from it: both sides of pairs, and documents in pieces."""
@@ -115,13 +117,20 @@ class Source:
         for piece, _ in () if self.is_pairs else self.pieces(watch):
             yield piece if isinstance(piece, str) else as_text(piece)
 
+    def _lines(self, file: Path, watch: Watch | None) -> Iterator[tuple[int, str]]:
+        return lines(file, self.longest_line, watch, self.expansion)
+
+    def _records(self, file: Path, fields: Iterable[str], watch: Watch | None) -> Iterator[tuple[str, ...]]:
+        return _records(file, self._lines(file, watch), fields)
+
     def _blocks(self, file: Path, watch: Watch | None) -> Iterator[str | bytes]:
         if self.format == "text":
-            yield from (text(block, file, line) for line, block in blocks(file, watch))
+            refuse_table(file)
+            yield from (text(block, file, line) for line, block in blocks(file, watch, self.expansion))
             return
         begin, end = self.range or (0, 1 << 62)
         place = 0
-        for _, block in blocks(file, watch):
+        for _, block in blocks(file, watch, self.expansion):
             if kept := block[max(begin - place, 0) : max(end - place, 0)]:
                 yield kept
             place += len(block)
@@ -161,8 +170,10 @@ def _of_one_document(found: Iterable[str | bytes]) -> Iterator[Piece]:
 # Lines of several kinds.
 
 
-def _parallel(one: Path, other: Path, longest: int, watch: Watch | None) -> Iterator[tuple[str, str]]:
-    left, right = lines(one, longest, watch), lines(other, longest, watch)
+Lines = Iterator[tuple[int, str]]
+
+
+def _parallel(one: Path, other: Path, left: Lines, right: Lines) -> Iterator[tuple[str, str]]:
     number = 0
     while True:
         first, second = next(left, None), next(right, None)
@@ -179,8 +190,8 @@ def _parallel(one: Path, other: Path, longest: int, watch: Watch | None) -> Iter
         yield first[1], second[1]
 
 
-def _columns(path: Path, longest: int, watch: Watch | None) -> Iterator[tuple[str, str]]:
-    for number, line in lines(path, longest, watch):
+def _columns(path: Path, rows: Lines) -> Iterator[tuple[str, str]]:
+    for number, line in rows:
         found = line.split("\t")
         if len(found) != 2:
             raise DataError(
@@ -191,15 +202,16 @@ def _columns(path: Path, longest: int, watch: Watch | None) -> Iterator[tuple[st
         yield found[0], found[1]
 
 
-def _records(path: Path, fields: Iterable[str], longest: int, watch: Watch | None) -> Iterator[tuple[str, ...]]:
-    for number, line in lines(path, longest, watch):
+def _records(path: Path, rows: Lines, fields: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    for number, line in rows:
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            why = "nested too deep" if isinstance(error, RecursionError) else error
             raise DataError(
-                f"{path}:{number} is not JSON: {error}", state=f"the line begins {line[:60]!r}", fix="mend the line"
+                f"{path}:{number} is not JSON: {why}", state=f"the line begins {line[:60]!r}", fix="mend the line"
             ) from None
         if not isinstance(record, dict):
             raise DataError(f"{path}:{number} is a {type(record).__name__}", fix='write objects: `{"text": "..."}`')
@@ -209,7 +221,12 @@ def _records(path: Path, fields: Iterable[str], longest: int, watch: Watch | Non
 def _field(record: Mapping[str, Any], name: str, path: Path, number: int) -> str:
     if not isinstance(record.get(name), str):
         what = f"no field `{name}`" if name not in record else f"no text in its field `{name}`"
-        raise DataError(f"{path}:{number} has {what}", fix=f"say `field`; {closest(name, map(str, record))}")
+        known = [key for key in record if is_text(key)]
+        raise DataError(f"{path}:{number} has {what}", fix=f"say `field`; {closest(name, known)}")
+    if not is_text(record[name]):
+        half = next(letter for letter in record[name] if not is_text(letter))
+        fix = "mend the line: such an escape is one of two that make a character together, and the other is missing"
+        raise DataError(f"{path}:{number} has half a character, {half!a}, in its field `{name}`", fix=fix)
     return record[name]
 
 
@@ -222,10 +239,11 @@ def open_source(spec: Any) -> Source:
     `path` (one or several), `format` (of FORMATS; where not said it is read off the name), `glob` for folders,
     `documents = "lines"` for texts whose lines are documents, `field` or `fields` of JSON lines, `source` and
     `target` endings of parallel files, `dtype`, `end` and `vocab` of arrays of tokens, `range` of bytes,
-    `held_out` (a share of the end, or a number) or `evaluation` (a source of its own), `longest_line`.
+    `held_out` (a share of the end, or a number) or `evaluation` (a source of its own), `longest_line`, and
+    `expansion`, how many times its size a compressed file may unpack to.
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
-    if unknown := next((key for key in told if key not in SOURCE_KEYS), None):
+    if (unknown := next((key for key in told if key not in SOURCE_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, SOURCE_KEYS))
     if "path" not in told:
         raise DataError("the data have no `path`", fix='say `path = "folder"`, or `path = "python"`')
@@ -261,7 +279,7 @@ def _opened(told: dict[str, Any], form: str | None) -> Source:
 
 
 def _source(form: str, files: Iterable[Path], names: Iterable[str], told: Mapping[str, Any]) -> Source:
-    plain = {key: told[key] for key in ("longest_line", "field", "dtype", "vocab", "end") if key in told}
+    plain = {key: told[key] for key in ("longest_line", "expansion", "field", "dtype", "vocab", "end") if key in told}
     held_out, apart = told.get("held_out", 0), told.get("evaluation")
     if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not _is_share(held_out):
         raise DataError(f"`held_out` is {held_out!r}", fix="say a share of the end as `0.05`, or a number as `5000`")
@@ -349,9 +367,11 @@ def _parallel_files(paths: list[Path], told: Mapping[str, Any]) -> tuple[list[Pa
 
 def _side(path: Path, ending: str) -> Path:
     tried = [path.with_name(f"{path.name}.{ending}{packed}") for packed in ("", *COMPRESSED)]
-    if found := next((file for file in tried if file.is_file()), None):
+    if found := next((file for file in tried if is_file(file)), None):
         return found
-    raise DataError(f"there is no {tried[0]}", state=f"nor with {', '.join(COMPRESSED)}", fix="see how it is named")
+    raise DataError(
+        f"there is no {short(tried[0])}", state=f"nor with {', '.join(COMPRESSED)}", fix="see how it is named"
+    )
 
 
 def _images(files: list[Path], names: list[str], told: Mapping[str, Any]) -> Source:

@@ -4,22 +4,25 @@ Imports the errors of the house alone; the libraries are loaded when a tokenizer
 the same `key` give the same ids.
 """
 
+import contextlib
 import io
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import closest
+from ..errors import WeftError, closest
+from ..small_files import Reader, is_file, short
 from .cache import made_once
-from .files import Progress, content_key, write_whole
+from .files import Progress, content_key
 from .problems import DataError, library
 from .sources import Source, as_text
+from .whole import write_whole
 
 PAD, END, UNKNOWN = 0, 1, 2
 NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"
@@ -28,6 +31,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
 TOKENIZER_KEYS = "kind path vocab model sample specials end pad".split()
+_FETCH = "fetch it again, or train one"
 _LONGEST_SENTENCE = 16_384
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
@@ -82,7 +86,8 @@ class ByteTokenizer:
         return self.encode_all([text])[0].tolist()
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        found = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
+        with _told("bytes cannot be made of this text"):
+            found = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
         ids = np.frombuffer(b"".join(found), np.uint8)
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         return (ids.astype(np.uint16) + self._first if self.specials else ids), lengths
@@ -107,16 +112,16 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, model: bytes, name: str = PIECES):
-        self._model = model
+        self._model, self._name = model, name
         pieces = library("sentencepiece", "a tokenizer of SentencePiece")
-        try:
+        if not model:  # the library takes it for a model not given yet
+            raise DataError(f"{name} has 0 bytes, and is no model of SentencePiece", fix=_FETCH)
+        with self._told("is no model of SentencePiece"):
             self._processor = pieces.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, OSError, ValueError):
-            raise DataError(f"{name} is no model of SentencePiece", fix="fetch it again, or train one") from None
-        self.vocab = self._processor.vocab_size()
-        self.end = _id_or_none(self._processor.eos_id())
-        self.pad = _id_or_none(self._processor.pad_id())
-        whole, first, second = self._encoded(["a\na", "a\n", "a"])
+            self.vocab = self._processor.vocab_size()
+            self.end = _id_or_none(self._processor.eos_id())
+            self.pad = _id_or_none(self._processor.pad_id())
+            whole, first, second = self._encoded(["a\na", "a\n", "a"])
         self._is_by_line = whole == first + second
 
     @property
@@ -133,10 +138,15 @@ class SentencePieceTokenizer:
         return ids, np.diff(ends[np.cumsum([0, *map(len, lines)])])
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return self._processor.encode(texts, num_threads=os.cpu_count() or 1)
+        with self._told("cannot encode this text"):
+            return self._processor.encode(texts, num_threads=os.cpu_count() or 1)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._processor.decode([int(i) for i in ids])
+        with self._told("cannot decode these ids"):
+            return self._processor.decode([int(i) for i in ids])
+
+    def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _told(f"{self._name} {what}")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8")
@@ -150,29 +160,36 @@ class JsonTokenizer:
     """A `tokenizer.json` of Hugging Face. `end` and `pad` are the tokens commonly named so, unless said."""
 
     def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
-        self._content = content
-        try:
-            self._tokenizer = library("tokenizers", "a `tokenizer.json`").Tokenizer.from_str(content)
-        except DataError:
-            raise
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(f"{name} is no `tokenizer.json`: {error}", fix="fetch it again") from None
-        self.vocab = self._tokenizer.get_vocab_size()
-        self.end, self.pad = self._special(end, _ENDS, name), self._special(pad, _PADS, name)
+        self._content, self._name = content, name
+        tokenizers = library("tokenizers", "a `tokenizer.json`")
+        with self._told("is no `tokenizer.json`"):
+            self._tokenizer = tokenizers.Tokenizer.from_str(content)
+            # Datasets cut texts and fill them up, and know the length; what the file says of that would lose text.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            ids = self._tokenizer.get_vocab().values()
+            # Some vocabularies have holes: an id may be larger than the number of tokens.
+            self.vocab = max(self._tokenizer.get_vocab_size(), max(ids, default=-1) + 1)
+            self.end, self.pad = self._special(end, _ENDS, name), self._special(pad, _PADS, name)
+        if not self.vocab:
+            raise DataError(f"{name} has no tokens", fix=_FETCH)
 
     @property
     def key(self) -> str:
         return content_key("tokenizer.json", _hash(self._content.encode()), self.end)
 
     def encode(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(_text(text), add_special_tokens=False).ids
+        with self._told("cannot encode this text"):
+            return self._tokenizer.encode(_text(text), add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        found = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        with self._told("cannot encode these texts"):
+            found = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return _joined([encoding.ids for encoding in found])
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        with self._told("cannot decode these ids"):
+            return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8")
@@ -181,6 +198,9 @@ class JsonTokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / JSON, self._content.encode())
 
+    def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _told(f"{self._name} {what}")
+
     def _special(self, said: str | None, common: Sequence[str], name: str) -> int | None:
         if said is None:
             return next((i for token in common if (i := self._tokenizer.token_to_id(token)) is not None), None)
@@ -188,6 +208,20 @@ class JsonTokenizer:
         if found is None:
             raise DataError(f"{name} has no token {said!r}", fix=closest(said, self._tokenizer.get_vocab()))
         return found
+
+
+@contextlib.contextmanager
+def _told(fact: str) -> Iterator[None]:
+    """Turns what a library raises into an error of the house: plain exceptions, and panics, which are none."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # somebody stops the program
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DataError(f"{fact}: {why}", fix=_FETCH) from None
 
 
 def _text(given: str | bytes) -> str:
@@ -221,7 +255,7 @@ def open_tokenizer(
     """
     told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
     told = {"path": spec} if told is None else told
-    if unknown := next((key for key in told if key not in TOKENIZER_KEYS), None):
+    if (unknown := next((key for key in told if key not in TOKENIZER_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, TOKENIZER_KEYS))
     kind = told.get("kind")
     if kind not in (None, "bytes", "sentencepiece", "json"):
@@ -249,21 +283,21 @@ def open_tokenizer(
 def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder where one was saved."""
     given = Path(path).expanduser()
-    found = given if given.is_file() else next((given / name for name in NAMES if (given / name).is_file()), None)
+    found = next((file for file in (given, *(given / name for name in NAMES)) if is_file(file)), None)
     if found is None:
         raise DataError(
-            f"there is no tokenizer at {given}",
+            f"there is no tokenizer at {short(given)}",
             state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
             fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
         )
+    if found.name == BYTES:
+        return ByteTokenizer(specials=Reader(DataError, _FETCH).json(found, {"specials": bool})["specials"])
     try:
         if found.suffix == ".model":
             return SentencePieceTokenizer(found.read_bytes(), str(found))
-        if found.name == BYTES:
-            return ByteTokenizer(specials=bool(json.loads(found.read_text())["specials"]))
         return JsonTokenizer(found.read_text(encoding="utf-8"), end=end, pad=pad, name=str(found))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{found} cannot be read: {error}", fix="fetch or save it again") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{found} cannot be read: {error}", fix=_FETCH) from None
 
 
 def train_sentencepiece(

@@ -1,25 +1,29 @@
 """Documents as tokens in files that are mapped into memory: all their ids in a row, and where each begins.
 
-Imports the errors of the house alone. Made once for a source and a tokenizer; whoever opens it reads only the pages
-that its own rows lie on.
+Imports the errors of the house alone. Made once for a source and a tokenizer. Whoever opens it reads it once, for the
+sum of its bits, and then only the pages that its own rows lie on.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
+from ..errors import WeftError
+from ..small_files import Reader
 from .cache import made_once
-from .files import Progress, content_key, opened, plain_name
+from .files import Progress, content_key, opened, plain_name, read_all
 from .problems import DataError
 from .sources import Piece, Source
 from .tokenizers import Tokenizer
 
 _AT_ONCE = 16 << 20  # characters given to a tokenizer at a time
 _SCANNED = 1 << 24  # ids looked at at a time
-_VERSION = 1
+_VERSION = 2
 _IDS, _OFFSETS, _TOLD = "tokens.bin", "offsets.npy", "told.json"
 
 
@@ -149,19 +153,14 @@ def _write_told(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
 
 
 def _opened_store(folder: Path) -> Tokens:
+    """The tokens in a folder of the cache, whose bits are known to be those that were written."""
+    fix = "remove that folder; it is made anew"
+    vocab = Reader(DataError, fix).json(folder / _TOLD, {"vocab": int})["vocab"]
     try:
-        vocab = json.loads((folder / _TOLD).read_text())["vocab"]
         ids = _plain(np.memmap(folder / _IDS, id_type(vocab), "r"))
         offsets = _plain(np.load(folder / _OFFSETS, mmap_mode="r"))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"the cache {folder} is not whole: {error}", fix="remove that folder; it is made anew"
-        ) from None
-    if offsets[-1] != len(ids):
-        raise DataError(
-            f"the cache {folder} is not whole: {len(ids)} ids, and documents end at {offsets[-1]}",
-            fix="remove that folder; it is made anew",
-        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"the cache {folder} cannot be read: {error}", fix=fix) from None
     return Tokens(ids, offsets, vocab)
 
 
@@ -180,7 +179,7 @@ def id_type(vocab: int) -> np.dtype:
 
 def _given(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
     """One array itself, mapped; several joined once. A document ends after each `end` id, where the source names it."""
-    arrays = [_array(file, source.dtype) for file in source.files]
+    arrays = [_array(file, source) for file in source.files]
     sizes = [len(array) for array in arrays]
     if not sum(sizes):
         raise DataError(f"there is nothing in {source.files[0]}", state="0 tokens", fix="give an array of tokens")
@@ -214,31 +213,52 @@ def _joined(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -
     return _plain(np.memmap(entry / _IDS, dtype, "r"))
 
 
-def _array(file: Path, dtype: str | None) -> np.ndarray:
+def _array(file: Path, source: Source) -> np.ndarray:
+    """The array in a file: mapped, or in memory where it is compressed; never more than the file holds."""
     name, is_packed = plain_name(file), plain_name(file) != file.name
+    with opened(file, source.expansion) as (stream, _):
+        shape, dtype = _header(file, stream) if name.endswith(".npy") else (None, _dtype(file, source.dtype))
+        begin = stream.tell() if not is_packed else 0
+        there = read_all(stream) if is_packed else b""
+    held = len(there) if is_packed else file.stat().st_size - begin
+    size = held if shape is None else math.prod(shape) * dtype.itemsize
+    if held < size or (shape is None and size % dtype.itemsize):
+        wanted = f"{size:,} bytes of {dtype} by its header" if shape else f"a whole number of {dtype}"
+        fix = "fetch the file again" if shape else "say its `dtype`, or write it anew"
+        raise DataError(f"{file} is no array of tokens: it has {held:,} bytes of data, and not {wanted}", fix=fix)
+    count = size // dtype.itemsize
+    if is_packed or not count:
+        return np.frombuffer(there[:size], dtype)
+    return _plain(np.memmap(file, dtype, "r", begin, (count,)))
+
+
+def _header(file: Path, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and dtype that the header of an .npy file claims: integers in one row."""
     try:
-        if name.endswith(".npy"):
-            if is_packed:
-                with opened(file) as (stream, _):
-                    found = np.load(stream)
-            else:
-                found = np.load(file, mmap_mode="r")
-        elif is_packed:
-            with opened(file) as (stream, _):
-                found = np.frombuffer(stream.read(), dtype or "uint16")
-        else:
-            found = np.memmap(file, dtype or "uint16", "r")
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{file} is no array of tokens: {error}",
-            state=f"dtype {dtype or 'uint16'}",
-            fix="say its `dtype`, or write it anew",
-        ) from None
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise DataError(
-            f"{file} holds {found.dtype}[{', '.join(map(str, found.shape))}]", fix="give integers in one row"
-        )
-    return _plain(found)
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, _, dtype = read(stream)
+    except Exception as error:  # NumPy reads it as Python, which raises many kinds
+        if isinstance(error, WeftError):
+            raise
+        raise DataError(f"{file} is no array of tokens: {_first_line(error)}", fix="write it anew") from None
+    if len(shape) != 1 or shape[0] < 0 or not np.issubdtype(dtype, np.integer):
+        raise DataError(f"{file} holds {dtype}[{', '.join(map(str, shape))}]", fix="give integers in one row")
+    return shape, dtype
+
+
+def _dtype(file: Path, name: str | None) -> np.dtype:
+    try:
+        found = np.dtype(name or "uint16")
+    except Exception as error:  # NumPy reads a language of its own, which raises many kinds
+        raise DataError(f"{file} is no array of tokens: {_first_line(error)}", fix="say its `dtype`") from None
+    if not np.issubdtype(found, np.integer):
+        raise DataError(f"`dtype` is {found}, and tokens are integers", fix='say `dtype = "uint16"`')
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _check_ids(most: int, vocab: int, what: str, whose: str) -> None:

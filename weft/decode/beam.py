@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
-from ..errors import TensorError, closest
+from ..errors import TensorError, closest, public
 from ..models.cache import Cache
 from ..nn.given import whole
 from ..spmd.place import get
@@ -45,6 +45,7 @@ class Hypotheses:
         return cut_off(self.tokens, self.lengths)
 
 
+@public
 def beam_search(
     model: Any,
     inputs: Any,

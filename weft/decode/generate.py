@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..models.cache import Cache
 from ..nn.given import whole
 from ..nn.weights import checked_key
@@ -48,6 +48,7 @@ def cut_off(tokens: np.ndarray, lengths: np.ndarray) -> Any:
     return [cut_off(row, length) for row, length in zip(tokens, lengths, strict=True)]
 
 
+@public
 def generate(
     model: Any,
     prompts: Any,

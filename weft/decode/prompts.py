@@ -40,7 +40,7 @@ class Start:
 @functools.lru_cache(maxsize=64)
 def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
-    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout, quiet=True)
+    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout)
 
 
 def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
@@ -80,10 +80,10 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
         layout = _that_holds(
             layout, mesh, {"slots": slots_for(longest, config.experts, config.gating, config.capacity)}
         )
-    if model.config.positions == "learned" and needed > model.config.length:
+    if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(
-            f"{most} tokens and {steps} more need {needed} positions, and the model has {model.config.length}",
-            fix=f"shorten the prompts, or ask for at most {max(model.config.length - most, 0)} tokens",
+            f"{most} tokens and {steps} more need {needed} positions, and the model has {room}",
+            fix=f"shorten the prompts, or ask for at most {max(room - most, 0)} tokens",
         )
     if isinstance(model, Seq2Seq):
         return Start(_begins_aligned(rows, longest, model.config.padding), room, mesh, layout)

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import RegionError
 from ..layout import as_layout, open_region
 from ..mesh import as_mesh
+from .companions import carry
 from .files import WeightsError
 from .loading import Source, arrays
 from .saving import written
@@ -27,7 +28,8 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> A
     """The model in a folder; on a mesh each processor reads only its own slices of it.
 
     `changes` are fields of its configuration (`remat=False`). Weights keep the type they have in the file, unless
-    `param_dtype` says otherwise; it computes in float32 if they are all float32, else in bfloat16.
+    `param_dtype` says otherwise; it computes in bfloat16 where they are bfloat16, else in float32 (also float16 ones:
+    `dtype="bfloat16"` is faster, and rounds their numbers).
     """
     if (mesh is None) != (layout is None):
         raise RegionError("load got only one of mesh and layout", fix="give both, or neither")
@@ -41,15 +43,25 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> A
     return arrays(source, config, mesh, layout, config.param_dtype if "param_dtype" in changes else None)
 
 
-def save(model: Any, folder: Any, *, shard_bytes: int = SHARD_BYTES, keys: Mapping[str, Any] | None = None) -> None:
+def save(
+    model: Any,
+    folder: Any,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    keys: Mapping[str, Any] | None = None,
+    like: Any = None,
+    tokenizer: bool = True,
+) -> None:
     """Writes the model as `transformers` reads it; the folder is whole when it is there; nothing may be in it before.
 
     A file holds at most `shard_bytes`, unless one tensor alone has more. `keys` are added to `config.json`: what weft
-    has no field for, such as `{"eos_token_id": 2}`.
+    has no field for, such as `{"eos_token_id": 2}`. `like` is the folder the model was read from: what weft has no use
+    for is taken from there, that is the other keys of its `config.json`, `generation_config.json`, and, unless
+    `tokenizer` is false, the tokenizer's files.
     """
     if open_region() is not None:
         raise RegionError("save was called inside a region", fix="call it outside, on the model itself")
-    written(model, Path(folder), shard_bytes, dict(keys or {}))
+    written(model, Path(folder), shard_bytes, dict(keys or {}), None if like is None else Path(like), tokenizer)
 
 
-__all__ = ["SHARD_BYTES", "WeightsError", "load", "read_config", "save"]
+__all__ = ["SHARD_BYTES", "WeightsError", "carry", "load", "read_config", "save"]

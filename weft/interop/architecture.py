@@ -3,6 +3,8 @@
 Imports the models, `files` and `mapping`. An architecture is a table; everything that acts on it is in `__init__`.
 """
 
+import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,31 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 LM_HEAD = "lm_head.weight"
+_LARGEST = 2**31
 NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
+
+
+_CLASS = r"(For\w+|Model|LMHeadModel|DoubleHeadsModel|EncoderModel|WithLMHeadModel|PreTrainedModel)"
+_OFF: tuple[Any, ...] = (None, False, 0, "", (), [])
+_COMPUTED_ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        "sliding_window use_sliding_window attention_chunk_size attn_logit_softcapping final_logit_softcapping "
+        "query_pre_attn_scalar hidden_activation qk_norm use_qk_norm qk_layernorm clip_qkv alibi use_parallel_residual "
+        "parallel_attn no_rope_layers no_rope_layer_interval attn_temperature_tuning rotary_dim rope_interleave "
+        "rope_local_base_freq sliding_window_pattern n_routed_experts num_local_experts kv_lora_rank "
+        "quantization_config".split(),
+        (),
+    ),
+    **dict.fromkeys(
+        "partial_rotary_factor rotary_pct logit_scale logits_scaling embedding_multiplier residual_multiplier "
+        "attention_multiplier scale_emb scale_depth".split(),
+        (1,),
+    ),
+}
+"""Keys of other families that change numbers, with the values that do not beside those that leave them out.
+
+A file may be one of those families under another's name.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +59,8 @@ class Architecture:
     class_name: str
     """The class of `transformers` that computes logits."""
     kind: type[TransformerConfig]
+    family: str
+    """How the names of all its classes in `transformers` begin."""
     fixed: Mapping[str, Any]
     """Fields of the configuration that are the same for all such models."""
     fields: "Callable[[Keys, Collection[str]], dict[str, Any]]"
@@ -56,6 +84,24 @@ class Architecture:
             state=f"model: {config.name}   nearest: {self.model_type}, where `{field}` is {wanted!r}",
             fix=f"only a model made with `{field}={wanted!r}` can be written so",
         )
+
+    def check_family(self, keys: "Keys") -> None:
+        """Raises where `config.json` says that the numbers are computed in another way than this architecture's."""
+        named = keys.found.get("architectures")
+        for name in named if isinstance(named, list) else ():
+            if not re.fullmatch(self.family + _CLASS, str(name), re.IGNORECASE):
+                raise WeightsError(
+                    f"`model_type` is {self.model_type!r} and `architectures` {name!r} in {keys.path}",
+                    fix=f"weft computes {self.class_name} and no other of this type; under another name numbers are "
+                    "wrong, so take the file as it was written",
+                )
+        windows = {"sliding_window"} if keys.found.get("use_sliding_window") is False else set()
+        for key in keys.found.keys() & _COMPUTED_ELSEWHERE.keys() - windows:
+            if (value := keys.found[key]) not in _OFF and value not in _COMPUTED_ELSEWHERE[key]:
+                raise WeightsError(
+                    f"`{key}` is {value!r:.60} in {keys.path}, which a {self.model_type} in weft does not compute",
+                    fix=f"only models without `{key}` are read so: numbers would be wrong",
+                )
 
     def check_fixed(self, config: Any) -> None:
         """Raises where the configuration is not one of this architecture's."""
@@ -90,14 +136,14 @@ class Keys:
         value = default if value is None else value
         if value is None:
             raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.wrong(key, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST:
+            raise self.wrong(key, f"a whole number below {_LARGEST:,}")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.found.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.wrong(key, "a finite number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -112,7 +158,7 @@ class Keys:
     def one_of(self, key: str, known: Mapping[str, Any], default: str) -> Any:
         """What a word stands for."""
         value = self.found.get(key, default)
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise WeightsError(
                 f"`{key}` is {value!r} in {self.path}, which weft does not compute", fix=closest(str(value), known)
             )

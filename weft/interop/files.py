@@ -1,7 +1,8 @@
 """Folders of weights: safetensors files, one or several with an index, and `config.json`. Pickles are never read.
 
-Imports errors alone of the house. Whatever is wrong with a folder is found when it is opened; afterwards reading a
-slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is whole or not there.
+Imports errors and small files alone of the house. Whatever is wrong with a folder is found when it is opened;
+afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is
+whole or not there.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import WeftError
+from ..small_files import MOST_BYTES, Reader, is_file, short
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 DTYPES = {"F32": np.dtype("float32"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("float16")}
@@ -70,7 +72,7 @@ class Weights:
         try:
             opened = safe_open(path, framework="numpy")
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise _unreadable(path, error) from None
         for name, found in slices.items():
             if found.get_dtype() not in DTYPES:
@@ -103,19 +105,11 @@ class Weights:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a file of JSON says; it must be an object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not is_file(path):
         raise WeightsError(
             f"there is no {path}", fix=f"give a folder with `{CONFIG}` and `{WEIGHTS}`, as `transformers` writes it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise WeightsError(
-            f"{path} is not JSON: {str(error).splitlines()[0]}", fix="fetch or write the file again"
-        ) from None
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path} holds a {type(found).__name__}, not an object", fix="fetch or write the file again")
-    return found
+        )
+    return Reader(WeightsError).json(path)
 
 
 def _index(folder: Path) -> dict[str, str] | None:
@@ -128,10 +122,11 @@ def _index(folder: Path) -> dict[str, str] | None:
     if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
         raise WeightsError(f"{folder / INDEX} has no `weight_map` from tensors to files", fix="fetch the index again")
     for name, file in found.items():
-        if Path(file).name != file or not (folder / file).is_file():
+        if Path(file).name != file or not is_file(folder / file):
             raise WeightsError(
-                f"{folder / INDEX} says that tensor `{name}` is in {file!r}, which is no file of the folder",
-                fix=f"fetch {file!r} into {folder}",
+                f"{folder / INDEX} says that tensor `{short(name)}` is in {short(file)!r}, which is no file of the "
+                "folder",
+                fix=f"fetch {short(file)!r} into {folder}",
             )
     return found
 
@@ -149,15 +144,20 @@ def _no_weights(folder: Path) -> WeightsError:
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:
     """The error of a file that is not whole; it names the first tensor that is not, where the header can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, WeightsError):
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             there = path.stat().st_size - 8 - size
-            header = json.loads(file.read(size if there >= 0 else 0))
-        ends = {name: info["data_offsets"][1] for name, info in header.items() if name != "__metadata__"}
+            is_held = there >= 0 and size <= MOST_BYTES["JSON"]
+            header = Reader(WeightsError).parse_json(file.read(size if is_held else 0), str(path))
+        Reader(WeightsError).check(header, {str: dict}, str(path))
+        header.pop("__metadata__", None)
+        Reader(WeightsError).check(header, {str: {"data_offsets": [int]}}, str(path))
+        ends = {name: max(info["data_offsets"], default=0) for name, info in header.items()}
         if cut := sorted((end, name) for name, end in ends.items() if end > there):
             return WeightsError(
-                f"{path} is cut short: tensor `{cut[0][1]}` ends at byte {cut[0][0]} of the data, which has {there}",
+                f"{path} is cut short: tensor `{short(cut[0][1])}` ends at byte {cut[0][0]} of the data, which has "
+                f"{there}",
                 fix="fetch the file again",
             )
     return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")
@@ -178,11 +178,16 @@ def write(
     tensors: Sequence[Stored],
     values: Iterable[np.ndarray],
     shard_bytes: int,
+    beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes the folder: `values` are those of `tensors`, one after the other, and are held one at a time."""
+    """Writes the folder: `values` are those of `tensors`, one after the other, and are held one at a time.
+
+    `beside` writes what else is to lie in it.
+    """
     check_free(folder)
     with moved_there(folder) as partial:
         _write_json(partial / CONFIG, config)
+        beside(partial)
         shards, left = _shards(tensors, shard_bytes), iter(values)
         files = [WEIGHTS] if len(shards) == 1 else [_file(i, len(shards)) for i in range(1, len(shards) + 1)]
         for file, shard in zip(files, shards, strict=True):

@@ -11,6 +11,7 @@ from .architecture import NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
 from .mapping import Entry
 
+_BIASES = {"q": "heads*group*d_kv", "k": "heads*d_kv", "v": "heads*d_kv", "o": "d_model"}
 _STRETCH = {
     "rotary_stretch": "factor",
     "rotary_low": "low_freq_factor",
@@ -64,6 +65,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "d_ff": keys.size("intermediate_size"),
         "vocab": keys.size("vocab_size"),
         "length": keys.size("max_position_embeddings", 2048),
+        "max_length": keys.size("max_position_embeddings", 2048),
         "activation": keys.activation("hidden_act", "silu"),
         "epsilon": keys.number("rms_norm_eps", 1e-6),
         "dropout": keys.number("attention_dropout", 0.0),
@@ -88,7 +90,7 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "head_dim": config.d_kv,
         "intermediate_size": config.d_ff,
         "vocab_size": config.vocab,
-        "max_position_embeddings": config.length,
+        "max_position_embeddings": config.max_positions,
         "hidden_act": NAMES[config.activation],
         "rms_norm_eps": config.epsilon,
         "attention_dropout": config.dropout,
@@ -116,13 +118,8 @@ def _entries(config: LMConfig) -> list[Entry]:
         "feed_forward.w_in": ("mlp.up_proj.weight", "d_ff d_model"),
         "feed_forward.w_out": ("mlp.down_proj.weight", "d_model d_ff"),
     }
-    if config.bias:
-        names |= {
-            "attention.q_bias": ("self_attn.q_proj.bias", "heads*group*d_kv"),
-            "attention.k_bias": ("self_attn.k_proj.bias", "heads*d_kv"),
-            "attention.v_bias": ("self_attn.v_proj.bias", "heads*d_kv"),
-            "attention.o_bias": ("self_attn.o_proj.bias", "d_model"),
-        }
+    for letter in (name for name in config.bias.split() if name in _BIASES):
+        names[f"attention.{letter}_bias"] = (f"self_attn.{letter}_proj.bias", _BIASES[letter])
     found = [Entry(f"{own}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
     found += [
         Entry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
@@ -135,6 +132,7 @@ LLAMA = Architecture(
     "llama",
     "LlamaForCausalLM",
     LMConfig,
+    family="Llama",
     fixed={
         "norm": "rms",
         "positions": "rotary",

@@ -40,10 +40,12 @@ class Source:
 
     def _model_type(self, found: Mapping[str, Any]) -> str:
         name = found.get("model_type")
-        if name not in ARCHITECTURES:
-            said = f"says that it is {name!r}" if "model_type" in found else "has no `model_type`"
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            said = f"says that it is {name!r:.60}" if "model_type" in found else "has no `model_type`"
+            known = ", ".join(f"`{each}`" for each in sorted(ARCHITECTURES))
             raise WeightsError(
-                f"{self.keys.path} {said}, which weft cannot read", fix=closest(str(name), ARCHITECTURES)
+                f"{self.keys.path} {said}, which weft cannot read",
+                fix=f"only these are read: {known}; another kind under one of these names computes wrong numbers",
             )
         return name
 
@@ -51,22 +53,38 @@ class Source:
         """The configuration that `config.json` stands for, with some fields changed."""
         made = self.architecture
         known = [field.name for field in dataclasses.fields(made.kind)]
-        if unknown := next((field for field in changes if field not in known), None):
+        if (unknown := next((field for field in changes if field not in known), None)) is not None:
             raise WeightsError(
                 f"this model has no `{unknown}` to change",
                 state=f"folder: {self.weights.folder}, {unknown}={changes[unknown]!r}",
                 fix=closest(unknown, known),
             )
+        made.check_family(self.keys)
         fields = {"name": self.weights.folder.resolve().name, **made.fixed, **self._dtypes()}
-        return made.kind(**(fields | made.fields(self.keys, self.weights.stored) | dict(changes)))
+        fields |= made.fields(self.keys, self.weights.stored) | dict(changes)
+        self._check_counts(fields)
+        return made.kind(**fields)
+
+    def _check_counts(self, fields: Mapping[str, Any]) -> None:
+        """Raises where there are to be more layers or experts than tensors."""
+        count = len(self.weights.stored)
+        for field in ("layers", "experts"):
+            if isinstance(fields.get(field), int) and fields[field] > count:
+                raise WeightsError(
+                    f"{self.keys.path} says that there are {fields[field]:,} {field}, and there are {count} tensors",
+                    fix="fetch the files again",
+                )
 
     def _dtypes(self) -> dict[str, str]:
-        """float32 where all is; else that of the largest tensor, and bfloat16 to compute in."""
+        """The dtype of the largest tensor; and to compute in bfloat16 if it is, else float32.
+
+        float16 has too small a range to compute in, and bfloat16 would round its numbers again.
+        """
         stored = [x for x in self.weights.stored.values() if not re.fullmatch(self.architecture.unused, x.name)]
         if not stored:
             raise WeightsError(f"{self.weights.folder} holds no weights", fix="fetch them again")
         largest = max(stored, key=lambda x: x.bytes)
-        is_wide = all(x.dtype == np.float32 for x in stored)
+        is_wide = any(x.dtype == np.float16 for x in stored) or all(x.dtype == np.float32 for x in stored)
         return {"dtype": "float32" if is_wide else "bfloat16", "param_dtype": str(largest.dtype)}
 
     def names(self, params: Mapping[str, Parameter], copies: Mapping[str, str]) -> dict[str, str]:
@@ -81,15 +99,24 @@ class Source:
         return found
 
 
-def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
-    """The model with its weights; of `dtype`, if not of the files' own."""
+def check(
+    source: Source, config: Any, mesh: Mesh | None = None, layout: Layout | None = None
+) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
+    """The model without values, its parameters, and the names of tensors; raises where the files do not fit it."""
     blueprint, weights = config.blueprint(mesh, layout), source.weights
-    params = parameters(blueprint, source.architecture.entries(config))
+    params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)
     names = source.names(params, copies)
     check_shapes(params, weights, names, f"config: {source.keys.path}")
     _check_copies(weights, copies, names)
     _check_extra(source, {*names.values(), *copies})
+    return blueprint, params, names
+
+
+def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
+    """The model with its weights; of `dtype`, if not of the files' own."""
+    blueprint, params, names = check(source, config, mesh, layout)
+    weights = source.weights
     dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else checked_dtypes(params, weights, names)
     region = None if mesh is None else Region(mesh, layout)  # type: ignore[arg-type]
     places = {path: _sharding(own, region) for path, own in params.items()}

@@ -129,13 +129,18 @@ def _shifted(part: slice, by: int) -> slice:
 # All parameters of a model.
 
 
-def parameters(blueprint: Any, entries: Sequence[Entry]) -> dict[str, Parameter]:
+def parameters(blueprint: Any, entries: Sequence[Entry], model_type: str) -> dict[str, Parameter]:
     """The parameters of a model without values, by path; each has one entry."""
     leaves = jax.tree_util.tree_leaves_with_path(blueprint)
     dims = {written(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
-    found = {entry.path: Parameter(entry, dims[entry.path]) for entry in entries if entry.path in dims}
-    assert set(found) == set(dims) == {entry.path for entry in entries}, set(dims) ^ {e.path for e in entries}
-    return found
+    named = {entry.path: entry for entry in entries}
+    for path in sorted(dims.keys() ^ named.keys()):
+        fact = "has a weight `{}` that a {} lacks" if path in dims else "lacks a weight `{}` that a {} has"
+        raise WeightsError(
+            f"with these changes the model {fact.format(path, model_type)}",
+            fix="leave out the changes that make it another kind of model, like `bias`, `norm`, `gated`, `positions`",
+        )
+    return {path: Parameter(entry, dims[path]) for path, entry in named.items()}
 
 
 def checked_dtypes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str]) -> dict[str, np.dtype]:

@@ -17,6 +17,7 @@ from ..nn.freezing import by_path
 from ..spmd.place import check_values
 from ..spmd.together import wait_for_all
 from .architecture import Architecture
+from .companions import copy_beside, keys_beside
 from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
 from .llama import LLAMA
@@ -25,13 +26,16 @@ from .switch import SWITCH
 from .t5 import T5
 
 
-def written(model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any]) -> None:
+def written(
+    model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any], like: Path | None, tokenizer: bool
+) -> None:
     """Writes the folder; of many processes the first does, and all wait for it."""
     config = _config_of(model)
     architecture = _form_of(config)
     architecture.check_fixed(config)
     of_config = architecture.keys(config)
-    params = parameters(config.blueprint(), architecture.entries(config))
+    beside = {} if like is None else keys_beside(like, architecture, of_config)
+    params = parameters(config.blueprint(), architecture.entries(config), architecture.model_type)
     arrays = _arrays_of(model, params)
     check_free(folder)
     wait_for_all(f"before saving {folder.name}")  # or a quick one would be done before a slow one has looked
@@ -52,7 +56,8 @@ def written(model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any])
         "torch_dtype": str(arrays["embedding.table"].dtype),
     }
     if jax.process_index() == 0:
-        write(folder, head | of_config | dict(keys), tensors, values(), shard_bytes)
+        all_keys = of_config | beside | head | dict(keys)
+        write(folder, all_keys, tensors, values(), shard_bytes, lambda made: copy_beside(like, made, tokenizer))
     else:
         for _ in values():  # takes its part in gathering
             pass

@@ -50,6 +50,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "every": _every(keys, found["layers"]),
         "capacity": float(experts),
         "length": keys.size("expert_capacity", 64),
+        "max_length": keys.size("expert_capacity", 64),
         "activation": keys.activation("dense_act_fn", "relu"),
         "tied": keys.flag("tie_word_embeddings", True),
         "tied_scale": True,
@@ -69,7 +70,9 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "num_experts": config.experts,
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
-        "expert_capacity": slots_for(config.length, config.experts, config.gating, config.capacity),
+        "expert_capacity": slots_for(
+            config.max_length or config.length, config.experts, config.gating, config.capacity
+        ),
         "dense_act_fn": NAMES[config.activation],
         "router_jitter_noise": config.jitter,
         "router_aux_loss_coef": config.balance_loss,
@@ -108,6 +111,7 @@ SWITCH = Architecture(
     "switch_transformers",
     "SwitchTransformersForConditionalGeneration",
     Seq2SeqConfig,
+    family="SwitchTransformers",
     fixed=t5.FIXED | {"gated": False, "gating": "switch"},
     fields=_fields,
     keys=_keys,

@@ -92,6 +92,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     return {
         **sizes(keys),
         "length": keys.size("n_positions", _LENGTH),
+        "max_length": keys.size("n_positions", _LENGTH),
         "activation": activation,
         "gated": gated,
         "tied": tied,
@@ -105,7 +106,7 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
     if (config.activation, config.gated) not in written:
         raise T5.no_form(config, "activation", "gelu_tanh")
     found = sizes_written(config) | {"feed_forward_proj": written[config.activation, config.gated]}
-    found["n_positions"] = config.length
+    found["n_positions"] = config.max_positions
     return found if not config.tied or config.tied_scale else found | {"scale_decoder_outputs": False}
 
 
@@ -174,6 +175,7 @@ T5 = Architecture(
     "t5",
     "T5ForConditionalGeneration",
     Seq2SeqConfig,
+    family="T5",
     fixed=FIXED | {"experts": 0},
     fields=_fields,
     keys=_keys,

@@ -3,28 +3,40 @@
 from dataclasses import replace
 from typing import Any
 
-from ..errors import TensorError
-from ..layout import Layout, as_layout
+import jax
+
+from ..errors import public
+from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
 from ..nn import weights
-from .config import TransformerConfig
+from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer_lm import LMConfig, TransformerLM
 
 
+@public
 def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
     """The model with its first weights; on a mesh each processor makes only its own slices of them.
 
     The values do not depend on the mesh or on the layout.
     """
-    if not isinstance(config, TransformerConfig):
-        raise TensorError(f"init got {config!r:.60} for a configuration", fix="give `models.preset(name)`")
+    need_config(config)
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
-    mesh, layout = as_mesh(mesh), _stored_layers(as_layout(layout))
-    return weights.init(_blueprint(config, mesh, layout), key, mesh, layout, dims=config.dims)
+    mesh, layout = as_mesh(mesh), as_layout(layout)
+    stored = _stored_layers(layout)
+    model = _blueprint(config, mesh, stored)
+    _check_layers(model, Region(mesh, layout))
+    return weights.init(model, key, mesh, stored, dims=config.dims)
+
+
+def _check_layers(model: Any, region: Region) -> None:
+    """Raises where layers do not divide by the rule as it was written, which is about to say how they are stored."""
+    found = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
+    for dim in dict.fromkeys(dim for dim in found if dim is not None and "layers" not in region.layout.params):
+        region.placement([dim])
 
 
 def _stored_layers(layout: Layout) -> Layout:
@@ -36,8 +48,10 @@ def _stored_layers(layout: Layout) -> Layout:
     return Layout(f"{layout.drop('layers')}{rule}")
 
 
+@public
 def shapes(config: TransformerConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    need_config(config)
     return weights.shapes(_blueprint(config))
 
 

@@ -59,6 +59,8 @@ class TransformerConfig(abc.ABC):
     """How many sequences `dims` counts on; the data may bring another number."""
     length: int = 256
     """How many tokens a sequence has; the data may bring another number."""
+    max_length: int | None = None
+    """How many positions the model knows, where that is more than `length`."""
     vocab_multiple: int = 128
     """The vocab is padded to a multiple of this; the padding is never predicted."""
     tied: bool = False
@@ -147,6 +149,11 @@ class TransformerConfig(abc.ABC):
         return Dim("vocab", self.vocab).padded_to(self.vocab_multiple)
 
     @property
+    def max_positions(self) -> int:
+        """How many positions the model knows: as many as a sequence has, or more."""
+        return max(self.length, self.max_length or 0)
+
+    @property
     def stretch(self) -> Stretch | None:
         """How rotations are stretched, where they are."""
         if self.rotary_stretch == 1:
@@ -166,7 +173,7 @@ class TransformerConfig(abc.ABC):
         if self.positions == "relative":
             found.append(Dim("buckets", self.buckets))
         if self.positions == "learned":
-            found.append(Dim("positions", self.length))
+            found.append(Dim("positions", self.max_positions))
         if self.experts:
             slots = slots_for(self.length, self.experts, self.gating, self.capacity)
             found += [Dim("experts", self.experts), Dim("router", self.experts)]
@@ -184,6 +191,16 @@ class TransformerConfig(abc.ABC):
     def param_count(self) -> int:
         """How many numbers the weights hold, padding left out."""
         return weights.count(self.blueprint())
+
+
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+"""The dims of a model that a search of layouts splits where none are named."""
+
+
+def need_config(config: Any, kind: type = TransformerConfig) -> None:
+    """Raises where something else stands for a configuration."""
+    if not isinstance(config, kind):
+        raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")
 
 
 def stream(length: int) -> Dim:

@@ -1,8 +1,8 @@
 """Encoder-only Transformers in the way of BERT: words that were hidden are predicted, or whole sequences classified."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,12 +10,12 @@ import jax
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
-from .config import TransformerConfig
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named, named_batch, run, same_shape
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -32,6 +32,7 @@ BATCH = {
 _KEPT, _RANDOM = 0.1, 0.1  # of the words to be predicted: so many stay as they are, so many become any word
 
 
+@public(form="models.EncoderConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
     """An encoder-only Transformer."""
@@ -58,6 +59,7 @@ class EncoderConfig(TransformerConfig):
 class Encoder(eqx.Module):
     """An encoder, the tables of words, and what classifies by the first of the sequence."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack
@@ -67,12 +69,15 @@ class Encoder(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: EncoderConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, EncoderConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.encoder = Stack(config, causal=False)
         self.classifier = nn.Linear(config.dim("d_model"), config.dim("classes"), bias=True) if config.classes else None
 
+    @public
     def logits(self, tokens: Any) -> Tensor:
         """The logits of the word at each place: f32[batch length vocab]."""
         return run(_logits, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)})
@@ -81,6 +86,7 @@ class Encoder(eqx.Module):
         """The logits of the classes of each sequence: f32[batch classes]."""
         return run(_classify, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)}, None)
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `labels`, or of `targets` where `weights` count; dropout where a key is given.
 
@@ -88,6 +94,7 @@ class Encoder(eqx.Module):
         """
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
         key = checked_key(key)
@@ -101,8 +108,8 @@ def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
     is_chosen = wf.random.bernoulli(keys[0], tokens.dims, like=tokens, p=config.hidden_share)
     if config.padding is not None:
         is_chosen = is_chosen & (tokens != config.padding)
-    draw = wf.random.uniform(keys[1], tokens.dims, like=tokens)
-    other = wf.random.randint(keys[2], tokens.dims, like=tokens, minval=0, maxval=config.vocab)
+    draw = wf.random.uniform(keys[1], tokens.dims, like=tokens, dtype="float32")
+    other = wf.random.randint(keys[2], tokens.dims, like=tokens, minval=0, maxval=config.vocab, dtype="int32")
     changed = wf.where(draw < _KEPT, tokens, wf.where(draw < _KEPT + _RANDOM, other, config.hidden_id))
     inputs = wf.where(is_chosen, changed, tokens)
     return {"inputs": inputs, "targets": tokens, "weights": wf.cast(is_chosen, "float32")}

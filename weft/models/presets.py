@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DimError, closest
-from .config import TransformerConfig
+from ..errors import DimError, closest, public
+from .config import TransformerConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
 from .transformer_lm import LMConfig
@@ -97,19 +97,22 @@ PRESETS = tuple(_PRESETS)
 KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqConfig, "encoder": EncoderConfig}
 
 
+@public
 def fields(config: TransformerConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
+    need_config(config)
     kind = next(name for name, made in KINDS.items() if type(config) is made)
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 
+@public
 def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     """The configuration of these values, which stand in the file `where`."""
     kind = values.get("kind")
     if kind not in KINDS:
         raise DimError(f"{where} has a model of the kind {kind!r}", fix=closest(str(kind), KINDS))
     known = {field.name: field for field in dataclasses.fields(KINDS[kind])}
-    if unknown := next((name for name in values if name != "kind" and name not in known), None):
+    if (unknown := next((name for name in values if name != "kind" and name not in known), None)) is not None:
         raise DimError(f"{where} has `{unknown}`, which a model has not", fix=closest(unknown, known))
     needed = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in values]
     if needed:
@@ -121,6 +124,7 @@ def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     return KINDS[kind](**left_out, **{name: value for name, value in values.items() if name != "kind"})
 
 
+@public
 def preset(name: str, /, **changes: Any) -> Any:
     """The configuration of that name, with some fields changed.
 
@@ -131,7 +135,7 @@ def preset(name: str, /, **changes: Any) -> Any:
         raise DimError(f"there is no preset {name!r}", fix=closest(str(name), _PRESETS))
     config = _PRESETS[name]
     fields = [field.name for field in dataclasses.fields(config)]
-    if unknown := next((field for field in changes if field not in fields), None):
+    if (unknown := next((field for field in changes if field not in fields), None)) is not None:
         raise DimError(
             f"this model has no `{unknown}` to change",
             state=f"preset: {name}, {unknown}={changes[unknown]!r}",

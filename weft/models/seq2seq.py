@@ -1,20 +1,21 @@
 """Encoder-decoder Transformers: the paper's translation model and T5 (1.0, 1.1, Flan), with or without experts."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim
+from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache, Past
-from .config import TransformerConfig
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named, named_batch, run, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -30,6 +31,7 @@ BATCH = {
 }
 
 
+@public(form="models.Seq2SeqConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(TransformerConfig):
     """An encoder-decoder Transformer; `layers` is the number of layers of each."""
@@ -47,6 +49,7 @@ class Seq2SeqConfig(TransformerConfig):
 class Seq2Seq(eqx.Module):
     """An encoder, a decoder that looks at what it made, and the tables of words."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack
@@ -56,22 +59,27 @@ class Seq2Seq(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: Seq2SeqConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, Seq2SeqConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True, memory=True)
 
+    @public
     def logits(self, inputs: Any, targets_in: Any) -> Tensor:
         """The logits of the token that follows each of `targets_in`, given `inputs`: f32[batch length vocab]."""
         vocab = self.config.vocab
         given = {"inputs": named("inputs", inputs, "ids", vocab)}
         return run(_logits, self, given, named("targets_in", targets_in, "ids", vocab))
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of `targets` given `inputs`, in nats a token; dropout where a key is given."""
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it."""
         found = named_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)

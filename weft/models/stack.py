@@ -189,9 +189,9 @@ def block(
         q, seen.keys, seen.values, mask=around.mask, bias=around.bias, key=keys[0], dropout=config.dropout
     )
     y = wf.name(layer.attention.out(mixed, rename=back), "attention")
-    x = x + dropped(y, config, keys[1])
+    x = wf.add(x, dropped(y, config, keys[1]), names="subset")
     if layer.memory_attention is not None:
-        x = x + dropped(_from_memory(config, layer, x, around, keys[2], back), config, keys[3])
+        x = wf.add(x, dropped(_from_memory(config, layer, x, around, keys[2], back), config, keys[3]), names="subset")
     h = inside(layer.feed_forward_norm(x))
     told: dict[str, Tensor] = {}
     if isinstance(layer.feed_forward, nn.MixtureOfExperts):
@@ -199,7 +199,7 @@ def block(
         y = y.rename(**back) if back else y
     else:
         y = layer.feed_forward(h, key=keys[4], dropout=config.dropout, rename=back)
-    x = x + dropped(wf.name(y, "feed_forward"), config, keys[5])
+    x = wf.add(x, dropped(wf.name(y, "feed_forward"), config, keys[5]), names="subset")
     return x, told, new
 
 

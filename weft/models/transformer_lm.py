@@ -4,20 +4,20 @@ Nothing here says anything about processors: the same lines run on one and under
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 
 from .. import nn
 from .. import ops as wf
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
 from ..tensor import Tensor
 from .cache import Cache
-from .config import TransformerConfig
+from .config import SEARCHED, TransformerConfig, need_config
 from .running import named_batch, run, same_shape, shifted
 from .stack import Stack
 from .words import checked_key, embed, predict, scored, tables
@@ -33,6 +33,7 @@ BATCH = {
 }
 
 
+@public(form="models.LMConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LMConfig(TransformerConfig):
     """A decoder-only Transformer language model.
@@ -52,6 +53,7 @@ class LMConfig(TransformerConfig):
 class TransformerLM(eqx.Module):
     """A language model: its weights, its configuration, and where it was made if that was on a mesh."""
 
+    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     decoder: Stack
@@ -60,17 +62,21 @@ class TransformerLM(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
+    @public(form="models.init(config, key)")
     def __init__(self, config: LMConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+        need_config(config, LMConfig)
         self.config, self.mesh, self.layout = config, mesh, layout
         self.embedding, self.positions, self.softmax = tables(config)
         self.decoder = Stack(config, causal=True)
 
+    @public
     def logits(self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None) -> Tensor:
         """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
         batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
         found = named_batch(batch, BATCH, _needed(batch, self.config), self.config.vocab)
         return run(_logits, self, found | {"inputs": found.pop("tokens")})
 
+    @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy in nats a token, and what the experts add; a scalar. Dropout where a key is given.
 
@@ -80,6 +86,7 @@ class TransformerLM(eqx.Module):
         """
         return self.loss_and_metrics(batch, key)[0]
 
+    @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and what went into it: `nll`, `accuracy`, `tokens`, and what the experts report."""
         return run(_loss_and_metrics, self, _given(batch, self.config), checked_key(key))

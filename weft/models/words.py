@@ -27,15 +27,16 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     """Words and, where they are added, their positions: [batch stream d_model], or without `stream` for one token."""
     config = model.config
     x = model.embedding(tokens, config.dtype)
-    if model.positions is not None and tokens.dims.has("length") and tokens.size("length") > config.length:
+    if model.positions is not None and tokens.dims.has("length") and tokens.size("length") > config.max_positions:
+        most = config.max_positions
         raise DimError(
-            f"a sequence has {tokens.size('length')} tokens, and the model has learned {config.length} positions",
-            fix=f"give at most {config.length} tokens, or make the model with a larger `length`",
+            f"a sequence has {tokens.size('length')} tokens, and the model has learned {most} positions",
+            fix=f"give at most {most} tokens, or make the model with a larger `length`",
         )
     if model.positions is not None:
-        x = x + model.positions(mask.here(x), config.dtype)
+        x = wf.add(x, model.positions(mask.here(x), config.dtype), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(x + nn.sinusoids(mask.here(x), x.dim("d_model"), x), config.dtype)
+        x = wf.cast(wf.add(x, nn.sinusoids(mask.here(x), x.dim("d_model"), x), names="subset"), config.dtype)
     x = dropped(x, config.dropout, key_of(key, 0))
     return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
 

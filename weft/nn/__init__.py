@@ -1,5 +1,9 @@
 """Layers: Equinox modules over named tensors. A layer says nothing about processors."""
 
+from typing import Any
+
+from ..elsewhere import LAYERS, unknown_name
+from ..errors import folded
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -35,3 +39,8 @@ __all__ = [
     "summed_cross_entropy",
     "unfreeze",
 ]
+
+
+@folded
+def __getattr__(name: str) -> Any:
+    raise unknown_name("nn", name, __all__, LAYERS)

@@ -1,7 +1,8 @@
 """Attention between named positions: `length` asks, `memory_length` answers.
 
-Heads of keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the
-fused kernel is used where it can do the same; the numbers agree to the dtype's precision.
+The layer's own dims may have any names. Heads of keys and values are `heads`; where several query heads share one, they
+are `heads` x `group`. On a GPU the fused kernel is used where it can do the same; the numbers agree to the dtype's
+precision.
 """
 
 import math
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..tensor import Tensor
 from .given import has_dims, number, one_dim
 from .position import Stretch, rotated
@@ -24,6 +25,7 @@ UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
 
 
+@public
 class Mask(eqx.Module):
     """Who sees whom. Positions count from 0 where none are given; segments of a packed batch do not see each other."""
 
@@ -49,6 +51,7 @@ class Mask(eqx.Module):
             )
 
     @classmethod
+    @public
     def within(cls, *, positions: Tensor | None = None, segments: Tensor | None = None, **how: Any) -> "Mask":
         """The mask of a sequence that looks at itself."""
 
@@ -117,6 +120,7 @@ class Attention(eqx.Module):
     stretch: Stretch | None = eqx.field(static=True)
     fused: bool = eqx.field(static=True)
 
+    @public
     def __init__(
         self,
         d_model: Dim,
@@ -158,6 +162,7 @@ class Attention(eqx.Module):
             names = "talking.0", "talking.1"
             self.talking = tuple(normal([heads, mixed], stddev=heads.count**-0.5, key=key, name=n) for n in names)
 
+    @public
     def __call__(
         self,
         h: Tensor,
@@ -197,7 +202,8 @@ class Attention(eqx.Module):
     def _turned(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
             return x
-        return rotated(x, position, base=self.rotary, stretch=self.stretch)
+        d_kv = self.k.dims[-1]
+        return rotated(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch)
 
     def attend(
         self,
@@ -212,19 +218,20 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """The mean of the values each query sees, by how well keys answer: as `q`."""
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        if self.fused and is_plain and mask.is_simple and can_fuse(q, k):
+        if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
             return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        scores = wf.einsum(q, k, over="d_kv")
+        d_kv = self.k.dims[-1]
+        scores = wf.einsum(q, k, over=d_kv)
         scores = wf.cast(scores, "float32") * self.scale
         if bias is not None:
-            scores = scores + bias
+            scores = wf.add(scores, bias, names="subset")
         if self.softcap is not None:
             scores = self.softcap * wf.tanh(scores / self.softcap)
         if self.talking is not None:
             scores = _talk(scores, self.talking[0])
         is_seen = mask.is_seen(q, k)
         if is_seen is not None:
-            scores = wf.where(is_seen, scores, UNSEEN)
+            scores = wf.where(is_seen, scores, UNSEEN, names="subset")
         share = wf.softmax(scores, over="memory_length")
         if self.talking is not None:
             share = _talk(share, self.talking[1])
@@ -235,12 +242,13 @@ class Attention(eqx.Module):
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
         y = wf.einsum(mixed, used(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
-        return y if self.o_bias is None else y + wf.cast(self.o_bias, y.dtype)
+        return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
 
 def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = wf.einsum(h, used(weight, h.dtype), over="d_model")
-    return y if bias is None else y + wf.cast(bias, h.dtype)
+    d_model = weight.dims[0]
+    y = wf.einsum(h, used(weight, h.dtype), over=d_model)
+    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
 def _talk(scores: Tensor, weight: Tensor) -> Tensor:
@@ -251,14 +259,14 @@ def _talk(scores: Tensor, weight: Tensor) -> Tensor:
 # The fused kernel.
 
 
-def can_fuse(q: Tensor, k: Tensor) -> bool:
+def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     """Whether the fused kernel takes these: on a GPU, in a narrow float, with all positions of a head at hand."""
     if not _is_on_gpu(q) or q.dtype not in (jnp.bfloat16, jnp.float16):
         return False
-    names = [dim.name for dim in q.dims]
-    is_usual = names in (["batch", "length", "heads", "d_kv"], ["batch", "length", "heads", "group", "d_kv"])
-    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, "d_kv"), (k, "memory_length")))
-    width = q.size("d_kv")
+    d_kv = heads[-1].name
+    is_usual = q.dims.names == ("batch", "length", *(dim.name for dim in heads))
+    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
+    width = q.size(d_kv)
     return is_usual and is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
 
 
@@ -288,4 +296,4 @@ def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window
         )
         return y.reshape(q.shape)
 
-    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", "d_kv"])
+    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", q.dims[-1]])

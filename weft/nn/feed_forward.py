@@ -7,6 +7,7 @@ import jax
 
 from .. import ops as wf
 from ..dims import Dim
+from ..errors import public
 from ..tensor import Tensor
 from .given import has_dims, one_dim, one_of
 from .weights import dropped, full, normal, used
@@ -29,6 +30,7 @@ class FeedForward(eqx.Module):
     out_bias: Tensor | None
     activation: str = eqx.field(static=True)
 
+    @public
     def __init__(
         self,
         d_model: Dim,
@@ -48,6 +50,7 @@ class FeedForward(eqx.Module):
         self.in_bias = full([d_ff], 0.0, key=key, name="in_bias") if bias else None
         self.out_bias = full([d_model], 0.0, key=key, name="out_bias") if bias else None
 
+    @public
     def __call__(self, h: Tensor, *, key: Any = None, dropout: float = 0.0, rename: Any = None) -> Tensor:
         """The result; `rename` lets it leave under other names, as in `einsum`."""
         has_dims(h, self.w_in.dims[:1])
@@ -56,13 +59,13 @@ class FeedForward(eqx.Module):
         d_model, d_ff = w_in.dims
         hidden = wf.einsum(h, w_in, over=d_model)
         if self.in_bias is not None:
-            hidden = hidden + wf.cast(self.in_bias, h.dtype)
+            hidden = wf.add(hidden, wf.cast(self.in_bias, h.dtype), names="subset")
         activate = ACTIVATIONS[self.activation]
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
             gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
-            hidden = activate(gate) * hidden
+            hidden = wf.multiply(activate(gate), hidden, names="subset")
         hidden = dropped(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
-        return y if self.out_bias is None else y + wf.cast(self.out_bias, h.dtype)
+        return y if self.out_bias is None else wf.add(y, wf.cast(self.out_bias, h.dtype), names="subset")

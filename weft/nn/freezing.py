@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 
-from ..errors import TensorError, closest
+from ..errors import TensorError, closest, public
 from ..tensor import Tensor, is_tensor
 from .weights import with_kind, written
 
 
+@public
 def freeze(model: Any, *patterns: str) -> Any:
     """The model with the parameters whose paths match a pattern frozen: they get no gradient and no update.
 
@@ -26,11 +27,13 @@ def freeze(model: Any, *patterns: str) -> Any:
     return _marked(model, patterns, True)
 
 
+@public
 def unfreeze(model: Any, *patterns: str) -> Any:
     """The model with the parameters whose paths match a pattern trained again; without patterns, all of them."""
     return _marked(model, patterns or ("*",), False)
 
 
+@public
 def paths(model: Any) -> list[str]:
     """The paths of all parameters."""
     return list(by_path(model))
@@ -52,6 +55,8 @@ def matched(patterns: Any, model: Any) -> set[str]:
     patterns, found = patterns.split() if isinstance(patterns, str) else patterns, set()
     known = paths(model)
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TensorError(f"{pattern!r:.60} is no pattern of paths", fix="give text, e.g. 'embedding.*'")
         own = fnmatch.filter(known, pattern)
         if not own:
             raise TensorError(f"no parameter's path matches {pattern!r}", fix=closest(pattern, known))

@@ -7,7 +7,7 @@ import equinox as eqx
 
 from .. import ops as wf
 from ..dims import Dim, Shape, new_dims
-from ..errors import DimError
+from ..errors import DimError, public
 from ..tensor import Tensor, is_tensor
 from .given import has_dims, one_dim
 from .weights import full, normal, used
@@ -24,6 +24,7 @@ class Linear(eqx.Module):
     ins: Shape = eqx.field(static=True)
     names: dict[str, Dim] = eqx.field(static=True)
 
+    @public
     def __init__(self, ins: Any, outs: Any, *, key: Any = None, bias: bool = False, stddev: float | None = None):
         self.ins, outs = Shape(new_dims(ins, what="ins")), Shape(new_dims(outs, what="outs"))
         made = [Dim(f"{d.name}_out", d.size, d.name, d.valid) if self.ins.has(d.name) else d for d in outs]
@@ -32,13 +33,14 @@ class Linear(eqx.Module):
         self.weight = normal([*self.ins, *made], stddev=spread, key=key, name="weight")
         self.bias = full(made, 0.0, key=key, name="bias") if bias else None
 
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         has_dims(x, self.ins)
         self._check_outs(x)
         weight = used(self.weight, x.dtype)
         if self.bias is None:
             return wf.einsum(x, weight, over=self.ins, rename=self.names)
-        y = wf.einsum(x, weight, over=self.ins) + wf.cast(self.bias, x.dtype)
+        y = wf.add(wf.einsum(x, weight, over=self.ins), wf.cast(self.bias, x.dtype), names="subset")
         return y.rename(**self.names) if self.names else y
 
     def _check_outs(self, x: Tensor) -> None:
@@ -56,15 +58,18 @@ class Embedding(eqx.Module):
     table: Tensor
     ids: str = eqx.field(static=True)
 
+    @public
     def __init__(self, ids: Dim, dims: Any, *, key: Any = None, stddev: float = 1.0):
         self.ids = one_dim(ids, "ids").name
         self.table = normal([ids, *new_dims(dims, what="dims")], stddev=stddev, key=key, name="table")
 
+    @public
     def __call__(self, ids: Tensor, dtype: Any = None) -> Tensor:
         """The vectors of some ids; of a split table only sums are sent."""
         table = self.table if dtype is None else wf.cast(self.table, dtype)
         return wf.take(table, ids, over=self.ids)
 
+    @public
     def logits(self, x: Tensor, dtype: Any = "float32") -> Tensor:
         """The product of `x` with every vector."""
         table = wf.cast(self.table, x.dtype)

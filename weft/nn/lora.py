@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from ..dims import Dim, Shape
-from ..errors import TensorError
+from ..errors import TensorError, public
 from ..tensor import Tensor, is_tensor, parameter
 from .freezing import freeze, map_paths, matched, unfreeze
 from .given import whole
@@ -20,6 +20,7 @@ from .weights import Adapted, Weight, checked_key, init, own_key, used
 WHERE = ("*.attention.q", "*.attention.v")
 
 
+@public
 def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, alpha: float | None = None) -> Any:
     """The model with thin weights beside those whose paths match `where`; only the thin ones are trained.
 
@@ -42,6 +43,7 @@ def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, 
     return map_paths(adapted, freeze(model, "*"))
 
 
+@public
 def merge(model: Any) -> Any:
     """The model with the adapters folded into their weights, and all of it trained again."""
     if not _has_adapters(model):

@@ -2,34 +2,95 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
 
 from .. import ops as wf
-from ..dims import UNSHOWN, Dim
-from ..errors import DimError
-from ..tensor import Tensor
+from ..dims import UNSHOWN, Dim, Shape
+from ..errors import DimError, TensorError, public
+from ..ops.index import integers
+from ..ops.meet import need_tensor
+from ..tensor import Tensor, has_values
 from .given import number, whole_number
 
 
+@public
 def cross_entropy(
-    logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, z_loss: float = 0.0, over: str = "vocab"
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    over: str = "vocab",
+    ignore_index: int | None = None,
+    check_labels: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Minus the log-probability of each target; and the loss, with label smoothing and `z_loss` times log(sum)**2."""
+    """Minus the log-probability of each target; and the loss, with label smoothing and `z_loss` times log(sum)**2.
+
+    Targets equal to `ignore_index` give 0 and no gradient. One outside the vocab is an error where its value is known;
+    in a traced program both results are NaN there, and `check_labels` raises after the call.
+    """
+    logits, targets = need_tensor(logits, "cross_entropy"), integers(targets, "cross_entropy")
     vocab = logits.dim(over)
     number(smoothing, "smoothing", least=0, below=1, example=0.1)
     number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
+    _check_labels(targets, vocab, ignore_index, check_labels)
     is_target = wf.one_hot(targets, vocab, dtype=bool)
-    target = wf.sum(wf.where(is_target, logits, 0.0), over=over)
+    target = wf.sum(wf.where(is_target, logits, 0.0, names="subset"), over=over)
     total = wf.logsumexp(logits, over=over)
-    nll = total - target
+    is_label = _within(targets, vocab)
+    nll = wf.where(is_label, total - target, math.nan)
     loss = nll
     if smoothing:
         others = total - wf.mean(logits, over=over)
         loss = (1 - smoothing) * nll + smoothing * others
     if z_loss:
         loss = loss + z_loss * total * total
-    return nll, loss
+    if ignore_index is None:
+        return nll, loss
+    counts = targets != ignore_index
+    return wf.where(counts, nll, 0.0), wf.where(counts, loss, 0.0)
 
 
+def _within(targets: Tensor, vocab: Dim) -> Tensor:
+    """Whether each target is an id of the vocab."""
+
+    def is_label(ids: Any) -> Any:
+        return (ids >= 0) & (ids < vocab.count)
+
+    return wf.elementwise(is_label, targets)
+
+
+def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
+    """Raises where a target that counts lies outside the vocab: now if its value is known, else after the call."""
+    if ignore_index is not None and (isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__")):
+        raise TensorError(f"`ignore_index` is {ignore_index!r}", fix="give a whole number, e.g. `ignore_index=-100`")
+    if has_values(targets.local_array):
+        return _check_known(np.asarray(targets.local_array), targets.dims, vocab, ignore_index)
+    if check_labels:
+        fits = _within(targets, vocab)
+        fits = fits if ignore_index is None else fits | (targets == ignore_index)
+        wf.check(fits, f"a label lies outside `{vocab.name}`, which has {vocab.count}", label=targets)
+
+
+def _check_known(labels: np.ndarray, dims: Shape, vocab: Dim, ignore_index: int | None) -> None:
+    labels = labels[tuple(slice(dim.count) for dim in dims)]
+    is_wrong = (labels < 0) | (labels >= vocab.count)
+    if ignore_index is not None:
+        is_wrong &= labels != ignore_index
+    if is_wrong.any():
+        at = np.unravel_index(int(np.argmax(is_wrong)), labels.shape)
+        place = " ".join(f"{name}={i}" for name, i in zip(dims.names, at, strict=True))
+        other = f"say that it does not count: `ignore_index={labels[at]}`" if labels[at] < 0 else "check the tokenizer"
+        raise TensorError(
+            f"the label {labels[at]} at [{place}] lies outside `{vocab.name}`, which has {vocab.count}",
+            fix=f"give labels from 0 to {vocab.count - 1}, or {other}",
+        )
+
+
+@public
 def summed_cross_entropy(
     logits: Callable[[Tensor], Tensor],
     x: Tensor,
@@ -40,16 +101,26 @@ def summed_cross_entropy(
     over: str = "length",
     smoothing: float = 0.0,
     z_loss: float = 0.0,
+    ignore_index: int | None = None,
+    check_labels: bool = False,
 ) -> dict[str, Tensor]:
     """Sums of losses, of minus log-probabilities, of hits and of weights over all tokens.
 
+    Targets equal to `ignore_index`, and those of weight 0, count nothing; others are checked as in `cross_entropy`.
     With `chunks` the logits of so many pieces of the dim `over` are made one after the other, and again in the
     backward pass: at no time are all of them held.
     """
+    x, targets = need_tensor(x, "summed_cross_entropy"), integers(targets, "summed_cross_entropy")
+    if ignore_index is not None:
+        counts = wf.cast(targets != ignore_index, "float32")
+        weights = counts if weights is None else wf.multiply(counts, weights, names="subset")
+    if weights is not None:
+        weights = wf.broadcast(weights, targets.dims)
+        targets = wf.where(weights == 0, 0, targets)  # whatever stands where nothing counts
 
     def part(x: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         y = logits(x)
-        nll, loss = cross_entropy(y, targets, smoothing=smoothing, z_loss=z_loss)
+        nll, loss = cross_entropy(y, targets, smoothing=smoothing, z_loss=z_loss, check_labels=check_labels)
         hit = wf.cast(wf.argmax(wf.stop_gradient(y), over="vocab") == targets, "float32")
         found = {"loss": loss, "nll": nll, "hits": hit}
         if weights is not None:
@@ -57,7 +128,6 @@ def summed_cross_entropy(
             found = {name: value * weights for name, value in found.items()} | {"weight": weights}
         return found
 
-    weights = None if weights is None else wf.broadcast(weights, targets.dims)
     tokens = {} if weights is not None else {"weight": wf.full([], math.prod(dim.count for dim in targets.dims))}
     if chunks == 1:
         return _summed(part(x, targets, weights)) | tokens
@@ -68,6 +138,8 @@ def summed_cross_entropy(
             f"a chunk of the loss has {size // chunks} of `{over}`, which is split over {x.ways(over)} processors",
             fix=f"make at most {size // x.ways(over)} chunks",
         )
+    if has_values(targets.local_array):  # in the loop below they are not
+        _check_labels(targets, jax.eval_shape(logits, x).dim("vocab"), None, check_labels)
     # Chunks are the fast part, so that a split dim stays as it lies.
     piece, turn = Dim(f"{UNSHOWN}{over}", size // chunks, follows=over), Dim(f"{UNSHOWN}chunk", chunks)
     cut = [wf.split(t, **{over: [piece, turn]}) for t in (x, targets, weights) if t is not None]

@@ -1,8 +1,8 @@
 """Mixtures of experts: each token goes to one or two experts, or each expert chooses its tokens.
 
 Tokens are routed inside their own sequence, so that what is dropped does not depend on the layout. Expert batches are
-called `expert_batch`, which follows `batch`: under `batch:x` no token moves; under `batch:x,experts:x` they go to their
-experts by one all-to-all and come back by another.
+called `expert_batch`, which follows `batch` (where no dim is called so, the first stands for it): under `batch:x` no
+token moves; under `batch:x,experts:x` they go to their experts by one all-to-all and come back by another.
 """
 
 import functools
@@ -16,6 +16,7 @@ import jax
 
 from .. import ops as wf
 from ..dims import Dim
+from ..errors import public
 from ..tensor import Tensor
 from .feed_forward import ACTIVATIONS
 from .given import has_dims, number, one_dim, one_of
@@ -37,6 +38,7 @@ class MixtureOfExperts(eqx.Module):
     dropout: float = eqx.field(static=True)
     activation: str = eqx.field(static=True)
 
+    @public
     def __init__(
         self,
         d_model: Dim,
@@ -65,6 +67,7 @@ class MixtureOfExperts(eqx.Module):
         self.w_gate = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
         self.w_out = normal([experts, d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
 
+    @public
     def __call__(self, h: Tensor, *, key: Any = None, drops: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
         """The result, as `h`; the losses of the gate; how many places were taken, and how many tokens found none.
 
@@ -72,13 +75,14 @@ class MixtureOfExperts(eqx.Module):
         """
         key = None if key is None else checked_key(key)
         send, combine, told = self.routed(h, key, drops=drops)
-        router, batch, experts, width = send.dim("router"), h.dim("batch"), self.w_in.dims[0], self.gate.dims[0]
+        router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
+        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in _batch_of(others)}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
-        z = z.rename(batch=Dim("expert_batch", batch.size, "batch"), router=experts)
+        z = z.rename(**batch, router=experts)
         z = self.experts(z, key_of(key, 1))
-        z = z.rename(**{"expert_batch": batch, experts.name: router})
+        z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
         return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
 
     def experts(self, z: Tensor, key: Any = None) -> Tensor:
@@ -89,7 +93,9 @@ class MixtureOfExperts(eqx.Module):
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
-            hidden = activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)) * hidden
+            hidden = wf.multiply(
+                activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
+            )
         hidden = dropped(hidden, self.dropout, key)
         return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
 
@@ -103,9 +109,8 @@ class MixtureOfExperts(eqx.Module):
         wide = wf.cast(h, "float32")
         has_dims(h, self.gate.dims[:1])
         if key is not None and self.jitter:
-            noise = wf.random.uniform(
-                jax.random.fold_in(key, 0), h.dims, like=h, minval=1 - self.jitter, maxval=1 + self.jitter
-            )
+            within = {"minval": 1 - self.jitter, "maxval": 1 + self.jitter}
+            noise = wf.random.uniform(jax.random.fold_in(key, 0), h.dims, like=h, dtype="float32", **within)
             wide = wide * noise
         scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
         share = wf.softmax(scores, over="router")
@@ -115,6 +120,11 @@ class MixtureOfExperts(eqx.Module):
         else:
             send, combine = _each_its_best(share, _CHOICES[self.gating])
         return send, combine, _told(scores, share, send)
+
+
+def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
+    """The dim whose places go to the experts' processors: `batch`, or the first where none is called so."""
+    return [dim for dim in dims if dim.name == "batch"] or dims[:1]
 
 
 _CHOICES = {"switch": 1, "top2": 2, "choice": 1}

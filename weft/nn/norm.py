@@ -7,7 +7,7 @@ import equinox as eqx
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape, new_dims, resolve
-from ..errors import DimError
+from ..errors import DimError, public
 from ..tensor import Tensor
 from .given import one_dim, whole_number
 from .weights import frozen, full
@@ -21,16 +21,18 @@ class RMSNorm(eqx.Module):
     scale: Tensor
     epsilon: float = eqx.field(static=True)
 
+    @public
     def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
         self.epsilon = epsilon
         self.scale = full(new_dims(dims, what="dims"), 1.0, key=key, name="scale")
 
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         wide = wf.cast(x, "float32")
         square = wide * wide
         mean_square = wf.mean(square, over=self.scale.dims)
         normed = wide * wf.rsqrt(mean_square + self.epsilon)
-        return wf.cast(normed * self.scale, x.dtype)
+        return wf.cast(wf.multiply(normed, self.scale, names="subset"), x.dtype)
 
 
 class LayerNorm(eqx.Module):
@@ -40,18 +42,20 @@ class LayerNorm(eqx.Module):
     bias: Tensor | None
     epsilon: float = eqx.field(static=True)
 
+    @public
     def __init__(self, dims: Any, *, key: Any = None, bias: bool = True, epsilon: float = EPSILON):
         dims = new_dims(dims, what="dims")
         self.epsilon = epsilon
         self.scale = full(dims, 1.0, key=key, name="scale")
         self.bias = full(dims, 0.0, key=key, name="bias") if bias else None
 
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         wide = wf.cast(x, "float32")
         mean, variance = wf.mean_and_var(wide, over=self.scale.dims)
         normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
-        scaled = normed * self.scale
-        return wf.cast(scaled if self.bias is None else scaled + self.bias, x.dtype)
+        scaled = wf.multiply(normed, self.scale, names="subset")
+        return wf.cast(scaled if self.bias is None else wf.add(scaled, self.bias, names="subset"), x.dtype)
 
 
 class ScaleNorm(eqx.Module):
@@ -61,15 +65,17 @@ class ScaleNorm(eqx.Module):
     over: tuple[str, ...] = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
+    @public
     def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
         shape = Shape(new_dims(dims, what="dims"))
         self.over, self.epsilon = shape.names, epsilon
         self.scale = full([], math.prod(dim.count for dim in shape) ** 0.5, key=key, name="scale")
 
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         wide = wf.cast(x, "float32")
         square = wf.sum(wide * wide, over=self.over)
-        return wf.cast(wide * wf.rsqrt(square + self.epsilon) * self.scale, x.dtype)
+        return wf.cast(wf.multiply(wide * wf.rsqrt(square + self.epsilon), self.scale, names="subset"), x.dtype)
 
 
 class GroupNorm(eqx.Module):
@@ -80,6 +86,7 @@ class GroupNorm(eqx.Module):
     groups: int = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
+    @public
     def __init__(self, channels: Dim, groups: int, *, key: Any = None, epsilon: float = 1e-5):
         channels = one_dim(channels, "channels")
         self.groups = whole_number(groups, "groups", divides=channels.size, of=channels.name)
@@ -87,6 +94,7 @@ class GroupNorm(eqx.Module):
         self.scale = full([channels], 1.0, key=key, name="scale")
         self.bias = full([channels], 0.0, key=key, name="bias")
 
+    @public
     def __call__(self, x: Tensor, *, over: Any) -> Tensor:
         """`over` are the dims beside the channels, such as height and width."""
         (channels,) = self.scale.dims
@@ -105,7 +113,7 @@ class GroupNorm(eqx.Module):
             return wf.merge(wf.broadcast(x, [*x.dims, each]), [group, each], into=channels)
 
         normed = (wide - spread(mean)) * spread(wf.rsqrt(variance + self.epsilon))
-        return wf.cast(normed * self.scale + self.bias, x.dtype)
+        return wf.cast(wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset"), x.dtype)
 
 
 class BatchNorm(eqx.Module):
@@ -121,6 +129,7 @@ class BatchNorm(eqx.Module):
     momentum: float = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
+    @public
     def __init__(self, channels: Dim, *, key: Any = None, momentum: float = 0.9, epsilon: float = 1e-5):
         channels = one_dim(channels, "channels")
         self.momentum, self.epsilon = momentum, epsilon
@@ -128,6 +137,7 @@ class BatchNorm(eqx.Module):
         self.running_mean = full([channels], 0.0, key=key, name="running_mean", is_trained=False)
         self.running_var = full([channels], 1.0, key=key, name="running_var", is_trained=False)
 
+    @public
     def __call__(self, x: Tensor, *, over: Any, training: bool = True) -> tuple[Tensor, "BatchNorm"]:
         """The result, and this norm with its running statistics moved towards those of the batch."""
         wide = wf.cast(x, "float32")
@@ -138,7 +148,8 @@ class BatchNorm(eqx.Module):
             mean, variance = wf.mean_and_var(wide, over=self._all_beside(x, over))
             moved = self._moved(wf.stop_gradient(mean), wf.stop_gradient(variance))
         normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
-        return wf.cast(normed * self.scale + self.bias, x.dtype), moved
+        y = wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset")
+        return wf.cast(y, x.dtype), moved
 
     def _all_beside(self, x: Tensor, over: Any) -> Shape:
         (channels,) = self.scale.dims

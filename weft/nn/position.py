@@ -7,7 +7,8 @@ import equinox as eqx
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, new_dims
-from ..errors import DimError
+from ..errors import DimError, closest, public
+from ..ops.meet import need_tensor
 from ..tensor import Tensor
 from .given import number, one_dim
 from .weights import normal
@@ -16,6 +17,7 @@ LONGEST_WAVE = 10_000  # of the sinusoids, over 2 pi
 QUARTER_TURN = math.pi / 2
 
 
+@public
 def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
     """A sine and a cosine of each wave length, in turn: f32[... d_model]."""
     slope = -2 * math.log(LONGEST_WAVE) / one_dim(d_model, "d_model").size
@@ -45,10 +47,12 @@ class Stretch(NamedTuple):
         return rate * (kept + (1.0 - kept) / self.factor)
 
 
+@public
 def rotated(
     x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: Stretch | None = None
 ) -> Tensor:
     """`x` with pairs of channels turned by angles that grow with the position; channel i goes with i + half."""
+    x, position = need_tensor(x, "rotated"), need_tensor(position, "rotated")
     size = x.size(over)
     if size % 2:
         raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
@@ -59,6 +63,11 @@ def rotated(
     rate = rate if stretch is None else stretch(rate)
     angle = wf.cast(position, "float32") * rate
     cos, sin = wf.cos(angle), wf.sin(angle)
+    if stray := next((dim for dim in position.dims if not x.dims.has(dim)), None):
+        raise DimError(
+            f"positions [{position.dims}] have `{stray.name}`, which [{x.dims}] has not",
+            fix=closest(stray.name, x.dims.without([over]).names),
+        )
     turned = wf.stack([first * cos - second * sin, second * cos + first * sin], two)
     merged = wf.merge(turned, [two, half], into=x.dim(over))
     return wf.cast(wf.broadcast(merged, x.dims), x.dtype)
@@ -71,6 +80,7 @@ class RelativeBias(eqx.Module):
     is_causal: bool = eqx.field(static=True)
     farthest: int = eqx.field(static=True)
 
+    @public
     def __init__(self, buckets: Dim, heads: Any, *, is_causal: bool, farthest: int = 128, key: Any = None):
         self.is_causal, self.farthest = is_causal, farthest
         exact = one_dim(buckets, "buckets").size // (2 if is_causal else 4)
@@ -82,6 +92,7 @@ class RelativeBias(eqx.Module):
         number(farthest, "farthest", least=exact, below=math.inf, example=8 * exact, may_be_least=False)
         self.table = normal([buckets, *new_dims(heads, what="heads")], stddev=0.1, key=key, name="table")
 
+    @public
     def __call__(self, query: Tensor, memory: Tensor) -> Tensor:
         """The bias for positions `query` [.. length] and `memory` [.. memory_length]: [heads .. ]."""
         buckets = self.table.dims[0]

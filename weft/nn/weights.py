@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..errors import RegionError, TensorError
+from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
 from ..spmd.border import Spmd
@@ -97,6 +97,7 @@ def count(module: Any) -> int:
     return sum(math.prod(dim.count for dim in dims) for dims in found)
 
 
+@public
 def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: Any = None) -> Any:
     """The module with values for its weights; on a mesh each processor makes only its own slices of them.
 
@@ -115,6 +116,7 @@ def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: A
     return _made(functools.partial(in_place, region=Region(mesh, layout)), module, key)
 
 
+@public
 def shapes(module: Any) -> Any:
     """The module with shapes in place of values, for `wf.trace`; nothing is allocated."""
 
@@ -203,7 +205,7 @@ def _whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
 
 @functools.cache
 def _in_place(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout, quiet=True)
+    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
 
 
 def _first_values(
@@ -212,7 +214,7 @@ def _first_values(
     """Normal values; inside the region of `like`, this processor's slice of them."""
 
     def one_layer(key: Any, like: Tensor | None) -> Tensor:
-        return wf.cast(wf.random.normal(key, dims, like=like) * stddev + mean, dtype)
+        return wf.cast(wf.random.normal(key, dims, like=like, dtype="float32") * stddev + mean, dtype)
 
     if stack is None:
         return one_layer(key, like)

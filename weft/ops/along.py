@@ -11,7 +11,7 @@ from ..tensor import Tensor
 from .collectives import as_varying, first_place
 from .elementwise import aligned
 from .index import only
-from .meet import meet, need_tensor
+from .meet import Meeting, meet, need_tensor
 from .move import result, settle
 from .padding import need_no_padding
 
@@ -28,10 +28,22 @@ class Along:
             need_no_padding([self.dim], what)
         self.padding = padding
         self.position = self.x.dims.position(self.dim)
-        self.meeting = meet([self.x])
+        self._take(meet([self.x]))
+
+    def _take(self, meeting: Meeting) -> None:
+        self.meeting = meeting
         self.axes = self.meeting.axes([self.dim])
         self.own = self.meeting.local_sizes([self.dim])[0]
         self.ways = self.meeting.ways(self.dim)
+
+    def rearranged(self, size: int) -> "Along":
+        """The same for an op that only rearranges values, which leaves the dim with this size: storage stays."""
+        self._take(meet([self.x], into=self.resized(size), along=self.dim))
+        return self
+
+    def resized(self, size: int) -> Shape:
+        """The dims where the dim has this size."""
+        return self.x.dims if size == self.dim.size else self.x.dims.resized({self.dim.name: size})
 
     def local(self, compute: Callable[[Any], Any]) -> Any:
         """`compute` of the slice, which varies over the axes the dim is split over."""

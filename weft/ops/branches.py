@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Axes, Region
+from ..leaves import array_of
 from ..tensor import is_tensor, make
 from .collectives import as_varying, varying
 from .debug import only_where
@@ -24,7 +25,7 @@ from .elementwise import aligned
 from .meet import brought, common_region, need_function, with_layout
 from .predicates import check_agreed, differing_by_row, one_boolean
 from .recorded import bring_in, bringing, forgetting, recorded_block
-from .trees import Slot, array_of, numbers, put_together, slot_of, take_apart
+from .trees import Slot, numbers, put_together, slot_of, take_apart
 
 
 @recorded_block

@@ -18,7 +18,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from ..dims import UNSHOWN, Dim, Shape, listed, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
-from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
+from ..leaves import array_of
+from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .collectives import all_max, as_varying, varying
 from .debug import only_where
 from .elementwise import aligned
@@ -29,7 +30,7 @@ from .move import settle
 from .padding import need_no_padding
 from .predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
 from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
-from .trees import Slot, array_of, map_tensors, numbers, put_together, slot_of, take_apart
+from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 _STEP = f"{UNSHOWN}step"
 
@@ -118,10 +119,13 @@ def sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
 def _stacked(slot: Slot, array: Any, dim: Dim) -> Any:
     if slot.dims is None:
         return make(array, (dim,), None) if getattr(array, "ndim", 0) == 1 else array
-    dims = Shape([dim, *slot.dims])
-    if slot.region is None or slot.kind.store is not None:
-        return make(array, dims, slot.region, slot.kind)
-    return settle(array, dims, ((), *slot.region.placement(slot.dims)), slot.region)
+    dims, region, kind = Shape([dim, *slot.dims]), slot.region, replace(slot.kind, equal=frozenset())
+    if region is None:
+        return make(array, dims, None, kind)
+    have = ((), *region.placement(slot.dims, kind.store))
+    if kind.store is not None and not region.can_store(dims, kind.store):
+        array, kind = make(array, dims, region, kind).local_array, PLAIN
+    return settle(array, dims, have, region, kind=kind)
 
 
 class _Loop:

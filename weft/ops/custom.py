@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import TensorError
+from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
+from ..leaves import is_data, is_number
 from ..tensor import Tensor, excess, is_tensor, make, placement
 from .collectives import as_varying, from_first, index, varying
 from .meet import common_region, need_function, with_layout
@@ -24,6 +25,7 @@ from .recorded import bring_in
 from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
+@public
 class custom_vjp:
     """A function of trees of tensors whose gradient is given by `defvjp`.
 
@@ -37,11 +39,13 @@ class custom_vjp:
         self.backward: Callable[..., Any] | None = None
         functools.update_wrapper(self, fn)
 
+    @public
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TensorError(
@@ -99,7 +103,7 @@ class _Call:
     def __init__(self, owner: custom_vjp, args: Any, region: Region | None):
         self.owner, self.region = owner, region
         leaves, self.structure = jax.tree.flatten(args, is_leaf=is_tensor)
-        self.is_value = [is_tensor(leaf) or hasattr(leaf, "dtype") for leaf in leaves]
+        self.is_value = [is_data(leaf) and not is_number(leaf) for leaf in leaves]
         self.fixed = [None if value else leaf for leaf, value in zip(leaves, self.is_value, strict=True)]
         values = [leaf for leaf, value in zip(leaves, self.is_value, strict=True) if value]
         self.arrays, self.slots, _ = take_apart(values)

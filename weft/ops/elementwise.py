@@ -1,9 +1,11 @@
 """Elementwise functions and operators: nothing is sent.
 
 Operands are broadcast by name; the result has the dims of the operand that has them all, else all in first-seen order.
+With `names="subset"` one operand must have them all: a name that does not fit is an error, and no outer product.
 Functions carry the names they have in jnp and jax.nn; `elementwise(fn, ...)` takes any other.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +18,10 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
-from ..dims import Dim
-from ..errors import RegionError, TensorError
+from ..dims import Dim, union
+from ..errors import DimError, RegionError, TensorError
 from ..operators import operation
-from ..tensor import PLAIN, Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
 from .collectives import level_of
 from .meet import Meeting, common_region, meet, need_function, operand
 from .move import result
@@ -27,18 +29,22 @@ from .recorded import recorded
 
 
 @recorded
-def elementwise(fn: Callable[..., Any], *xs: Any) -> Tensor:
-    """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name."""
+def elementwise(fn: Callable[..., Any], *xs: Any, names: str = "any") -> Tensor:
+    """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name.
+
+    With `names="subset"` one of the tensors must have the dims of all.
+    """
     need_function(fn, "elementwise", of="arrays")
     name = getattr(fn, "__name__", "elementwise")
-    return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs)
+    return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs, names)
 
 
-def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any]) -> Tensor:
+def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: str = "any") -> Tensor:
     xs = tuple(operand(x, name) for x in xs)
     tensors = [x for x in xs if is_tensor(x)]
     if not tensors:
         raise TensorError(f"{name} got no tensor", fix="give at least one, e.g. `wf.tensor(2.0, [])`")
+    _check_names(tensors, name, names)
     meeting = meet(xs, first=_has_all_dims(tensors))
     if (kind := _stored_together(tensors)) is not None:
         return _stored_elementwise(fn, name, xs, kind)
@@ -102,6 +108,25 @@ def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
     return next((x.dims for x in tensors if len(x.dims) == len(names)), ())
 
 
+def _check_names(tensors: Sequence[Tensor], name: str, names: str) -> None:
+    """Raises where one tensor is to have the dims of all (`names="subset"`) and none has."""
+    if names == "any":
+        return
+    if names != "subset":
+        raise TensorError(f"{name} got names={names!r}", fix='say `names="subset"` or `names="any"`')
+    most = max(tensors, key=lambda x: len(x.dims))
+    for x in tensors:
+        if stray := next((dim for dim in x.dims if not most.dims.has(dim)), None):
+            missing = [dim.name for dim in most.dims if not x.dims.has(dim)]
+            nearest = difflib.get_close_matches(stray.name, missing, n=1, cutoff=0)[0]
+            raise DimError(
+                f"{name} of [{most.dims}] and [{x.dims}]: the first has no `{stray.name}`, and the result would have "
+                f"[{union(most.dims, x.dims)}]",
+                fix=f"rename it: `x.rename({stray.name}='{nearest}')`; if all these dims are meant, "
+                "`wf.broadcast` one operand to them first",
+            )
+
+
 def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
     try:
         return fn(*arrays)
@@ -163,9 +188,22 @@ def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
 def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
     name = name or fn.__name__
 
-    def apply(*xs: Any) -> Tensor:
-        return _elementwise(fn, name, xs)
+    def apply(x: Any, *more: Any) -> Tensor:
+        return _elementwise(fn, name, [x, *more])
 
+    return _registered(apply, name)
+
+
+def _binary(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+    name = name or fn.__name__
+
+    def apply(x: Any, y: Any, *, names: str = "any") -> Tensor:
+        return _elementwise(fn, name, [x, y], names)
+
+    return _registered(apply, name)
+
+
+def _registered(apply: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
     return operation(name)(recorded(apply, name))
@@ -231,32 +269,32 @@ def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
     return _elementwise(lambda a: jax.nn.leaky_relu(a, negative_slope), "leaky_relu", [x])
 
 
-add, subtract, multiply = _function(jnp.add), _function(jnp.subtract), _function(jnp.multiply)
-divide, floor_divide = _function(jnp.divide, "divide"), _function(jnp.floor_divide)
-remainder, power = _function(jnp.remainder, "remainder"), _function(jnp.power, "power")
-maximum, minimum = _function(jnp.maximum), _function(jnp.minimum)
-arctan2, hypot, logaddexp = _function(jnp.arctan2), _function(jnp.hypot), _function(jnp.logaddexp)
-equal, not_equal = _function(jnp.equal), _function(jnp.not_equal)
-less, less_equal = _function(jnp.less), _function(jnp.less_equal)
-greater, greater_equal = _function(jnp.greater), _function(jnp.greater_equal)
-logical_and, logical_or, logical_xor = map(_function, (jnp.logical_and, jnp.logical_or, jnp.logical_xor))
-bitwise_and, bitwise_or, bitwise_xor = map(_function, (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
-left_shift, right_shift = _function(jnp.left_shift), _function(jnp.right_shift)
-nextafter = _function(jnp.nextafter)
+add, subtract, multiply = _binary(jnp.add), _binary(jnp.subtract), _binary(jnp.multiply)
+divide, floor_divide = _binary(jnp.divide, "divide"), _binary(jnp.floor_divide)
+remainder, power = _binary(jnp.remainder, "remainder"), _binary(jnp.power, "power")
+maximum, minimum = _binary(jnp.maximum), _binary(jnp.minimum)
+arctan2, hypot, logaddexp = _binary(jnp.arctan2), _binary(jnp.hypot), _binary(jnp.logaddexp)
+equal, not_equal = _binary(jnp.equal), _binary(jnp.not_equal)
+less, less_equal = _binary(jnp.less), _binary(jnp.less_equal)
+greater, greater_equal = _binary(jnp.greater), _binary(jnp.greater_equal)
+logical_and, logical_or, logical_xor = map(_binary, (jnp.logical_and, jnp.logical_or, jnp.logical_xor))
+bitwise_and, bitwise_or, bitwise_xor = map(_binary, (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
+left_shift, right_shift = _binary(jnp.left_shift), _binary(jnp.right_shift)
+nextafter = _binary(jnp.nextafter)
 
 
 @recorded
-def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: Any, min: Any = None, max: Any = None, *, names: str = "any") -> Tensor:
     """`x` held between `min` and `max`; either may be left out, and either may be a tensor."""
     if min is not None:
-        x = maximum(x, min)
-    return minimum(x, max) if max is not None else x
+        x = maximum(x, min, names=names)
+    return minimum(x, max, names=names) if max is not None else x
 
 
 @recorded
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """`a` where the condition holds, `b` elsewhere."""
-    return _elementwise(jnp.where, "where", [condition, a, b])
+def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
+    """`a` where the condition holds, `b` elsewhere; `names` as in `elementwise`."""
+    return _elementwise(jnp.where, "where", [condition, a, b], names)
 
 
 @recorded
@@ -269,11 +307,12 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return x
     if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
         return make(x._array, x.dims, x._region, replace(x._kind, cast_to=dtype))
+    kind = Kind(store=x._kind.store, frozen=x._kind.frozen)
     if x._region is None or not isinstance(x._array, jax.core.Tracer):
-        return _elementwise(lambda a: a.astype(dtype), "cast", [x])
+        made = _elementwise(lambda a: a.astype(dtype), "cast", [x])
+        return make(made._array, made.dims, None, kind) if x._region is None else made
     if ("cast", dtype) not in x._memo:
         with level_of(x._array):
-            kind = Kind(store=x._kind.store) if x._kind.store else PLAIN
             x._memo["cast", dtype] = result(x._array.astype(dtype), meet([x]).dims, x._region, kind)
     return x._memo["cast", dtype]
 

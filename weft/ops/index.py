@@ -10,21 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve
-from ..errors import DimError, TensorError
+from ..dims import UNSHOWN, Dim, Shape, resolve, union
+from ..errors import DimError, LayoutError, TensorError
 from ..tensor import Tensor, as_dtype
 from .collectives import index
 from .keys import are_keys, keys_of, words_of
-from .meet import meet, need_tensor
+from .meet import common_region, meet, need_tensor
 from .move import result, settle
 from .recorded import recorded
+from .reshape import rename
 
 
 @recorded
 def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
 
-    A masked local take and an all-reduce where `over` is split. Dims that both have are matched by name.
+    A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
+    are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
     """
     table, ids = need_tensor(table, "take"), integers(ids, "take")
     if are_keys(table):
@@ -35,18 +37,35 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
             fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
         )
-    return look_up(table, ids, dim, {})
+    whole = _whole_where_they_clash(table, ids, dim)
+    return look_up(
+        table, rename(ids, **whole) if whole else ids, dim, {new.name: ids.dim(d) for d, new in whole.items()}
+    )
+
+
+def _whole_where_they_clash(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
+    """New names, which no rule splits, for the dims of `ids` that lie over an axis of the dim looked along."""
+    region = common_region([table, ids])
+    if region is None:
+        return {}
+    try:
+        region.axes(union(table.dims, ids.dims))
+    except LayoutError:
+        along = set(region.axes([dim])[0])
+        own = (d for d in ids.dims if not table.dims.has(d))
+        return {d.name: d.renamed(f"{UNSHOWN}{d.name}") for d in own if along & set(region.axes([d])[0])}
+    return {}
 
 
 def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
     """The entries at `ids`, which leave under new names: by a reduce-scatter where the axes looked along are theirs."""
-    meeting = meet([table, ids])
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
     own = ids.dims.without(shared)
     found = Shape([*shared, *before, *own, *after])
     final = Shape(_in_place(table.dims, dim, ids.dims))
+    meeting = meet([table, ids], into=None if ids.dims else final, along=dim)  # one place alone is a part of the table
 
     def pick(table_array: Any, ids_array: Any) -> Any:
         if dim.is_padded:
@@ -59,7 +78,8 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
 
     array = meeting.run(pick, [table, ids])
     leaving = Shape(names.get(d.name, d) for d in final)
-    return settle(array, leaving, meeting.placement(final), meeting.region, partial=meeting.axes([dim]), one_holds=True)
+    have, partial = meeting.placement(final), meeting.axes([dim])
+    return settle(array, leaving, have, meeting.region, partial=partial, one_holds=True, kind=meeting.kind)
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:

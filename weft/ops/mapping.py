@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from ..dims import Dim, Shape, listed, union
-from ..errors import DimError
+from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
 from .collectives import as_varying, from_first, varying
@@ -42,6 +42,7 @@ def is_mapped() -> bool:
     return _is_mapped.get()
 
 
+@public
 def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
     """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
 

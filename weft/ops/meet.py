@@ -10,6 +10,7 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,7 +21,19 @@ from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
-from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, marked, marks_of, need_room, placement
+from ..tensor import (
+    PLAIN,
+    Kind,
+    Tensor,
+    as_dtype,
+    checked,
+    is_tensor,
+    make,
+    marked,
+    marks_of,
+    need_room,
+    placement,
+)
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
@@ -48,11 +61,14 @@ def is_rematted() -> bool:
 
 
 class Meeting:
-    """The region, the dims and the placement that the operands of one op agree on."""
+    """The region, the dims and the placement that the operands of one op agree on.
 
-    def __init__(self, region: Region | None, dims: Shape):
-        self.region, self.dims = region, dims
-        axes = region.placement(dims) if region is not None else ((),) * len(dims)
+    Of parameters that are only rearranged, `kind` is what the result is too: they lie as they are stored.
+    """
+
+    def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
+        self.region, self.dims, self.kind = region, dims, kind
+        axes = region.placement(dims, kind.store) if region is not None else ((),) * len(dims)
         self._axes = dict(zip(dims.names, axes, strict=True))
 
     def placement(self, dims: Sequence[Dim]) -> Placement:
@@ -79,10 +95,13 @@ class Meeting:
         """
         if self.dims.is_padded:
             compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
+        wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
+        if self.region is not None:
+            note_operands(self.region, self._axes, xs, wants, stay_stored=self.kind.store is not None)
+        if self.kind.cast_to is not None:
+            xs = [_uncast(x) if is_tensor(x) else x for x in xs]  # the result is cast where it meets data
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
-        wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
-        note_operands(self.region, self._axes, xs, wants)
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
         moved = [
             x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
@@ -131,8 +150,19 @@ def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
     return varying(array) - leaving
 
 
-def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ()) -> Meeting:
-    """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first."""
+def meet(
+    xs: Sequence[Any],
+    more: Sequence[Dim] = (),
+    first: Sequence[Dim] = (),
+    *,
+    into: Sequence[Dim] | None = None,
+    along: Dim | None = None,
+) -> Meeting:
+    """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first.
+
+    An op that only rearranges values says `into` which dims, and `along` which dim it goes, if it needs that one as
+    it is used: its result is a parameter, stored so, where its operands are and these dims can be.
+    """
     tensors = [checked(x) for x in xs if is_tensor(x)]
     without = [x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)]
     if without:
@@ -141,7 +171,38 @@ def meet(xs: Sequence[Any], more: Sequence[Dim] = (), first: Sequence[Dim] = ())
             fix="give it to `wf.trace` among the arguments of the function, not closed over; or give it values",
         )
     region = common_region(tensors)
-    return Meeting(region, union(first, *(x.dims for x in tensors), more))
+    kind = PLAIN if into is None else _kept(tensors, region, into, along)
+    return Meeting(region, union(first, *(x.dims for x in tensors), more), kind)
+
+
+def _kept(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:
+    """What is left of the kind of tensors that are only rearranged."""
+    named = [x for x in xs if x.dims] or list(xs)  # one number says where, and is no part of the result
+    frozen = all(x._kind.frozen for x in named)
+    first = replace(named[0]._kind, equal=frozenset(), frozen=frozen)
+    alike = all(replace(x._kind, equal=frozenset(), frozen=frozen) == first for x in named)
+    if not alike or first.store is None or not _can_keep(named, region, first.store, into, along):
+        return Kind(frozen=frozen)
+    return first
+
+
+def _can_keep(xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None) -> bool:
+    if region is None:
+        return True
+    if any(x._region is not region or varying(x._array) != varying(xs[0]._array) for x in xs):
+        return False
+    if along is not None and any(_lies(along, x, store) != _lies(along, x, None) for x in xs):
+        return False
+    return region.can_store(into, store)
+
+
+def _lies(dim: Dim, x: Tensor, store: str | None) -> Axes:
+    assert x._region is not None
+    return x._region.placement(x.dims, store)[x.dims.position(dim.name)]
+
+
+def _uncast(x: Tensor) -> Tensor:
+    return make(x._array, x.dims, x._region, replace(x._kind, cast_to=None))
 
 
 def note_together(xs: Sequence[Tensor]) -> None:

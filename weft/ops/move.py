@@ -30,6 +30,11 @@ def relocate(
     return _slice(array, held, want, region)
 
 
+def gather_of(kind: Kind) -> Callable[..., Any]:
+    """How a tensor of this kind is gathered where it meets nothing: all processors do the same with a parameter."""
+    return collectives.all_gather if kind.store is None else collectives.all_gather_equal
+
+
 def _exchange(array: Any, held: list[Axes], want: Placement) -> Any:
     """Axes that leave one dim and arrive at the end of another: an all-to-all each."""
     for origin in range(len(held)):
@@ -69,14 +74,15 @@ def settle(
     *,
     partial: Axes = (),
     one_holds: bool = False,
+    kind: Kind = PLAIN,
 ) -> Tensor:
     """The tensor of a local result split as `have` says and still to be summed over the axes `partial`.
 
     With `one_holds` each place is zero on all processors along them but one, and comes from that one as it is.
     """
     if region is None:
-        return make(array, dims, None)
-    want = region.placement(dims)
+        return make(array, dims, None, kind)
+    want = region.placement(dims, kind.store)
     scatters, held, left = _arriving(have, want, partial)
 
     def summed(array: Any) -> Any:
@@ -85,8 +91,8 @@ def settle(
         return collectives.all_reduce(array, left)
 
     array = collectives.from_holder(summed, array, partial) if one_holds else summed(array)
-    array = relocate(array, held, want, region)
-    return result(equalized(array, region) if not dims else array, dims, region)
+    array = relocate(array, held, want, region, gather_of(kind))
+    return result(equalized(array, region) if not dims else array, dims, region, kind)
 
 
 def _arriving(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:

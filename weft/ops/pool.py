@@ -16,6 +16,7 @@ from .meet import meet, need_tensor
 from .move import result
 from .padding import lowest, need_no_padding
 from .recorded import note_over, recorded
+from .reduce import given_as
 
 
 @recorded
@@ -41,7 +42,7 @@ def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
     The stride is the window's size, if not given; `padding` as in `conv`.
     """
     x, view = _view(x, window, stride, padding, "avg_pool")
-    given = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.result_type(float)
+    given = given_as(x.dtype)
     seen = view.halos(x)
 
     def compute(array: Any) -> Any:

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from ..dims import Dim, Shape, resolve
-from ..errors import DimError, TensorError
+from ..elsewhere import RANDOM, unknown_name
+from ..errors import DimError, TensorError, folded
 from ..layout import Placement, axes_in, open_region
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .collectives import as_varying, index
@@ -194,6 +195,8 @@ def _checked_key(key: Any, what: str) -> Any:
             f"{what} got a tensor of keys, [{key.dims}]",
             fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
         )
+    if key is None:
+        raise TensorError(f"{what} got no key", fix="give one made by `jax.random.key(seed)`")
     if not _is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
@@ -255,3 +258,13 @@ def _high_product(a: Any, b: int) -> Any:
     b0, b1 = jnp.uint32(b & 0xFFFF), jnp.uint32(b >> 16)
     middle = a1 * b0 + ((a0 * b0) >> 16)
     return a1 * b1 + (middle >> 16) + ((a0 * b1 + (middle & half)) >> 16)
+
+
+__all__ = [
+    "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
+]  # fmt: skip
+
+
+@folded
+def __getattr__(name: str) -> Any:
+    raise unknown_name("wf.random", name, __all__, RANDOM)

@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..dims import UNSHOWN, Dim, listed
-from ..errors import TensorError
+from ..errors import call, folded
 from ..layout import Placement, Region, open_region
 from ..record import Entry, Placed, Record
 from ..tensor import Tensor, is_tensor, placement
@@ -52,14 +51,15 @@ def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     """`fn`, an op, which leaves an entry in the record of the region it is called in."""
     label = name or fn.__name__
 
+    @folded
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
         if region is None or region.record.current is not None:
-            return _called(fn, args, kwargs)
+            return call(fn, args, kwargs)
         args, kwargs = bring_in((args, kwargs))
         with region.record.op(label) as entry:
-            found = _called(fn, args, kwargs)
+            found = call(fn, args, kwargs)
             _finish(entry, region, args, kwargs, found)
         return found
 
@@ -70,38 +70,19 @@ def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R
     """`fn`, a loop or a branch, whose body's ops are entries of their own."""
     label = name or fn.__name__
 
+    @folded
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
         if region is None:
-            return _called(fn, args, kwargs)
+            return call(fn, args, kwargs)
         args, kwargs = bring_in((args, kwargs))
         with region.record.block(label) as entry:
-            found = _called(fn, args, kwargs)
+            found = call(fn, args, kwargs)
             _finish(entry, region, args, kwargs, found)
         return found
 
     return op
-
-
-def _called(fn: Callable[..., R], args: Any, kwargs: Any) -> R:
-    try:
-        return fn(*args, **kwargs)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # from within
-        raise TensorError(str(error), fix=f"call it as `{_form(fn)}`") from None
-
-
-def _form(fn: Callable[..., Any]) -> str:
-    """How an op is called: `wf.take(table, ids, over=...)`."""
-    shown = []
-    for p in inspect.signature(fn).parameters.values():
-        star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        default = "..." if p.default is p.empty else repr(p.default)
-        shown.append(f"{p.name}={default}" if p.kind is p.KEYWORD_ONLY else f"{star}{p.name}")
-    where = "wf.random" if fn.__module__.endswith(".random") and fn.__name__ != "dropout" else "wf"
-    return f"{where}.{fn.__name__}({', '.join(shown)})"
 
 
 def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, found: Any) -> None:
@@ -161,13 +142,21 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     return trace(), mark
 
 
-def note_operands(region: Region, dims: dict[str, Any], xs: Sequence[Any], wants: Sequence[Placement | None]) -> None:
+def note_operands(
+    region: Region,
+    dims: dict[str, Any],
+    xs: Sequence[Any],
+    wants: Sequence[Placement | None],
+    *,
+    stay_stored: bool = False,
+) -> None:
     """Writes down what the op being traced works on, and how its operands lie where they meet."""
     entry = region.record.current
     if entry is None:
         return
     if not entry.operands:
-        _note(entry, xs, wants)
+        _note(entry, xs, [None] * len(xs) if stay_stored else wants)
+        entry.stays_stored = stay_stored
     entry.dims.update(dims)
     entry.taken = region.taken
 

@@ -81,7 +81,10 @@ def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
 
 
 def given_as(dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    """The float that jnp gives a mean in, of values of this dtype."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return dtype
+    return as_dtype("float64" if dtype.itemsize == 8 else "float32")
 
 
 def accumulated_in(dtype: Any, asked: Any) -> Any:
@@ -207,4 +210,4 @@ def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, 
 
 def _floats(x: Any, what: str) -> Tensor:
     x = need_tensor(x, what)
-    return x if jnp.issubdtype(x.dtype, jnp.inexact) else cast(x, float)
+    return cast(x, given_as(x.dtype))

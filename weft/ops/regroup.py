@@ -15,14 +15,14 @@ import numpy as np
 from ..dims import Dim, Shape, new_dims, resolve, union
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
-from ..tensor import Tensor
+from ..tensor import Kind, Tensor
 from .collectives import all_gather_equal
 from .elementwise import aligned
 from .exchange import picked
 from .index import only
 from .keys import are_keys, keys_of, words_of
 from .meet import meet, need_tensor
-from .move import relocate, settle
+from .move import gather_of, relocate, settle
 from .padding import need_no_padding
 from .recorded import recorded
 
@@ -48,27 +48,28 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
             fix=f"give dims whose sizes multiply to {dim.size}",
         )
     pieces = _with_padding(dim, pieces)
-    meeting = meet([x])
     position = x.dims.position(name)
     dims = Shape([*x.dims[:position], *pieces, *x.dims[position + 1 :]])
-    axes, region = meeting.axes([dim]), meeting.region
+    meeting = meet([x], into=dims)
+    axes, region, kind = meeting.axes([dim]), meeting.region, meeting.kind
     array = meeting.run(lambda a: a, [x])
     have = meeting.placement(x.dims)
     kept = _dividing(axes, pieces[0].size, region)
     if kept != axes and region is not None:
-        wanted = region.placement(dims)[position : position + len(pieces)]
+        wanted = region.placement(dims, kind.store)[position : position + len(pieces)]
         if any(wanted) and set(axes_in(wanted)) <= set(axes):
             held = _places((dim,), (axes,), axes, region)
             array = picked(array, position, axes, held, _places(pieces, wanted, axes, region))
             shape = [*array.shape[:position], *region.local_sizes(pieces, wanted), *array.shape[position + 1 :]]
-            return settle(array.reshape(shape), dims, (*have[:position], *wanted, *have[position + 1 :]), region)
+            placed = (*have[:position], *wanted, *have[position + 1 :])
+            return settle(array.reshape(shape), dims, placed, region, kind=kind)
         # What the first part cannot hold comes together before it is cut.
-        array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region)
+        array = relocate(array, have, (*have[:position], kept, *have[position + 1 :]), region, gather_of(kind))
     shape = list(array.shape)
     ways = region.ways(kept) if region is not None else 1
     shape[position : position + 1] = [pieces[0].size // ways, *pieces.sizes[1:]]
     placed = (*have[:position], kept, *((),) * (len(pieces) - 1), *have[position + 1 :])
-    return settle(array.reshape(shape), dims, placed, region)
+    return settle(array.reshape(shape), dims, placed, region, kind=kind)
 
 
 def _with_padding(dim: Dim, pieces: Shape) -> Shape:
@@ -124,39 +125,41 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     if rest.has(into):
         fix = f"choose another name, e.g. `into=wf.Dim('{into.name}_2', {into.size})`"
         raise DimError(f"merge makes `{into.name}`, which [{x.dims}] has already", fix=fix)
-    meeting = meet([x])
-    region = meeting.region
     position = min(x.dims.position(dim) for dim in pieces)
     before = [dim for dim in x.dims[:position] if rest.has(dim)]
     after = [dim for dim in x.dims[position:] if rest.has(dim)]
-    ordered = Shape([*before, *pieces, *after])
+    ordered, target = Shape([*before, *pieces, *after]), Shape([*before, into, *after])
+    meeting = meet([x], into=target)
+    region, kind = meeting.region, meeting.kind
     array = aligned(meeting.run(lambda a: a, [x]), x.dims, ordered)
     have = meeting.placement(ordered)
     first = len(before)
-    target = Shape([*before, into, *after])
     if region is not None and any(have[first + 1 : first + len(pieces)]):
         # Only the first may be split while they are joined; it takes what the result wants, if it can.
-        wanted = region.placement(target)[first]
+        wanted = region.placement(target, kind.store)[first]
         lead = _dividing(wanted, pieces[0].size, region)
         own = have[first : first + len(pieces)]
         if lead != wanted and set(wanted) <= set(axes_in(own)):
-            return _merged_by_places(array, have, pieces, first, target, region)
+            return _merged_by_places(array, have, pieces, first, target, region, kind)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
-        array, have = relocate(array, have, want, region), want
+        array, have = relocate(array, have, want, region, gather_of(kind)), want
     shape = list(array.shape)
     shape[first : first + len(pieces)] = [math.prod(shape[first : first + len(pieces)])]
-    return settle(array.reshape(shape), target, (*have[: first + 1], *have[first + len(pieces) :]), region)
+    placed = (*have[: first + 1], *have[first + len(pieces) :])
+    return settle(array.reshape(shape), target, placed, region, kind=kind)
 
 
-def _merged_by_places(array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region) -> Tensor:
+def _merged_by_places(
+    array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region, kind: Kind
+) -> Tensor:
     """Dims joined where none of them can take the axes of the result: each processor gets the places it lacks."""
-    own, wanted = have[first : first + len(pieces)], region.placement(target)[first]
+    own, wanted = have[first : first + len(pieces)], region.placement(target, kind.store)[first]
     axes = axes_in(own)
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
     array = array.reshape([*shape, *array.shape[first + len(pieces) :]])
     held, due = _places(pieces, own, axes, region), _places([target[first]], (wanted,), axes, region)
     array = picked(array, first, axes, held, due)
-    return settle(array, target, (*have[:first], wanted, *have[first + len(pieces) :]), region)
+    return settle(array, target, (*have[:first], wanted, *have[first + len(pieces) :]), region, kind=kind)
 
 
 @recorded
@@ -170,7 +173,6 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
             f"stack puts {len(xs)} tensors along {dim!r}",
             fix=f"give a dim of size {len(xs)}: `wf.Dim('copies', {len(xs)})`",
         )
-    meeting = meet(xs)
     common = union(*(x.dims for x in xs))
     if common.has(dim):
         fix = f"choose another name, e.g. `wf.Dim('{dim.name}_2', {dim.size})`"
@@ -186,8 +188,10 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
     def compute(*arrays: Any) -> Any:
         return jnp.stack([aligned(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])
 
+    dims = Shape([dim, *common])
+    meeting = meet(xs, into=dims)
     array = meeting.run(compute, xs)
-    return settle(array, Shape([dim, *common]), ((), *meeting.placement(common)), meeting.region)
+    return settle(array, dims, ((), *meeting.placement(common)), meeting.region, kind=meeting.kind)
 
 
 @recorded
@@ -197,15 +201,14 @@ def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     if are_keys(x):
         return tuple(keys_of(part) for part in unstack(words_of(x), over=over))
     dim = only(resolve(over, x.dims, what="over"), "unstack")
-    meeting = meet([x])
+    rest = x.dims.without([dim])
+    meeting = meet([x], into=rest)
     position = x.dims.position(dim)
     have, region = meeting.placement(x.dims), meeting.region
     array = meeting.run(lambda a: a, [x])
-    rest = x.dims.without([dim])
     if region is not None and have[position]:
         whole = (*have[:position], (), *have[position + 1 :])
         array = relocate(array, have, whole, region, all_gather_equal)
     slices = jnp.split(array, dim.size, axis=position)[: dim.count]
-    return tuple(
-        settle(jnp.squeeze(part, position), rest, (*have[:position], *have[position + 1 :]), region) for part in slices
-    )
+    placed = (*have[:position], *have[position + 1 :])
+    return tuple(settle(jnp.squeeze(part, position), rest, placed, region, kind=meeting.kind) for part in slices)

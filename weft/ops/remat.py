@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from ..errors import TensorError, closest
+from ..errors import TensorError, closest, folded, public
+from ..leaves import is_data
 from ..tensor import is_tensor, make, marked, marks_of
 from .meet import need_function, need_tensor, rematted
 from .recorded import bring_in, recorded
@@ -21,6 +22,7 @@ from .trees import numbers
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
 
 
+@public
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
     """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
     need_function(fn, "remat")
@@ -31,10 +33,11 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
 
+    @folded
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)
-        is_value = [_is_value(leaf) for leaf in leaves]
+        is_value = [is_data(leaf) for leaf in leaves]
         fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]
         marks = [marks_of(leaf) if is_tensor(leaf) else {} for leaf in leaves]
 
@@ -67,10 +70,6 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         return jax.checkpoint(run, policy=policy)(values)
 
     return recomputed
-
-
-def _is_value(leaf: Any) -> bool:
-    return is_tensor(leaf) or hasattr(leaf, "dtype") or (isinstance(leaf, int | float) and not isinstance(leaf, bool))
 
 
 @recorded

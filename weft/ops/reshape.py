@@ -16,7 +16,7 @@ from ..operators import operation
 from ..tensor import Tensor, make
 from .collectives import as_varying
 from .elementwise import aligned
-from .meet import Meeting, need_tensor
+from .meet import Meeting, meet, need_tensor
 from .move import result, settle
 from .recorded import recorded
 
@@ -62,9 +62,9 @@ def rename(x: Tensor, **names: Any) -> Tensor:
     dims = renamed(x.dims, names)
     if x._region is None:
         return make(x._array, dims, None, x._kind)
-    meeting = Meeting(x._region, x.dims)
+    meeting = meet([x], into=dims)
     array = meeting.run(lambda a: a, [x])
-    return settle(array, dims, meeting.placement(x.dims), x._region)
+    return settle(array, dims, meeting.placement(x.dims), x._region, kind=meeting.kind)
 
 
 @recorded

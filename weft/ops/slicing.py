@@ -42,19 +42,15 @@ def _windowed(
 
     What it is made of has the first place among the op's operands, if not said otherwise.
     """
-    dims = _resized(along, size)
-    local = Meeting(along.meeting.region, dims).local_sizes([dims[along.position]])[0]
+    dims, region, kind = along.resized(size), along.meeting.region, along.meeting.kind
+    local = Meeting(region, dims, kind).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]
 
     def compute(*arrays: Any) -> Any:
         where = {"starts": begins, "size": local, "wraps": wraps, "fill": fill}
         return window(arrays[-1], along.position, along.axes, along.ways, **where)
 
-    return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, along.meeting.region)
-
-
-def _resized(along: Along, size: int) -> Shape:
-    return along.x.dims if size == along.dim.size else along.x.dims.resized({along.dim.name: size})
+    return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, region, kind)
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
@@ -82,7 +78,7 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
         raise DimError(
             f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
         )
-    start = _known(start)
+    start, along = _known(start), along.rearranged(size)
     if isinstance(start, int) and not isinstance(start, bool):
         if not 0 <= start <= there - size:
             raise DimError(
@@ -96,7 +92,7 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
     start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
-    dims = _resized(along, size)
+    dims = along.resized(size)
 
     def compute(array: Any, start: Any) -> Any:
         start = _clipped(start, along.dim.count - size)
@@ -107,7 +103,8 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
         dims, along.meeting.placement(along.x.dims), strict=True))  # fmt: skip
-    return settle(array, dims, have, along.meeting.region, partial=along.axes, one_holds=True)
+    region, kind = along.meeting.region, along.meeting.kind
+    return settle(array, dims, have, region, partial=along.axes, one_holds=True, kind=kind)
 
 
 def _one_integer(value: Any, fact: str, fix: str) -> Any:
@@ -184,6 +181,7 @@ def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
 def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
     along, by = Along(x, over, "roll", padding=ANYTHING), _whole(by, "roll", "by")
+    along = along.rearranged(along.dim.size)
     by %= along.dim.count
     if along.dim.is_padded:  # what leaves the values at one end comes in at the other
         low = _windowed(along, lambda i, n: i * n - by + along.dim.count, along.dim.size)
@@ -198,6 +196,7 @@ def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
 def flip(x: Tensor, *, over: Any) -> Tensor:
     """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
     along = Along(x, over, "flip", padding=ANYTHING)
+    along = along.rearranged(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
 
     def compute(array: Any) -> Any:
@@ -209,7 +208,7 @@ def flip(x: Tensor, *, over: Any) -> Tensor:
         # The padding came first.
         return window(array, along.position, along.axes, along.ways, starts=starts, size=along.own)
 
-    return result(along.meeting.run(compute, [along.x]), along.x.dims, along.meeting.region)
+    return result(along.meeting.run(compute, [along.x]), along.x.dims, along.meeting.region, along.meeting.kind)
 
 
 @recorded
@@ -229,6 +228,8 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
             )
     note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
+    if all(a.x._kind.store is not None for a in alongs):
+        alongs = [a.rearranged(total) for a in alongs]
     made: Tensor | None = None
     begin = 0
     for place, a in enumerate(alongs):
@@ -241,7 +242,7 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
 
 def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
     """`left` up to the place `at` of a dim, `right` from there on."""
-    meeting = meet([left, right], first=left.dims)
+    meeting = meet([left, right], first=left.dims, into=left.dims)
     position, axes = left.dims.position(name), meeting.axes([left.dim(name)])
 
     def compute(a: Any, b: Any) -> Any:
@@ -249,7 +250,7 @@ def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
         kind = jnp.result_type(a, b)
         return jnp.where(places(name, left.dims, axes, a.shape[position]) < at, a.astype(kind), b.astype(kind))
 
-    return result(meeting.run(compute, [left, right]), left.dims, meeting.region)
+    return result(meeting.run(compute, [left, right]), left.dims, meeting.region, meeting.kind)
 
 
 @recorded
@@ -383,10 +384,10 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
 
 def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
     """Places along a dim at equal distances, in either direction; each processor gets its own from who holds them."""
-    along = Along(x, over, "slice", padding=ANYTHING)
-    dims = _resized(along, len(places))
+    along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
+    dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position
-    Meeting(along.meeting.region, dims)  # it divides
+    Meeting(along.meeting.region, dims, kind)  # it divides
     held, wanted = np.arange(along.dim.size).reshape(ways, -1), np.asarray(places).reshape(ways, -1)
 
     def compute(array: Any) -> Any:
@@ -395,7 +396,7 @@ def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
         end = places.stop if places.stop >= 0 else None
         return array[(builtins.slice(None),) * at + (builtins.slice(places.start, end, places.step),)]
 
-    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region)
+    return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region, kind)
 
 
 _strided = recorded(_strided, "slice")

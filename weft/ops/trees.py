@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape
 from ..errors import TensorError
 from ..layout import Region
+from ..leaves import is_data
 from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, marked, marks_of
 
 
@@ -47,16 +48,11 @@ def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -
     return jax.tree.unflatten(structure, [slot.filled(array) for slot, array in zip(slots, arrays, strict=True)])
 
 
-def array_of(leaf: Any) -> Any:
-    """The array of a tensor; a plain value as it is."""
-    return leaf._array if is_tensor(leaf) else leaf
-
-
 def numbers(arrays: Sequence[Any], what: str) -> list[Any]:
     """The leaves as arrays; anything that is no array or number is an error."""
     found = []
     for leaf in arrays:
-        if not isinstance(leaf, bool | int | float | complex) and not hasattr(leaf, "dtype"):
+        if not is_data(leaf) and not isinstance(leaf, bool):
             raise TensorError(
                 f"{what} holds {type(leaf).__name__} {leaf!r:.60}",
                 fix="keep only tensors, numbers and keys in it; close over the rest",

@@ -6,7 +6,6 @@ and a layout is any choice of one set an axis whose dims divide.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from ..mesh import Mesh
 from ..program import Program
 from ..tensor import is_tensor
 
-RULES = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
-"""The dims a search assigns where none are named: those of the models."""
+MOST_RULES = 12
+"""Where no dims are named, and there are no more than this with `params.` rules, these are searched too."""
+MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
 
 Rules = tuple[str, ...]
@@ -42,34 +42,52 @@ class Choices:
 
     def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
         self.tensors = tensors_of(program, args)
-        self.rules = self._known(rules)
+        self.rules = self._usual(args) if rules is None else self._known(rules)
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
         self._follows = {dim.name: dim.follows for kept in self.tensors for dim in kept.dims if dim.follows}
         self.sets = self._legal_sets()
 
-    def _known(self, rules: Sequence[str] | None) -> Rules:
-        """The rules that match a dim of the program; those a person named must."""
+    def _usual(self, args: Any) -> Rules:
+        """What is searched where no dims are named: what a model among the arguments says of itself, else every dim."""
+        names = self._names(self.tensors)
+        stored = [f"params.{name}" for name in self._names([kept for kept in self.tensors if kept.is_parameter])]
+        found = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
+        if (own := _searched_dims(args)) is not None:
+            found = [rule for rule in own if rule in (*names, *stored)]
+        elif len(found) > MOST_RULES:
+            found = [rule for rule in found if rule not in stored]
+        if not found:
+            raise LayoutError(
+                "the program has no dim that can be split",
+                state=f"dims of the program: {', '.join(names) or 'none'}",
+                fix="give it tensors with dims of 2 and more",
+            )
+        return tuple(found)
+
+    @property
+    def left_out(self) -> Rules:
+        """The dims of the program that are not searched, though they could be split."""
+        return tuple(name for name in self._names(self.tensors) if name not in self.rules and self._divisor(name) > 1)
+
+    def _names(self, tensors: Sequence[Kept]) -> list[str]:
+        """The dims of these tensors as they come; those that follow another take its rule."""
+        dims = (dim for kept in tensors for dim in kept.dims)
+        return list(dict.fromkeys(d.name for d in dims if d.follows is None and not d.name.startswith(UNSHOWN)))
+
+    def _known(self, rules: Sequence[str]) -> Rules:
+        """The rules a person named, each of which must match a dim of the program."""
         names = sorted({dim.name for kept in self.tensors for dim in kept.dims if not dim.name.startswith(UNSHOWN)})
         stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
-        found = []
-        for rule in RULES if rules is None else dict.fromkeys(rules):
+        for rule in rules:
             store, _, name = rule.rpartition(".")
-            if name in (stored if store else names) and store in ("", "params"):
-                found.append(rule)
-            elif rules is not None:
+            if name not in (stored if store else names) or store not in ("", "params"):
                 raise LayoutError(
                     f"there is no dim `{rule}` to search over",
                     state=f"dims of the program: {', '.join(names)}"
                     + (f"   of its parameters: {', '.join(stored)}" if store else ""),
                     fix=closest(rule, [f"params.{each}" for each in stored] if store else names),
                 )
-        if not found:
-            raise LayoutError(
-                "the program has none of the dims a search looks for",
-                state=f"dims of the program: {', '.join(names) or 'none'}   looked for: {', '.join(RULES)}",
-                fix="name those that may be split: `dims=['height', 'width']`",
-            )
-        return tuple(found)
+        return tuple(dict.fromkeys(rules))
 
     def _divisor(self, rule: str) -> int:
         name = rule.rpartition(".")[2]
@@ -78,10 +96,22 @@ class Choices:
     def _legal_sets(self) -> list[Rules]:
         """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
         found: dict[Any, Rules] = {}
-        for count in range(len(self.rules) + 1):
-            for rules in itertools.combinations(self.rules, count):
-                if (placed := self.placed(rules)) is not None:
-                    found.setdefault(placed, rules)
+        larger: list[Rules] = [()]
+        while larger:  # a set is legal only if it is without its last rule
+            legal = [(rules, placed) for rules in larger if (placed := self.placed(rules)) is not None]
+            for rules, placed in legal:
+                found.setdefault(placed, rules)
+            if len(found) > MOST_SETS:
+                raise LayoutError(
+                    f"{len(self.rules)} dims make more than {MOST_SETS:,} sets of rules for one axis",
+                    state=f"searched: {', '.join(self.rules)}",
+                    fix=f"name those that may be split: `dims={list(self.rules[:3])}`",
+                )
+            larger = [
+                (*rules, more)
+                for rules, _ in legal
+                for more in self.rules[self.rules.index(rules[-1]) + 1 if rules else 0 :]
+            ]
         return list(found.values())
 
     def placed(self, rules: Rules) -> tuple[str | None, ...] | None:
@@ -134,6 +164,15 @@ class Choices:
         """The layout that gives each axis its rules, the rules in the order of the program's dims."""
         written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
         return Layout({rule: held for rule, held in written.items() if held})
+
+
+def _searched_dims(args: Any) -> Sequence[str] | None:
+    """The dims that a model among the arguments says are worth splitting (`searched_dims`)."""
+
+    def says(x: Any) -> bool:
+        return hasattr(type(x), "searched_dims")
+
+    return next((x.searched_dims for x in jax.tree.leaves(args, is_leaf=says) if says(x)), None)
 
 
 def tensors_of(program: Program, args: Any) -> list[Kept]:

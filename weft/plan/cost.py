@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program import Program
@@ -54,6 +55,7 @@ class _Part:
     by: dict[str, float] | None = None
 
 
+@public(form="wf.Plan(program, 'h100')")
 class Plan:
     """A program's course on some hardware: `seconds` of a step, `memory`, and `why` it takes them.
 

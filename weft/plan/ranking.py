@@ -77,6 +77,10 @@ class Ranking(Sequence[Ranked]):
     losers: list[Losers]
     is_complete: bool = True
     """False where the search was interrupted: the best so far."""
+    dims: tuple[str, ...] = ()
+    """What was split one way and another."""
+    left_out: tuple[str, ...] = ()
+    """Dims of the program that were not, and could be."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -103,6 +107,8 @@ class Ranking(Sequence[Ranked]):
             "pruned": self.pruned,
             "refused": self.refused,
             "complete": self.is_complete,
+            "dims": list(self.dims),
+            "left_out": list(self.left_out),
             "losers": [vars(each) for each in self.losers],
         }
 
@@ -140,6 +146,8 @@ class Ranking(Sequence[Ranked]):
             f"{self.traced:,} traced, {self.pruned:,} ruled out by bounds"
             + (f", {len(self.refused):,} refused, like {self.refused[0]}" if self.refused else "")
         )
+        others = f"; not {', '.join(self.left_out)} (`dims` names what is searched)" if self.left_out else ""
+        found.append(f"searched: {', '.join(self.dims)}{others}")
         if not self.is_complete:
             found.append("interrupted: the best so far")
         return found

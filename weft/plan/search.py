@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MeshError, WeftError, WeftWarning
+from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
 from ..mesh import Mesh, as_mesh
 from ..program import trace
@@ -51,6 +51,7 @@ class Progress:
     best: Ranked | None = None
 
 
+@public
 def search(
     fn: Callable[..., Any],
     *args: Any,
@@ -67,8 +68,9 @@ def search(
 ) -> Ranking:
     """The best layouts of a program on a mesh, or on every mesh of so many processors, ranked.
 
-    `dims` names what may be split (`params.d_model`: how parameters are stored); `memory` is what a processor has, in
-    bytes, where it is not all of the hardware's. Interrupted (Ctrl-C), it gives the best so far.
+    `dims` names what may be split (`params.d_model`: how parameters are stored): all dims unless given, or for a model
+    of `weft.models` those worth it. `memory` is what a processor has, in bytes, where it is not all of the hardware's.
+    Interrupted (Ctrl-C), it gives the best so far.
     """
     if (mesh is None) == (processors is None):
         raise MeshError(
@@ -189,6 +191,7 @@ class _Search:
         return Ranking(
             plans[:keep], self.hardware, self.capacity, len(field.order), looking.traced, pruned, looking.refused,
             field.losers(looking.at, plans[0], self.capacity, self.choices), complete,
+            self.choices.rules, self.choices.left_out,
         )  # fmt: skip
 
     def _kept(self, job: _Job, facts: dict[str, Any]) -> Ranked:

@@ -17,7 +17,7 @@ Position = tuple[int, int, int, int]
 
 _LONGEST_ARGUMENT = 32
 _LONGEST_TEXT = 52
-_UNSAID = ("out", "like", "dtype")  # the printed type says it
+_UNSAID = ("out", "like", "dtype", "names")  # the printed type says it, or nothing needs to
 _TAKES_A_FUNCTION = ("local", "elementwise")  # before its operands
 
 
@@ -147,6 +147,9 @@ _SIGNS: dict[type, str] = {
 }  # fmt: skip
 
 
+_SAID_BY_SIGN = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+
+
 def _place(node: Any) -> Position:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
@@ -186,6 +189,8 @@ class _Writer:
         if isinstance(node.func, ast.Attribute) and called == "rename":  # a method of a tensor
             owner = self.argument(node.func.value)
             return called, f"{owner}.rename({', '.join(given)})", (owner,)
+        if called in _SAID_BY_SIGN and len(node.args) == 2:
+            return self._signed(_SAID_BY_SIGN[called], *node.args)
         arguments = node.args[1:] if called in _TAKES_A_FUNCTION else node.args
         operands = tuple(self.argument(item) for item in _flat(arguments))
         return called, f"{called}({', '.join(given)})", operands

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import RegionError
+from ..errors import RegionError, WeftError, public
 from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..record import Placed, Record, recording
@@ -23,6 +23,7 @@ from .work import Duplicated, Work, flops_text
 VERSION = 1
 
 
+@public(form="wf.trace(fn, *args, mesh=..., layout=...)")
 class Program:
     """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
 
@@ -137,6 +138,7 @@ class Program:
         return f"Program(mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, {len(self.ledger)} collectives)"
 
 
+@public
 def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = None, **kwargs: Any) -> Program:
     """The program that `fn` becomes on a mesh under a layout; arguments may be `jax.ShapeDtypeStruct` tensors.
 
@@ -149,6 +151,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = No
     try:
         with recording() as record:
             traced = bound.abstract(*args, **kwargs)
+    except WeftError:
+        raise  # names mesh and layout itself, and ends with the fix
     except Exception as error:
         error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
         raise

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
+from ..leaves import is_array, is_data, is_number, unnamed
 from ..record import Argument
-from ..tensor import Kind, is_tensor, make, marked, need_room
+from ..tensor import Kind, check_not_given_up, is_tensor, make, marked, need_room
 
 
 @jax.tree_util.register_static
@@ -154,16 +155,15 @@ def positions(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
 def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     """What a leaf of the arguments stands for, and its array if it has one; (None, None) if it cannot go in."""
     if is_tensor(leaf):
-        shape = getattr(leaf._array, "shape", None)
-        if shape is None:
+        if not is_data(leaf):
             return Static(leaf), None
         kind = replace(leaf._kind, equal=frozenset()) if leaf._kind.equal else leaf._kind
         # An optimizer's state may hold an array of another shape in a tensor's place.
-        return TensorSlot(leaf.dims, kind, tuple(shape) == leaf.dims.sizes), leaf._array
-    if isinstance(leaf, int | float | complex) and not isinstance(leaf, bool):
+        return TensorSlot(leaf.dims, kind, tuple(leaf._array.shape) == leaf.dims.sizes), leaf._array
+    if is_number(leaf):
         need_room(leaf)
         return ValueSlot(), leaf
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
+    if is_array(leaf):
         holds_numbers = not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind in "biufcV"
         need_room(leaf)
         return (ValueSlot(), leaf) if leaf.shape == () and holds_numbers else (None, None)
@@ -206,11 +206,10 @@ def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
             state=state,
             fix="make it hashable, or close over it",
         )
-    cure = f"name them: `wf.tensor(array, [{', '.join('...' for _ in leaf.shape)}])`"
-    if leaf.shape == (2,) and leaf.dtype == np.uint32:
-        cure += "; if it is a random key, make it by `jax.random.key(seed)`"
-    fact = f"{where} is a plain array of shape {tuple(leaf.shape)}, whose dims have no names"
-    return TensorError(fact, state=state, fix=cure)
+    is_raw_key = leaf.shape == (2,) and leaf.dtype == np.uint32
+    return unnamed(
+        leaf, where, more="; if it is a random key, make it by `jax.random.key(seed)`" * is_raw_key, state=state
+    )
 
 
 def _check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:
@@ -218,19 +217,14 @@ def _check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:
     if len(set(gone)) < len(gone):
         raise RegionError("one array is donated twice", fix="donate each array once, or copy one: `jnp.copy(array)`")
     for array in arrays:
-        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted():
-            raise RegionError(
-                f"an array of shape {array.shape} was given up to an earlier call (`donate`)",
-                fix="use what that call returned, or leave `donate` out",
-            )
+        check_not_given_up(array)
 
 
 def with_statics(tree: Any) -> Any:
     """The tree with every leaf that is no tensor, array or number wrapped as static."""
 
     def wrap(leaf: Any) -> Any:
-        is_data = is_tensor(leaf) or hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
-        return leaf if is_data and not isinstance(leaf, bool | type) else Static(leaf)
+        return leaf if is_data(leaf) or is_tensor(leaf) else Static(leaf)
 
     return jax.tree.map(wrap, tree, is_leaf=is_tensor)
 

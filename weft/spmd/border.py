@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import LayoutError, RegionError, TensorError, WeftWarning, user_stacklevel
+from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
+from ..leaves import is_data
 from ..mesh import Mesh, as_mesh
 from ..ops import collectives
 from ..ops.collectives import varying
@@ -28,8 +29,10 @@ from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .arguments import Call, Static, positions, read, without_statics
 from .guard import Guarded, check_slices
 from .place import check_values, put_array, wait_for_earlier_calls
+from .remembered import remembered
 
 
+@public
 def spmd(
     fn: Callable[..., Any],
     *,
@@ -42,13 +45,16 @@ def spmd(
     """`fn` as one SPMD program on a mesh: global tensors in, global tensors out.
 
     `static` arguments are compiled in, `donate`d ones may be overwritten; `strict` makes an axis that splits nothing
-    an error instead of a warning.
+    an error instead of a warning. Made again of the same function it is the same program, compiled once.
     """
     mesh, layout = as_mesh(mesh), as_layout(layout)
     need_function(fn, "spmd")
     if hasattr(fn, "on_mesh"):  # a train step has a part in global view
         return fn.on_mesh(mesh, layout, strict=strict, donate=positions(fn, donate, "donate"))
-    return Spmd(fn, mesh, layout, positions(fn, static, "static"), positions(fn, donate, "donate"), strict)
+    how = positions(fn, static, "static"), positions(fn, donate, "donate")
+    bound = remembered(fn, (mesh, str(layout), *how), lambda: Spmd(fn, mesh, layout, *how))
+    check_axes_used(mesh, layout, strict)
+    return bound
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,6 @@ class Spmd:
         layout: Layout,
         static: tuple[int, ...] = (),
         donate: tuple[int, ...] = (),
-        strict: bool = False,
-        quiet: bool = False,
     ):
         self.fn, self.mesh, self.layout = fn, mesh, layout
         self.static, self.donate = static, donate
@@ -109,10 +113,9 @@ class Spmd:
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
         Region(mesh, layout)  # every axis named is there
-        if not quiet:
-            check_axes_used(mesh, layout, strict)
         self._ready: dict[Call, _Ready] = {}
 
+    @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (outer := _region_around(args, kwargs)) is not None:
             return self._inline(outer, args, kwargs)
@@ -262,12 +265,12 @@ class _Leaving:
         self.specs: list[PartitionSpec] = []
         self.forms: list[Any] = []
         for i, leaf in enumerate(leaves):
-            if is_tensor(leaf) and hasattr(leaf._array, "shape"):
-                self._add_tensor(leaf, region)
-            elif hasattr(leaf, "dtype") or (isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)):
-                self._add_value(given, i, jnp.asarray(leaf))
-            else:
+            if not is_data(leaf):
                 self.forms.append(Static(leaf))
+            elif is_tensor(leaf):
+                self._add_tensor(leaf, region)
+            else:
+                self._add_value(given, i, jnp.asarray(leaf))
 
     def _add_tensor(self, x: Tensor, region: Region) -> None:
         if x._region is not None and x._region is not region:

@@ -4,6 +4,7 @@ JAX differentiates; here tensors are taken apart and put together. A gradient ha
 storage of what it is the gradient of.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,21 +13,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import TensorError, WeftError
+from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
+from ..leaves import array_of, is_trained, unnamed
 from ..ops.collectives import all_reduce, as_varying
-from ..ops.meet import common_region, need_function, with_layout
+from ..ops.meet import brought, common_region, need_function, with_layout
 from ..ops.move import result
+from ..ops.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
 
 
+@public
 def value_and_grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
 ) -> Callable[..., Any]:
     """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
 
-    Gradients are of float tensors that are not frozen; other leaves get None. `sum_dtype` says in which dtype gradient
-    sums travel, a float of 16 bits or more.
+    Gradients are of float tensors that are not frozen and of plain floats; other leaves get None. `sum_dtype` says in
+    which dtype gradient sums travel, a float of 16 bits or more.
     """
 
     need_function(fn, "value_and_grad")
@@ -35,6 +39,7 @@ def value_and_grad(
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 
+    @folded
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
@@ -44,7 +49,7 @@ def value_and_grad(
             )
         trees = [args[i] for i in positions]
         leaves, structure = jax.tree.flatten(trees, is_leaf=is_tensor)
-        picked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf)]
+        picked = [i for i, leaf in enumerate(leaves) if is_trained(leaf)]
         if not picked:
             raise TensorError(
                 "there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor"
@@ -54,16 +59,17 @@ def value_and_grad(
         def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
             filled = list(leaves)
             for i, start, array in zip(picked, starts, arrays, strict=True):
-                filled[i] = marked(make(array, start.dims, start._region, start._kind), {"has_gradient": True})
+                filled[i] = _refilled(start, array)
             whole = list(args)
             for i, tree in zip(positions, jax.tree.unflatten(structure, filled), strict=True):
                 whole[i] = tree
-            found = fn(*whole, **kwargs)
+            with _mapped_numbers(starts):
+                found = fn(*whole, **kwargs)
             value, aux = _with_aux(found) if has_aux else (found, None)
             value = _one_number(value)
             return value._array, (value, aux)
 
-        (_, (value, aux)), gradients = _differentiated(scalar, [x._array for x in starts])
+        (_, (value, aux)), gradients = _differentiated(scalar, [array_of(x) for x in starts])
         found: list[Any] = [None] * len(leaves)
         for i, start, gradient in zip(picked, starts, gradients, strict=True):
             found[i] = _gradient_of(start, gradient)
@@ -98,12 +104,14 @@ def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         ) from error
 
 
+@public
 def grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
 ) -> Callable[..., Any]:
     """As `value_and_grad`, without the value; with `has_aux`, the gradients and the rest."""
     both = value_and_grad(fn, argnums, has_aux, sum_dtype)
 
+    @folded
     @functools.wraps(fn)
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)
@@ -115,7 +123,24 @@ def grad(
 _OF_COPIES = "because every processor along {axes} has a copy, and each copy a part of the gradient"
 
 
-def _gradient_of(x: Tensor, gradient: Any) -> Tensor:
+def _mapped_numbers(starts: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """While a function is traced that is differentiated by numbers which differ between a mapped dim's examples."""
+    region = open_region()
+    if region is None or not region.taken or all(map(is_tensor, starts)):
+        return contextlib.nullcontext()
+    return bringing(brought)
+
+
+def _refilled(start: Any, array: Any) -> Any:
+    """What is differentiated by, in the place of the leaf it started as."""
+    if not is_tensor(start):
+        return array
+    return marked(make(array, start.dims, start._region, start._kind), {"has_gradient": True})
+
+
+def _gradient_of(x: Any, gradient: Any) -> Any:
+    if not is_tensor(x):
+        return gradient
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
     if x._kind.equal:
         assert x._region is not None
@@ -124,15 +149,14 @@ def _gradient_of(x: Tensor, gradient: Any) -> Tensor:
     return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
 
 
-def is_differentiable(leaf: Any) -> bool:
-    """Whether a leaf gets a gradient: a float tensor that is not frozen."""
-    return is_tensor(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and not leaf._kind.frozen
-
-
-def _start(x: Tensor, sum_dtype: Any) -> Tensor:
-    """The tensor to differentiate by: one that varies over a mapped dim's axes has a gradient for each example."""
-    x = checked(x)
+def _start(x: Any, sum_dtype: Any) -> Any:
+    """What to differentiate by: a tensor that varies over a mapped dim's axes has a gradient for each example."""
     region = open_region()
+    if not is_tensor(x):
+        if getattr(x, "shape", ()):
+            raise unnamed(x, "what is to be differentiated by")
+        return as_varying(jnp.asarray(x), region.taken) if region is not None else jnp.asarray(x)
+    x = checked(x)
     if region is not None and region.taken:
         x = with_layout(x, region)
         return result(as_varying(x._array, region.taken), x.dims, region)

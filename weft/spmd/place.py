@@ -12,12 +12,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
-from ..errors import RegionError
+from ..errors import RegionError, public
 from ..layout import Axes, Region, as_layout, spec
+from ..leaves import is_array
 from ..mesh import Mesh, as_mesh
-from ..tensor import Tensor, checked, is_tensor, make, need_room
+from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
+@public
 def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
 
@@ -35,7 +37,8 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
                 return _joined_rows(leaf, region, devices)
             lies = sharding_of(leaf.dims, leaf._kind.store, region)
             return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
-        if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        if is_array(leaf):
+            check_not_given_up(leaf)
             need_room(leaf)
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
@@ -48,6 +51,7 @@ def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding
     return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
 
 
+@public
 def get(tree: Any) -> Any:
     """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
 

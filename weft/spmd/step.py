@@ -5,6 +5,7 @@ split. Optimizer state lies as its parameters do, and further by the layout's `o
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import RegionError, TensorError
+from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
+from ..leaves import is_trained
 from ..mesh import Mesh, as_mesh
 from ..ops.collectives import as_varying, own_slice, reduce_scatter
 from ..ops.debug import failures
@@ -27,19 +29,22 @@ from ..record import Place, operand_scope, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics
 from .border import Spmd, Traced, check_axes_used, laid
-from .gradients import is_differentiable, value_and_grad
+from .gradients import value_and_grad
 from .guard import Guarded
 from .place import put, wait_for_earlier_calls
+from .state import (
+    TrainState,
+    as_parameters,
+    check_not_given_up,
+    map_pairs,
+    map_trained,
+    refilled,
+    trained_arrays,
+    unshared,
+)
 
 
-class TrainState(NamedTuple):
-    """Parameters, the optimizer's state, and the number of steps taken."""
-
-    params: Any
-    optimizer: Any
-    step: Any
-
-
+@public
 def train_step(
     loss: Callable[..., Any],
     optimizer: Any,
@@ -48,21 +53,45 @@ def train_step(
     layout: Any = None,
     has_aux: bool = False,
     sum_dtype: Any = None,
+    donate: bool = False,
 ) -> "TrainStep":
     """A step of training on `loss(params, batch, key)`, one number, with an Optax optimizer.
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`. `sum_dtype`
-    says in which dtype gradient sums travel. Frozen parameters stay as they are.
+    says in which dtype gradient sums travel. Frozen parameters stay as they are. With `donate` the old state is
+    overwritten by the new one, so that there are never two in memory: only the new one may be used. An optimizer whose
+    `update` names `value` is given the loss by it.
     """
-    need_function(loss, "train_step", of="(params, batch, key)")
+    _check_loss(loss)
+    if not isinstance(donate, bool):
+        raise TensorError(f"train_step got donate={donate!r}", fix="say `donate=True`: the state is what is given up")
     if (mesh is None) != (layout is None):
         raise RegionError("train_step got only one of mesh and layout", fix="give both, or neither and use wf.spmd")
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         raise TensorError(
             f"train_step got {optimizer!r} for its optimizer", fix="give an Optax one: `optax.adam(1e-3)`"
         )
-    bound = (as_mesh(mesh), as_layout(layout)) if mesh is not None else (None, Layout(""))
-    return TrainStep(loss, optimizer, *bound, has_aux=has_aux, sum_dtype=sum_dtype, made=place())
+    how = dict(has_aux=has_aux, sum_dtype=sum_dtype, made=place(), donate=(0,) if donate else ())
+    if mesh is None:
+        return TrainStep(loss, optimizer, None, Layout(""), **how)
+    mesh, layout = as_mesh(mesh), as_layout(layout)
+    bound = TrainStep(loss, optimizer, mesh, layout, **how)
+    check_axes_used(mesh, layout, strict=False)
+    return bound
+
+
+def _check_loss(loss: Any) -> None:
+    need_function(loss, "train_step", of="(params, batch, key)")
+    try:
+        inspect.signature(loss).bind(*("params", "batch", "key"))
+    except TypeError:
+        taken = ", ".join(map(str, inspect.signature(loss).parameters.values()))
+        raise TensorError(
+            f"train_step calls its loss with (params, batch, key), and this one takes ({taken})",
+            fix="write it so: `def loss(params, batch, key)`; where there is no randomness `key` is None",
+        ) from None
+    except ValueError:  # it has no signature
+        pass
 
 
 class TrainStep:
@@ -78,7 +107,6 @@ class TrainStep:
         has_aux: bool,
         sum_dtype: Any,
         made: Place,
-        strict: bool = False,
         donate: tuple[int, ...] = (),
     ):
         self.loss, self.optimizer, self.mesh, self.layout, self.has_aux = loss, optimizer, mesh, layout, has_aux
@@ -88,25 +116,36 @@ class TrainStep:
         self._gradients: Any = self._local_gradients
         if mesh is not None:
             Region(mesh, layout)
-            check_axes_used(mesh, layout, strict)
-            self._gradients = Spmd(self._local_gradients, mesh, layout, quiet=True)
+            self._gradients = Spmd(self._local_gradients, mesh, layout)
         self._has_checks = False
+        self._takes_loss = _takes_loss(optimizer)
+        self.donate = donate
         self._jitted = Guarded(jax.jit(self._run, donate_argnums=donate), f"layout: {layout}   mesh: {mesh}")
+        self._bound: dict[Any, TrainStep] = {}
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
-        """This step bound to a mesh and a layout."""
-        bound = self.loss, self.optimizer, mesh, layout
-        how = dict(has_aux=self.has_aux, sum_dtype=self.sum_dtype, made=self._made)
-        return TrainStep(*bound, **how, strict=strict, donate=donate)
+        """This step bound to a mesh and a layout: once to each, so that nothing is compiled twice."""
+        donate = tuple(sorted({*self.donate, *donate}))
+        key = mesh, str(layout), donate
+        if key not in self._bound:
+            how = dict(has_aux=self.has_aux, sum_dtype=self.sum_dtype, made=self._made, donate=donate)
+            self._bound[key] = TrainStep(self.loss, self.optimizer, mesh, layout, **how)
+        check_axes_used(mesh, layout, strict)
+        return self._bound[key]
 
+    @folded
     def init(self, params: Any) -> TrainState:
-        """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes."""
+        """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes.
+
+        Every float tensor among the parameters is stored as one.
+        """
+        params = as_parameters(params)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
-            shapes = jax.eval_shape(self.optimizer.init, _trained(params))
+            shapes = jax.eval_shape(self.optimizer.init, trained_arrays(params))
             return TrainState(params, shapes, jax.ShapeDtypeStruct((), "int32"))
         if self.mesh is not None:
             params = put(params, mesh=self.mesh, layout=self.layout)
-        trained = _trained(params)
+        trained = trained_arrays(params)
         if not jax.tree.leaves(trained):
             raise TensorError("there is no float tensor among the parameters", fix="name arrays by wf.parameter")
         shardings = self._state_shardings(params)
@@ -114,12 +153,14 @@ class TrainStep:
         step: Any = jnp.zeros((), "int32")
         if self.mesh is not None:
             step = jax.device_put(step, NamedSharding(self.mesh.jax_mesh(), PartitionSpec()))
-        return TrainState(params, state, step)
+        made = TrainState(params, state, step)
+        return unshared(made) if self.donate else made
 
     def shapes(self, params: Any) -> TrainState:
         """The state of a step on a mesh with shapes in place of arrays, each with how it lies."""
         return self._typed_state(self.init(params), cast(Mesh, self.mesh).jax_mesh())
 
+    @folded
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
         if open_region() is not None:
             raise RegionError(
@@ -130,6 +171,7 @@ class TrainStep:
             raise TensorError(
                 f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
             )
+        check_not_given_up(state)
         before = failures.checks_traced
         with failures.raised_after():
             found = self._jitted(with_statics(state), with_statics(self._placed(batch)), key)
@@ -146,6 +188,7 @@ class TrainStep:
         if self.mesh is None:
             raise RegionError("the train step has no mesh", fix="say `wf.trace(step, ..., mesh=..., layout=...)`")
         record_of_region().update = self._made
+        state = state._replace(params=as_parameters(state.params))
         mesh = self.mesh.abstract(AxisType.Explicit)
         update = _TypedUpdate(self)
         with jax.sharding.use_abstract_mesh(mesh):
@@ -186,15 +229,17 @@ class TrainStep:
         self, state: TrainState, batch: Any, key: Any, mesh: Any = None, update: Any = None
     ) -> tuple[TrainState, dict[str, Any]]:
         state, batch = without_statics(state), without_statics(batch)
+        state = state._replace(params=as_parameters(state.params))
         if self.mesh is not None:
             mesh = mesh or self.mesh.jax_mesh()
             (value, aux), gradients = self._gradients.on(mesh, state.params, batch, key)
         else:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         with jax.named_scope("update"):
-            arrays = _trained(state.params), _trained(gradients), state.optimizer
-            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh))
-        params = _map_pairs(_refilled, state.params, new)
+            arrays = trained_arrays(state.params), trained_arrays(gradients), state.optimizer
+            told = {"value": value._array if is_tensor(value) else value} if self._takes_loss else {}
+            new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh), **told)
+        params = map_pairs(refilled, state.params, new)
         return with_statics((TrainState(params, optimizer, state.step + 1), _metrics(value, aux)))
 
     def _local_gradients(self, params: Any, batch: Any, key: Any) -> Any:
@@ -209,12 +254,12 @@ class TrainStep:
             return differentiate(loss)(params)
         parts = map_tensors(_part, params)
         attach = functools.partial(_attached, made=self._made)
-        return differentiate(lambda parts: loss(_map_pairs(attach, parts, params)))(parts)
+        return differentiate(lambda parts: loss(map_pairs(attach, parts, params)))(parts)
 
-    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places") -> tuple[Any, Any]:
-        """The new parameters and the optimizer's new state, of global arrays."""
+    def update(self, trained: Any, slopes: Any, optimizer: Any, places: "_Places", **told: Any) -> tuple[Any, Any]:
+        """The new parameters and the optimizer's new state, of global arrays; `told` is what the optimizer asks for."""
         parts = _laid(trained, places.finer)
-        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts)
+        updates, optimizer = self.optimizer.update(_laid(slopes, places.finer), optimizer, parts, **told)
         return _laid(optax.apply_updates(parts, updates), places.stored), _laid(optimizer, places.state)
 
     def _places(self, params: Any, mesh: Any) -> "_Places":
@@ -230,11 +275,13 @@ class TrainStep:
             return None
         region = Region(self.mesh, self.layout)
 
-        def place(x: Tensor) -> Any:
+        def place(x: Any) -> Any:
+            if not is_tensor(x):
+                return NamedSharding(mesh, PartitionSpec())
             level = store if x._kind.store is not None or store == "optimizer" else None
             return NamedSharding(mesh, spec(region.placement(x.dims, level)))
 
-        return _trained(params, place)
+        return map_trained(place, params)
 
     def _state_shardings(self, params: Any, mesh: Any = None) -> Any:
         """How the optimizer's state lies: JAX says, given how the parameters do."""
@@ -244,7 +291,7 @@ class TrainStep:
         explicit = self.mesh.abstract(AxisType.Explicit)
         shardings = self._shardings(params, explicit, "optimizer")
         shapes = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), _trained(params), shardings
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), trained_arrays(params), shardings
         )
         with jax.sharding.use_abstract_mesh(explicit):
             state = jax.eval_shape(self.optimizer.init, shapes)
@@ -268,8 +315,8 @@ class _TypedUpdate:
     def __init__(self, step: TrainStep):
         self.step, self.is_known = step, True
 
-    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places) -> tuple[Any, Any]:
-        arrays = trained, slopes, with_statics(optimizer)
+    def __call__(self, trained: Any, slopes: Any, optimizer: Any, places: _Places, **told: Any) -> tuple[Any, Any]:
+        arrays = trained, slopes, with_statics(optimizer), told
         try:
             # In a jit of its own: what an attempt that fails has traced is then dropped whole.
             return without_statics(jax.jit(self._traced(places))(*arrays))
@@ -280,13 +327,21 @@ class _TypedUpdate:
         return without_statics(lying(*arrays))
 
     def _traced(self, places: _Places) -> Callable[..., Any]:
-        def update(trained: Any, slopes: Any, optimizer: Any) -> Any:
-            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places))
+        def update(trained: Any, slopes: Any, optimizer: Any, told: Any) -> Any:
+            return with_statics(self.step.update(trained, slopes, without_statics(optimizer), places, **told))
 
         return update
 
     def _free(self, sharding: NamedSharding) -> NamedSharding:
         return NamedSharding(cast(Mesh, self.step.mesh).abstract(), sharding.spec)
+
+
+def _takes_loss(optimizer: Any) -> bool:
+    """Whether its `update` names `value`, which is Optax's word for the loss."""
+    try:
+        return "value" in inspect.signature(optimizer.update).parameters
+    except (TypeError, ValueError):  # not every callable tells
+        return False
 
 
 def _spec_of(leaf: Any) -> PartitionSpec:
@@ -306,27 +361,6 @@ def _typed_array(array: Any, sharding: NamedSharding) -> Any:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding, weak_type=weak)
 
 
-def _is_trained(leaf: Any) -> bool:
-    return is_tensor(leaf) and leaf._array is not None and is_differentiable(leaf)
-
-
-def _trained(params: Any, of: Callable[[Tensor], Any] = lambda x: x._array) -> Any:
-    """The plain arrays of the float tensors, which is what Optax is given; None in place of the rest."""
-    return jax.tree.map(lambda leaf: of(leaf) if _is_trained(leaf) else None, params, is_leaf=is_tensor)
-
-
-def _map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """`fn` of the leaves of two trees that correspond; the second may have None or an array where a tensor stands."""
-    is_leaf = lambda node: node is None or is_tensor(node)  # noqa: E731
-    leaves, structure = jax.tree.flatten(first, is_leaf=is_leaf)
-    others = jax.tree.leaves(second, is_leaf=is_leaf)
-    return jax.tree.unflatten(structure, [fn(a, b) for a, b in zip(leaves, others, strict=True)])
-
-
-def _refilled(leaf: Any, array: Any) -> Any:
-    return make(array, leaf.dims, None, leaf._kind) if _is_trained(leaf) else leaf
-
-
 def _metrics(value: Any, aux: Any) -> dict[str, Any]:
     more = aux if isinstance(aux, dict) else {} if aux is None else {"aux": aux}
     return {**more, "loss": value}
@@ -334,7 +368,7 @@ def _metrics(value: Any, aux: Any) -> dict[str, Any]:
 
 def _part(x: Tensor) -> Tensor:
     """The slice of a parameter whose optimizer state this processor holds."""
-    if not _is_trained(x) or x._region is None:
+    if not is_trained(x) or x._region is None:
         return x
     array, have, want = x._array, placement(x), x._region.placement(x.dims, "optimizer")
     for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
@@ -350,7 +384,9 @@ _FINER = (
 
 def _attached(part: Any, whole: Any, made: Place) -> Any:
     """The parameter itself, whose gradient arrives summed and sliced as `part`, by one reduce-scatter."""
-    if not is_tensor(part) or part._kind.store != "optimizer":
+    if not is_tensor(part):
+        return part
+    if part._kind.store != "optimizer":
         return whole
     pieces = [
         (position, finer[len(held) :])

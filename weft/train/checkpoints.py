@@ -2,12 +2,14 @@
 
 Imports the language and the data's files. Each array is kept under its path (`params.decoder.layers.attention.q`) with
 a sum of its bits, so that what comes back is what was saved; each processor writes and reads its own slices. A
-checkpoint counts from the moment its `checkpoint.json` is there, which is written last and removed first.
+checkpoint counts from the moment its `checkpoint.json` is there, which is written last.
+
+A folder is removed only where its own name or a file in it says that it may be: while it is written it holds `saving`,
+and one that is no longer kept is renamed first. Arrays that lack their `checkpoint.json` otherwise are set aside.
 """
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
@@ -15,6 +17,7 @@ import re
 import shutil
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.files import write_whole
-from ..errors import WeftError, closest
+from ..data.whole import write_whole
+from ..errors import WeftError, WeftWarning, closest, user_stacklevel
+from ..small_files import Reader, summed
 from ..spmd.together import agreed
 
 TOLD, ARRAYS = "checkpoint.json", "arrays"
-_TOLD_KEYS = {"files", "sums", "dtypes"}
+_SAVING, _REMOVED, _ASIDE = "saving", ".removed-", "set-aside-"
+_NUMBERS = {str: int}
+_SHAPE = {"files": _NUMBERS, "sums": _NUMBERS, "dtypes": {str: str}, "loss": (float, None), "config": (dict, None)}
+_OLDER = frozenset({"step", *_SHAPE})
 
 
 class CheckpointError(WeftError):
@@ -51,18 +58,12 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps there are whole checkpoints of."""
-        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{TOLD}") if path.parent.name.isdigit())
+        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{TOLD}") if _is_step(path.parent.name))
 
     def told(self, step: int) -> dict[str, Any]:
         """What was said with a checkpoint: the configuration, the loss it was judged by, what is in it."""
-        place = self.folder / str(step)
-        try:
-            found = json.loads((place / TOLD).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{place / TOLD} is broken: {error}", fix="use another step") from None
-        if not isinstance(found, dict) or not found.keys() >= _TOLD_KEYS:
-            raise CheckpointError(f"{place / TOLD} is broken: it says too little", fix="use another step")
-        return found
+        path = self.folder / str(step) / TOLD
+        return Reader(CheckpointError, fix="use another step").summed_json(path, _SHAPE, older=_OLDER)
 
     def best_step(self) -> int | None:
         """The step with the lowest loss, of those that were judged; what cannot be read does not count."""
@@ -99,6 +100,9 @@ class Checkpoints:
             return
         if jax.process_index() == 0:
             self.remove_torn()
+            with _said(f"step {step} could not be saved"):
+                place.mkdir(parents=True)
+                (place / _SAVING).touch()
         self._check_room(step, sum(x.nbytes for x in arrays.values()))
         sums = _sums_of_bits(dict(arrays))
         with _said(f"step {step} could not be saved", place):
@@ -142,7 +146,8 @@ class Checkpoints:
                 if jax.process_index() == 0:
                     told["sums"] = {path: int(value) for path, value in sums.items()}
                     told["files"] = _sizes(place / ARRAYS)
-                    write_whole(place / TOLD, json.dumps(told).encode())
+                    write_whole(place / TOLD, summed(told))
+                    (place / _SAVING).unlink()
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
                     self._remove_old()
@@ -160,25 +165,51 @@ class Checkpoints:
                     writer.close()
 
     def remove_torn(self) -> None:
-        """Removes what a process that was killed, or a full disk, left half written."""
-        for path in self.folder.glob("*"):
-            if path.is_dir() and path.name.isdigit() and not (path / TOLD).exists():
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes what a process that was killed, or a full disk, left half written or half removed.
 
-    def set_aside(self, step: int) -> None:
-        """Leaves a broken checkpoint under another name, so that the step can be saved again."""
-        place = self.folder / str(step)
-        with contextlib.suppress(OSError):
-            shutil.rmtree(aside := place.with_suffix(".broken"), ignore_errors=True)
-            place.rename(aside)
+        Arrays that lost their `checkpoint.json` in another way are set aside, and that is told.
+        """
+        for path in self.folder.glob("*"):
+            if path.is_dir() and path.name.startswith(_REMOVED):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir() and _is_step(path.name) and not (path / TOLD).exists():
+                if (path / _SAVING).exists() or not (path / ARRAYS).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif aside := self.set_aside(int(path.name)):
+                    said = (
+                        f"{path} holds arrays and no {TOLD}, without which they do not count; they are now in {aside}"
+                    )
+                    warnings.warn(said, WeftWarning, stacklevel=user_stacklevel())
+
+    def set_aside(self, step: int) -> Path | None:
+        """Leaves a broken checkpoint under another name, so that the step can be saved again; gives that name."""
+        names = (f"{_ASIDE}{step}{again}" for again in ("", *(f"-{number}" for number in range(2, 1000))))
+        aside = next(path for name in names if not (path := self.folder / name).exists())
+        try:
+            return (self.folder / str(step)).rename(aside)
+        except OSError:
+            return None
+
+    def check_none_lost(self) -> None:
+        """Raises where all there is are arrays that were set aside: to begin anew beside them would be silent."""
+        aside = [path.name for path in sorted(self.folder.glob(f"{_ASIDE}*"))]
+        if agreed(len(self.steps)) or not agreed(len(aside)):
+            return
+        step = aside[-1].split("-")[2] if aside else "200"
+        raise CheckpointError(
+            f"{self.folder} has no checkpoint with its {TOLD}, and arrays that were set aside",
+            state=f"there are {', '.join(aside)}",
+            fix=f"bring {TOLD} back into such a folder and name it by its step again, like `{step}`; "
+            "or move these folders away to begin anew",
+        )
 
     def _remove_old(self) -> None:
         steps = self.steps
         kept = set(steps[-self.keep :]) | ({self.best_step()} if self.best else set())
         for step in steps:
             if step not in kept:
-                (self.folder / str(step) / TOLD).unlink()
-                shutil.rmtree(self.folder / str(step), ignore_errors=True)
+                removed = (self.folder / str(step)).rename(self.folder / f"{_REMOVED}{step}")
+                shutil.rmtree(removed, ignore_errors=True)
 
     # Reading.
 
@@ -216,7 +247,7 @@ class Checkpoints:
             fact = f"the checkpoint {place} is broken: {_first_line(error)}"
             raise CheckpointError(fact, fix=self._another(step)) from error
         for path, value in _sums_of_bits(found).items():
-            if int(value) != sums[path]:
+            if int(value) != sums.get(path):
                 raise CheckpointError(
                     f"the checkpoint {place} is broken: `{path}` is not what was saved", fix=self._another(step)
                 )
@@ -234,6 +265,10 @@ class Checkpoints:
                 logging.getLogger(name).addFilter(_is_not_of_orbax)
             self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         return self._writer
+
+
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
 
 
 def _to_save(arrays: dict[str, Any]) -> Any:

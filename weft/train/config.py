@@ -4,120 +4,23 @@ Imports the models' configurations. An error names the key, the file and the lin
 """
 
 import dataclasses
-import fnmatch
 import math
-import re
-import tomllib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import jax
-import tomli_w
-
 from .. import interop, models
-from ..dims import Shape
-from ..errors import LayoutError, WeftError, closest
-from ..layout import Layout, Region, as_layout
-from ..mesh import Mesh, as_mesh
-from ..nn.weights import Weight, written
-from .keys import Where, lines_of
-from .tables import (
-    BELOW,
-    CHOICES,
-    ITEMS,
-    KINDS,
-    MAY_BE_ZERO,
-    OPEN_TABLES,
-    TABLES,
-    Checkpoint,
-    Evaluation,
-    Lora,
-    Optimizer,
-    Schedule,
-    Train,
-)
+from ..errors import WeftError, closest
+from ..small_files import DEEPEST, Reader, short
+from .checks import check_together
+from .keys import SET, Where, lines_of
+from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigError, RunConfig
+from .tables import BELOW, CHOICES, ITEMS, KINDS, MAY_BE_ZERO, OPEN_TABLES, TABLES
 
-CONFIG = "config.toml"
-AUTO = "auto"  # a mesh or a layout that is to be searched for
-ONE = ("all=1", "batch:all")  # where a run without a mesh runs
+_TOML = Reader(ConfigError, fix="mend that line; strings need quotes")
 
-
-class ConfigError(WeftError):
-    """A run's configuration that cannot be."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """All of a run: what is trained, on what, where and how."""
-
-    model: models.TransformerConfig
-    name: str = "run"
-    seed: int = 0
-    mesh: str = ""
-    layout: str = ""
-    init_from: str | None = None
-    """Weights to start with: a folder of Hugging Face's, or of another run."""
-    train: Train = dataclasses.field(default_factory=Train)
-    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
-    schedule: Schedule = dataclasses.field(default_factory=Schedule)
-    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "bytes"})
-    """As `data.open_tokenizer` reads it."""
-    data: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"path": "python"})
-    """As `data.open_source` reads it."""
-    eval: Evaluation = dataclasses.field(default_factory=Evaluation)
-    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
-    lora: Lora = dataclasses.field(default_factory=Lora)
-    where: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """Where each key stands, for errors that come later."""
-
-    def place(self, key: str) -> str | None:
-        """The file and line a key stands in."""
-        return None if self.where is None else self.where(key)
-
-    @property
-    def length(self) -> int:
-        return self.train.length or self.model.length
-
-    @property
-    def batch(self) -> int:
-        """Sequences in a batch."""
-        if self.train.tokens is not None:
-            return self.train.tokens // self.length
-        return self.train.batch or self.model.batch
-
-    @property
-    def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches."""
-        return dataclasses.replace(self.model, batch=self.batch, length=self.length)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its mesh or layout is still to be found."""
-        return AUTO in (self.mesh, self.layout)
-
-    @property
-    def runs_on(self) -> tuple[Mesh, Layout]:
-        """Its mesh and layout; one processor where it names none."""
-        mesh, layout = (self.mesh, self.layout) if self.mesh else ONE
-        return as_mesh(mesh), as_layout(layout)
-
-    def to_toml(self) -> str:
-        """The whole configuration as it is read again."""
-        return tomli_w.dumps(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole configuration as plain values, None left out."""
-        plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from")}
-        tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
-        open_tables = {"data": self.data, "tokenizer": self.tokenizer}
-        return _without_none({**plain, "model": models.fields(self.model), **open_tables, **tables})
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
-
+__all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
 
 # Reading.
 
@@ -125,22 +28,13 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     """The configuration in a file, with changes like `train.steps=1000` on top."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        beside = [str(other) for other in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise ConfigError(f"there is no file {path}", fix=closest(str(path), beside)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="give a TOML file") from error
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = f":{found[1]}" if (found := re.search(r"at line (\d+)", str(error))) else ""
-        fix = "mend that line; strings need quotes"
-        raise ConfigError(f"{path} is not TOML: {error}", fix=fix, at=f"{path}{line}") from error
+    if not os.path.exists(path):
+        beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
+        raise ConfigError(f"there is no file {short(path)}", fix=closest(str(path), beside))
+    values, text = _TOML.toml(path)
     where = lines_of(path, text)
     for change in changes:
-        _change(values, change, where.lines)
+        _change(values, change, where)
     return parsed(values, where)
 
 
@@ -165,7 +59,7 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
         else:
             found[key] = _value(key, own[key].type, value, where)
     config = RunConfig(**found, where=where)
-    _check_together(config, where)
+    check_together(config, where)
     return config
 
 
@@ -268,14 +162,14 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
             return models.from_fields(values, where=where("model"))
         return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
     except WeftError as error:
-        named = next((f"model.{key}" for key in values if f"`{key}`" in error.fact), None)
-        named = named or ("model.preset" if {"preset", "kind"} & values.keys() else "init_from")
-        raise ConfigError(f"in `{named.split('.')[0]}`: {error.fact}", fix=error.fix, at=where(named)) from None
+        named = [f"model.{key}" for key in values if f"`{key}`" in error.fact]
+        named = named or ["model.preset" if {"preset", "kind"} & values.keys() else "init_from"]
+        raise ConfigError(f"in `{named[0].split('.')[0]}`: {error.fact}", fix=error.fix, at=where(*named)) from None
 
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
-    if unknown := next((key for key in changes if key not in known), None):
+    if (unknown := next((key for key in changes if key not in known), None)) is not None:
         raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
     return dict(changes)
 
@@ -285,124 +179,42 @@ def model_in(folder: Path) -> models.TransformerConfig:
     path = folder / CONFIG
     if not path.exists():
         return interop.read_config(folder)
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", fix="mend it") from error
-    if "model" not in found:
+    found, _ = _TOML.toml(path)
+    if not isinstance(found.get("model"), dict):
         raise ConfigError(f"{path} has no table `model`", fix=closest("model", found))
     return models.from_fields(found["model"], where=str(path))
-
-
-def _check_together(config: RunConfig, where: Where) -> None:
-    if not config.name:
-        raise ConfigError("`name` is empty", fix="name the run: its folder is runs/NAME", at=where("name"))
-    if config.train.batch is not None and config.train.tokens is not None:
-        raise ConfigError("`train.batch` and `train.tokens` are both given", fix="give one", at=where("train.tokens"))
-    if config.train.tokens is not None and config.train.tokens < config.length:
-        fact = f"`train.tokens` is {config.train.tokens}, less than one sequence of {config.length}"
-        raise ConfigError(fact, fix=f"give at least {config.length}", at=where("train.tokens"))
-    if config.batch % config.train.microbatches:
-        raise ConfigError(
-            f"`train.microbatches` is {config.train.microbatches}, and a batch has {config.batch} sequences",
-            fix=f"give a number that divides {config.batch}",
-            at=where("train.microbatches"),
-        )
-    if bool(config.mesh) != bool(config.layout):
-        fact = "only one of `mesh` and `layout` is given"
-        raise ConfigError(fact, fix="give both, or neither", at=where("mesh" if config.mesh else "layout"))
-    if config.mesh == AUTO and config.layout != AUTO:
-        fact = "`mesh` is auto, and `layout` names axes it may not have"
-        raise ConfigError(fact, fix='say  layout = "auto"  too, or name the mesh', at=where("layout"))
-    for key, read_it in (("mesh", as_mesh), ("layout", as_layout)):
-        if getattr(config, key) not in ("", AUTO):
-            try:
-                found = read_it(getattr(config, key))
-                if isinstance(found, Layout):
-                    found.check_dims(config.model.dims)
-            except WeftError as error:
-                fix = re.sub(r": `layout\.drop\(.*?\)`", "", error.fix)  # the user has a file, no layout
-                raise ConfigError(f"`{key}`: {error.fact}", fix=fix, at=where(key)) from None
-    if config.mesh and not config.is_open:
-        _check_place(config, where)
-    _check_paths(config, where)
-
-
-def _check_place(config: RunConfig, where: Where) -> None:
-    """Raises where the batch or a weight does not divide over the mesh."""
-    mesh, layout = config.runs_on
-    model = config.sized_model
-    try:
-        region = Region(mesh, layout)
-        places: dict[str, tuple[Shape, str | None]] = {
-            "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
-        }
-        for path, weight in _weights(model.blueprint(mesh, layout)).items():
-            places[f"`{path}`"] = weight.stored_dims, "params"
-        for what, (dims, store) in places.items():
-            for dim, axes in zip(dims, region.axes(dims, store), strict=True):
-                if dim.size % (ways := region.ways(axes)):
-                    lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
-                    near = f"{lower}, {upper}" if lower else f"{upper}"
-                    split = f"`{dim.name}` is {dim.size}, and axis {'+'.join(axes)} splits it by {ways}"
-                    raise ConfigError(
-                        f"{what} does not fit the mesh: {split}",
-                        state=region.state,
-                        fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
-                        at=where("train.batch" if store is None else "layout"),
-                    )
-        ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
-        if config.batch % (ways * parts):
-            fact = f"`train.microbatches` is {parts}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
-            fix = f"give a number that divides {config.batch // ways}"
-            raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches"))
-    except LayoutError as error:
-        raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=error.fix, at=where("layout")) from None
-
-
-def _check_paths(config: RunConfig, where: Where) -> None:
-    """Raises where a pattern is the path of no weight, or where nothing is left to train."""
-    known = list(_weights(config.model.blueprint()))
-    patterns = {"lora.where": config.lora.where} if config.lora.rank else {"train.freeze": config.train.freeze}
-    for key, own in patterns.items():
-        for pattern in own:
-            if not fnmatch.filter(known, pattern):
-                raise ConfigError(
-                    f"`{key}` names {pattern!r}, and no weight has such a path",
-                    fix=closest(pattern, known),
-                    at=where(key),
-                )
-    if not config.lora.rank and all(any(fnmatch.fnmatch(path, each) for each in config.train.freeze) for path in known):
-        raise ConfigError("`train.freeze` names all weights", fix="leave some to train", at=where("train.freeze"))
-
-
-def _weights(blueprint: Any) -> dict[str, Weight]:
-    found, _ = jax.tree_util.tree_flatten_with_path(blueprint)
-    return {written(path): leaf for path, leaf in found if isinstance(leaf, Weight)}
 
 
 # Changes.
 
 
-def _change(values: dict[str, Any], change: str, where: dict[str, str]) -> None:
-    key, equals, text = change.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ConfigError(f"`--set {change}` says nothing", fix="write it like `--set train.steps=1000`", at="--set")
+def _value_of(text: str, at: str) -> Any:
+    """The value that a text of TOML stands for, or else the text itself: quotes may be left out."""
     try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a text without its quotes
+        found = _TOML.parse_toml(f"x = {text}", at)
+    except ConfigError:
+        return text.strip()
+    return found["x"] if found.keys() == {"x"} else text.strip()
+
+
+def _change(values: dict[str, Any], change: str, where: Where) -> None:
+    key, equals, text = change.partition("=")
+    key, at = key.strip(), f"{SET} {change}"
+    if not equals or not key:
+        raise ConfigError(f"`--set {change}` says nothing", fix="write it like `--set train.steps=1000`", at=at)
+    value = _value_of(text, at)
+    _TOML.check_limits([key, value], at)
     *tables, last = key.split(".")
+    if len(tables) > DEEPEST:
+        raise ConfigError(f"`--set {short(key)}` names tables {len(tables)} deep", fix="name a key that is there")
     for number, name in enumerate(tables):
         inner = values.setdefault(name, {})
         if isinstance(inner, str) and not number and name in ("data", "tokenizer", "model"):
             inner = values[name] = _stands_for(name, inner)
         if not isinstance(inner, dict):
             raise ConfigError(
-                f"`{'.'.join(tables[: number + 1])}` is no table", fix="name a key in a table", at="--set"
+                f"`{'.'.join(tables[: number + 1])}` is no table", fix="name a key in a table", at=f"{SET} {key}"
             )
         values = inner
     values[last] = value
-    for upto in range(1, len(tables) + 2):
-        where[".".join([*tables, last][:upto])] = f"--set {key}"
+    where.set_on_command_line(key)

@@ -1,9 +1,12 @@
-"""Batches for a mesh: each process reads the rows its processors hold, and each processor gets its slice of them.
+"""The data of a run, and batches for a mesh: each process reads the rows its processors hold, each processor its slice.
 
-Imports the data, decoding and the language.
+Imports the data, decoding, the configuration and the language.
 """
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +17,11 @@ from ..decode.prompts import rounded_up, ways_of
 from ..dims import Dim, Shape
 from ..layout import Layout, Region
 from ..mesh import Mesh
-from ..models import EncoderConfig, TransformerConfig
+from ..models import EncoderConfig, Seq2SeqConfig, TransformerConfig
 from ..spmd.place import put, sharding_of
 from ..tensor import Tensor, make, tensor
+from .config import ConfigError, RunConfig
+from .runs import CACHE
 
 
 def whole_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
@@ -74,3 +79,58 @@ class Feed:
 
         lies = sharding_of(dims, None, self.region)
         return make(jax.make_array_from_callback(dims.sizes, lies, part), dims, None)
+
+
+# Opening.
+
+
+def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple[Any, Any, Any]:
+    """The tokenizer of a run, what it learns from, and what is held out; None for what there is not."""
+    cache = folder / CACHE
+    with _in_file(config, "data"):
+        source = data.open_source(config.data)
+    is_pair_model = isinstance(config.model, Seq2SeqConfig)
+    if is_pair_model != source.is_pairs:
+        needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
+        raise ConfigError(
+            f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
+            fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
+        )
+    with _in_file(config, "tokenizer"):
+        is_text = source.format != "tokens"
+        tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
+    how: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
+    make: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
+    how |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
+    is_held_out = bool(source.held_out) or source.held_apart is not None
+    with _in_file(config, "data"):
+        learned = make(source, tokenizer, part="train", **how)
+        held_out = make(source, tokenizer, part="evaluation", **how) if is_held_out else None
+    with _in_file(config, "model", "vocab"):
+        data.check_vocab_of(learned, config.model.vocab)
+    return tokenizer, learned, held_out
+
+
+@contextlib.contextmanager
+def _in_file(config: RunConfig, table: str, *keys: str) -> Iterator[None]:
+    """Says of what is wrong with data where in the run's file, or on the command line, they are named.
+
+    To blame are these `keys` of the table, or those that the error names or tells the values of.
+    """
+    try:
+        yield
+    except data.DataError as error:
+        values = getattr(config, table)
+        named = keys or [key for key, value in values.items() if f"`{key}`" in error.fact or _tells(error.fact, value)]
+        at = config.place(table, *(f"{table}.{key}" for key in named))
+        fact = f"in `{table}`: {error.fact}"
+        raise data.DataError(fact, state=error.given_state, fix=error.fix, at=at) from error
+
+
+def _tells(fact: str, value: Any) -> bool:
+    """Whether a value stands in a text by itself.
+
+    >>> _tells("there is no a/b.txt", "a/b.txt"), _tells("there is no a/b2.txt", 2)
+    (True, False)
+    """
+    return re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w])", fact) is not None

@@ -9,18 +9,18 @@ import contextlib
 import errno
 import functools
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import data
-from ..data.files import write_whole
+from .. import data, interop
 from ..data.tokenizers import NAMES
+from ..data.whole import write_whole
+from ..small_files import Reader
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
 from .keys import changes_of
-from .runs import CACHE, RunError
+from .runs import CACHE, ORIGIN, RunError
 
 DATA = "data.json"
 _MOST_NAMED = 3
@@ -54,10 +54,19 @@ class Folder:
         """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
+        self._keep_origin()
         if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
+
+    def _keep_origin(self) -> None:
+        """Keeps what lies beside the weights it begins with, so that it can be exported again."""
+        if self.config.init_from is not None and not (self.path / ORIGIN).exists():
+            start = Path(self.config.init_from).expanduser()
+            start = start / ORIGIN if (start / CONFIG).exists() else start
+            if start.is_dir():
+                interop.carry(start, self.path / ORIGIN)
 
     def check_config(self) -> None:
         """Names the keys where the run was begun with another configuration."""
@@ -68,6 +77,8 @@ class Folder:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
                 self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+            if any(line.startswith(("data.held_out:", "data.evaluation:")) for line in changed):
+                self.said("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
 
     def _config_before(self) -> Mapping[str, Any] | None:
         """What it was begun with, if something was learned; where its file is gone or broken, by a checkpoint."""
@@ -75,18 +86,19 @@ class Folder:
         if not steps:
             return None
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            self.said(f"there is no {path}; what the last checkpoint says is taken for it")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            self.said(f"{path} is not TOML: {error}; what the last checkpoint says is taken for it")
+            return Reader(RunError).toml(path)[0]
+        except RunError as error:
+            self.said(f"{error.fact}; what the last checkpoint says is taken for it")
         for step in reversed(steps):
             with contextlib.suppress(CheckpointError, KeyError):
                 return self.checkpoints.told(step)["config"]
         return None
 
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:
-        """Names what the run was begun with otherwise: its tokenizer, or the files it learns from."""
+        """Names what the run was begun with otherwise, tokenizer or files, and what it is judged by and learns from."""
+        learned = {print_ for _, print_ in self._data_now["learned"]}
+        if both := [name for name, print_ in self._data_now["evaluation"] if print_ in learned]:
+            self.said(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
             return
@@ -96,9 +108,9 @@ class Folder:
             self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
             now = self._data_now
-            if learned := _told(before["learned"], now["learned"]):
-                self._refuse_unless_wanted(f"{self.path} was begun with other data: {learned}")
-                self.said(f"goes on with other data: {learned}")
+            if changes := _told(before["learned"], now["learned"]):
+                self._refuse_unless_wanted(f"{self.path} was begun with other data: {changes}")
+                self.said(f"goes on with other data: {changes}")
             if judged := _told(before["evaluation"], now["evaluation"]):
                 self.said(f"is judged by other data than before: {judged}")
 
@@ -120,10 +132,14 @@ class Folder:
         return {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}
 
     def _data_before(self) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / DATA).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) and {"learned", "evaluation"} <= found.keys() else None
-        return None
+        path = self.path / DATA
+        if not path.is_file():
+            return None
+        try:
+            return Reader(RunError).json(path, {"learned": [[str]], "evaluation": [[str]]})
+        except RunError as error:
+            self.said(f"{error.fact}; whether the data are those it was begun with is not known")
+            return None
 
     @functools.cached_property
     def _tokenizer_before(self) -> data.Tokenizer | None:
@@ -138,6 +154,14 @@ class Folder:
             raise ConfigError(fact, fix=fix, at=str(self.path))
 
 
+def learned_files(run: Path, source: data.Source) -> list[str]:
+    """The files of a source that a run has learned from, by what is in them."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        found = {print_ for _, print_ in json.loads((run / DATA).read_text(encoding="utf-8"))["learned"]}
+        return [name for name, print_ in source.prints(run / CACHE) if print_ in found]
+    return []
+
+
 def _write(path: Path, content: bytes) -> None:
     """Writes a file unless it is there as it should be."""
     if not path.is_file() or path.read_bytes() != content:
@@ -150,8 +174,8 @@ def _told(before: Sequence[Any], now: Sequence[Any]) -> str:
     >>> _told([["a.txt", "1"], ["b.txt", "2"]], [["a.txt", "1"], ["b.txt", "3"], ["c.txt", "4"]])
     'b.txt is another, c.txt is new'
     """
-    old, new = dict(before), dict(now)
-    found = [f"{name} is another" for name, x in new.items() if name in old and old[name] != x]
+    old, new = ({each[0]: each[1:] for each in files} for files in (before, now))
+    found = [f"{name} is another" for name, x in new.items() if name in old and list(old[name]) != list(x)]
     found += [f"{name} is new" for name in new if name not in old]
     found += [f"{name} is gone" for name in old if name not in new]
     if not found and list(map(list, before)) != list(map(list, now)):

@@ -7,6 +7,8 @@ from typing import Any
 
 from .tables import FREE, FREE_TABLES
 
+SET = "--set"
+
 
 class Where:
     """Where each key stands."""
@@ -14,11 +16,28 @@ class Where:
     def __init__(self, file: str, lines: dict[str, str]):
         self.file, self.lines = file, lines
 
-    def __call__(self, key: str) -> str:
-        """The file and line of a key; of one within `{...}`, that of the key before it."""
+    def __call__(self, *keys: str) -> str:
+        """Where one of these stands that the command line sets, or else the first: its file and line.
+
+        One within `{...}` stands where the key before it does.
+        """
+        places = [self._place(key) for key in keys]
+        return next((place for place in places if place.startswith(SET)), places[0])
+
+    def _place(self, key: str) -> str:
         while key not in self.lines and "." in key:
             key = key.rpartition(".")[0]
         return self.lines.get(key, self.file)
+
+    def set_on_command_line(self, key: str) -> None:
+        """Says that a key with all in it, and a table that is there for its sake alone, stands on the command line."""
+        for below in [each for each in self.lines if each.startswith(f"{key}.")]:
+            del self.lines[below]
+        above = key
+        while "." in above:
+            above = above.rpartition(".")[0]
+            self.lines.setdefault(above, f"{SET} {key}")
+        self.lines[key] = f"{SET} {key}"
 
 
 def lines_of(path: Path, text: str) -> Where:
@@ -51,7 +70,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "")
     found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) or isinstance(after, Mapping):
+        are_tables = all(value is None or isinstance(value, Mapping) for value in (before, after))
+        if are_tables and before is not after:
             found += differences(before or {}, after or {}, f"{above}{key}.")
         elif before != after:
             found.append(f"{above}{key}: {before}, now {after}")

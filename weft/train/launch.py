@@ -1,6 +1,7 @@
 """Local processes of one program, started together and watched: when one dies, all are started again.
 
-Imports `processes`. No process outlives its supervisor, whatever ends that one (on Linux also SIGKILL).
+Imports `processes`. No process outlives its supervisor, whatever ends that one (on Linux also SIGKILL). What they write
+is shown line by line: no line of one stands within that of another.
 """
 
 import contextlib
@@ -14,15 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from .processes import COORDINATOR, CRASHED, DEVICES, PROCESS, PROCESSES, ProcessError
+from .processes import COORDINATOR, CRASHED, DEVICES, ELASTIC, PROCESS, PROCESSES, ProcessError, gpus_here
+from .watchdog import STACKS_SIGNAL, STALLED
 
 EXPLAINED = (1, 2)  # an error weft explained, a command that cannot be: the same again at every start
 LONGEST_PAUSE = 30.0
 _LOOK_EVERY = 0.05
+_STACKS_TAKE = 1.0  # seconds
 
 # Sets PR_SET_PDEATHSIG where there is one (Linux), then becomes the command; a supervisor already gone is noticed.
 _TIED = """
@@ -40,6 +42,8 @@ class End:
 
     process: int
     status: int
+    is_sole: bool = True
+    """Whether it is known that none of the others failed."""
 
     @property
     def exit_status(self) -> int:
@@ -53,6 +57,9 @@ class End:
     def __str__(self) -> str:
         if self.status == CRASHED:
             return f"process {self.process} crashed"
+        if self.status == STALLED:
+            who = f"process {self.process}" if self.is_sole else "every process"
+            return f"{who} was without a step for too long"
         if self.status >= 0:
             return f"process {self.process} ended with status {self.status}"
         try:
@@ -73,17 +80,22 @@ class Supervisor:
     """Processors of each process, virtual or not; by default what there is is shared out."""
     port: int | None = None
     """Where the processes meet; by default a free one, another at every start."""
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+    elastic: bool = False
+    """Whether a process that fails in two starts in a row is left out, and the others go on."""
+    say: Callable[[str], None] = lambda text: _write_line(sys.stderr, text)
     grace: float = 3.0
-    """Seconds the others have to end after one has explained an error, which may be theirs too."""
+    """Seconds the others have to end after one explained an error or stalled, which may be theirs too."""
     first_pause: float = 1.0
     """Seconds before the first restart; twice as long before each further one."""
     healthy: float = 600.0
     """After so many seconds the count of restarts starts over."""
     signals: list[int] = field(default_factory=list, init=False)
     running: "list[_Process]" = field(default_factory=list, init=False)
+    places: list[int] = field(default_factory=list, init=False)
+    """Where the processes run that are not left out: each place has its own accelerators."""
 
     def __post_init__(self) -> None:
+        self.places = list(range(self.processes))
         if self.processes < 1:
             raise ProcessError(f"{self.processes} processes cannot be started", fix="start at least one: -n 1")
         if self.devices is not None and self.devices < 1:
@@ -91,7 +103,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Starts the processes, again if need be; the exit status for all of them."""
-        restart, began = 0, 0.0
+        restart, failing = 0, None
         with self._hearing_signals():
             while True:
                 began = time.monotonic()
@@ -100,11 +112,18 @@ class Supervisor:
                     return 0
                 if self.signals:
                     return end.exit_status
-                restart = 1 if time.monotonic() - began > self.healthy else restart + 1
+                if time.monotonic() - began > self.healthy:
+                    restart, failing = 0, None
+                restart, without = restart + 1, ""
+                before, failing = failing, self.places[end.process] if end.is_sole else None
+                if self.elastic and end.is_worth_another_try and failing == before is not None and self.places[1:]:
+                    self.places.remove(failing)
+                    restart, failing = 1, None
+                    without = f" without it, with {len(self.places)} of {self.processes} processes"
                 if not end.is_worth_another_try or restart > self.restarts:
                     self.say(f"weft launch: {end}; {self._why_not(end)}")
                     return end.exit_status
-                self.say(f"weft launch: {end}; restart {restart} of {self.restarts}")
+                self.say(f"weft launch: {end}; restart {restart} of {self.restarts}{without}")
                 self._wait(min(self.first_pause * 2 ** (restart - 1), LONGEST_PAUSE))
                 if self.signals:
                     return 128 + self.signals[0]
@@ -118,7 +137,7 @@ class Supervisor:
         """Runs all processes to their end; how the first one failed, if one did."""
         port = self.port or free_port()
         try:
-            for number in range(self.processes):
+            for number in range(len(self.places)):
                 self.running.append(_Process(number, self.command, self._environment(number, port)))
             return self._watched()
         finally:
@@ -135,12 +154,13 @@ class Supervisor:
             ends = [process.end() for process in self.running]
             bad = [end for end in ends if end is not None and end.status]
             if bad and failed is None:
-                # Who was killed comes first: the others ended because their connection to it broke.
-                failed = min(bad, key=lambda end: end.status)
+                # Who stalled, then who was killed: the others ended because their connection to it broke.
+                failed = min(bad, key=lambda end: (end.status != STALLED, end.status))
                 # Those left behind hang and cannot save without the dead one; but all may have an error to explain.
-                deadline = time.monotonic() + (0.0 if failed.is_worth_another_try else self.grace)
+                has_more = failed.status in (*EXPLAINED, STALLED)
+                deadline = time.monotonic() + (self.grace if has_more else 0.0)
             if None not in ends or time.monotonic() > deadline:
-                return failed
+                return self._who_stalled(failed) if failed is not None and failed.status == STALLED else failed
             if self.signals and not forwarded:
                 forwarded = True
                 self.say(f"weft launch: {signal.Signals(self.signals[0]).name}: every process is asked to stop")
@@ -150,19 +170,32 @@ class Supervisor:
                 return failed or End(0, -signal.SIGINT)
             time.sleep(_LOOK_EVERY)
 
+    def _who_stalled(self, first: End) -> End:
+        """The one of a stall that did not say so itself, once its stacks are written; where all did, any of them."""
+        silent = [process for process in self.running if process.end() is None]
+        for process in silent:
+            process.send(STACKS_SIGNAL)
+            process.send(signal.SIGCONT)  # it may have been stopped
+        if not silent:
+            return End(first.process, STALLED, is_sole=False)
+        self._wait(_STACKS_TAKE)
+        return End(silent[0].number, STALLED, is_sole=len(silent) == 1)
+
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.signals:
             time.sleep(_LOOK_EVERY)
 
     def _environment(self, number: int, port: int) -> dict[str, str]:
-        found = {**os.environ, "PYTHONUNBUFFERED": "1", DEVICES: ""}
-        found |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(self.processes), PROCESS: str(number)}
+        found = {**os.environ, DEVICES: ""}
+        found |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(len(self.places)), PROCESS: str(number)}
+        if self.elastic:
+            found[ELASTIC] = str(self.processes)
         if self.devices is not None:
             found["JAX_NUM_CPU_DEVICES"] = str(self.devices)
         each = self.devices or gpus_of_each(self.processes)
         if each:
-            found[DEVICES] = ",".join(str(number * each + i) for i in range(each))
+            found[DEVICES] = ",".join(str(self.places[number] * each + i) for i in range(each))
         return found
 
     @contextlib.contextmanager
@@ -182,21 +215,24 @@ class Supervisor:
 
 
 class _Process:
-    """One of the processes: process 0 writes where the supervisor does, the others' lines get their number."""
+    """One of the processes, whose lines are shown as they come, those of all but process 0 with their number."""
 
     def __init__(self, number: int, command: Sequence[str], environment: dict[str, str]):
         self.number = number
-        stream = None if number == 0 else subprocess.PIPE
+        # In a terminal process 0 draws its own bar; Python writes whole lines there. Elsewhere all goes through here.
+        out, err = (None if number == 0 and target.isatty() else subprocess.PIPE for target in (sys.stdout, sys.stderr))
+        environment = {**environment, **({} if out is None else {"PYTHONUNBUFFERED": "1"})}
+        prefix = f"[{number}] ".encode() if number else b""
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
+            stdout=out,
+            stderr=err,
             start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, who passes it on
         )
         self.copying = [
-            threading.Thread(target=_copy, args=(source, target, f"[{number}] ".encode()), daemon=True)
+            threading.Thread(target=_copy, args=(source, target, prefix), daemon=True)
             for source, target in ((self.popen.stdout, sys.stdout), (self.popen.stderr, sys.stderr))
             if source is not None
         ]
@@ -228,10 +264,14 @@ def _copy(source: IO[bytes], target: IO[str], prefix: bytes) -> None:
     """Copies whole lines, each with the prefix, as they come."""
     with source:
         for line in iter(lambda: source.readline(1 << 16), b""):
-            text = (prefix + line.rstrip(b"\n") + b"\n").decode(errors="replace")
-            with _WRITING, contextlib.suppress(OSError, ValueError):
-                target.write(text)
-                target.flush()
+            _write_line(target, (prefix + line.rstrip(b"\n")).decode(errors="replace"))
+
+
+def _write_line(target: IO[str], text: str) -> None:
+    """Writes a line with its end at once, so that nothing of another process stands between them."""
+    with _WRITING, contextlib.suppress(OSError, ValueError):
+        target.write(f"{text}\n")
+        target.flush()
 
 
 def free_port() -> int:
@@ -246,13 +286,7 @@ def free_port() -> int:
 
 def gpus_of_each(processes: int) -> int:
     """How many of this host's NVIDIA GPUs each process has; 0 where the CPU computes."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        count = len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    else:
-        count = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
+    count = gpus_here()
     if 0 < count < processes:
         raise ProcessError(
             f"{count} GPU{'s' if count > 1 else ''} cannot be shared out to {processes} processes",

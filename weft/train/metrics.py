@@ -1,7 +1,7 @@
 """What a run tells of itself: `metrics.jsonl`, one JSON object a line, and the same numbers for TensorBoard.
 
-Imports the errors. Both files only grow, by whole pieces: what a full disk refuses is kept and tried again, a piece it
-took a part of is cut off first, and nothing that goes wrong with them stops training.
+Imports the errors and the data's files. Both files only grow, by whole pieces: what a full disk refuses is kept and
+tried again, a piece it took a part of is cut off first, and nothing that goes wrong with them stops training.
 
 JSON has no word for what is not finite. Such a number is written as null and named beside it, and `read` puts it back:
 `{"step": 7, "loss": null, "not_finite": {"loss": "nan"}}`. A null that is not named there is a number not known.
@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..data.whole import write_whole
 from ..errors import WeftError, closest
+from ..small_files import Reader
 
 METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
 Row = dict[str, Any]
@@ -29,7 +31,10 @@ class MetricsError(WeftError):
 
 
 class Metrics:
-    """The rows of a run, on disk as soon as they are told; those after `from_step` are forgotten when it opens."""
+    """The rows of a run, on disk as soon as they are told.
+
+    When it opens those after `from_step`, and those that it `forgets`, are gone.
+    """
 
     def __init__(
         self,
@@ -39,9 +44,14 @@ class Metrics:
         is_writer: bool = True,
         tensorboard: bool = True,
         said: Said = lambda text: None,
+        forgets: Callable[[Row], bool] = lambda row: False,
     ):
         path = folder / METRICS
-        self._rows = _Growing(path, said, lambda: forget(path, from_step, said)) if is_writer else None
+
+        def is_kept(row: Row) -> bool:
+            return row["step"] <= from_step and not forgets(row)
+
+        self._rows = _Growing(path, said, lambda: forget(path, is_kept, said)) if is_writer else None
         self._events = _Events(folder / TENSORBOARD, from_step, said) if is_writer and tensorboard else None
 
     def __enter__(self) -> "Metrics":
@@ -56,6 +66,13 @@ class Metrics:
             self._rows.close()
         if self._events is not None:
             self._events.close()
+
+    def go_back(self, to: int) -> None:
+        """Forgets the rows after a step, but for those of spikes."""
+        if self._rows is not None:
+            self._rows.rewrite(lambda row: row["step"] <= to or "spike" in row)
+        if self._events is not None:
+            self._events.go_back(to)
 
     def __call__(self, row: Row) -> None:
         """Writes a row: `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`."""
@@ -126,8 +143,8 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
-def forget(path: Path, from_step: int, said: Said = lambda text: None) -> None:
-    """Leaves the rows up to `from_step`, and no line that is torn; the file is written beside and renamed."""
+def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text: None) -> None:
+    """Leaves the rows that are kept, and no line that is torn."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
@@ -136,26 +153,20 @@ def forget(path: Path, from_step: int, said: Said = lambda text: None) -> None:
     lines = before.split(b"\n")
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
-        if row is not None and row["step"] <= from_step:
+        if row is not None and is_kept(row):
             kept.append(line + b"\n")
         elif row is None and line.strip() and number < len(lines):
             said(f"{path}:{number} is not a row of metrics and is left out: {line[:40].decode(errors='replace')}")
     if (after := b"".join(kept)) != before:
-        beside = path.with_name(f".{path.name}.part")
-        with beside.open("wb") as file:
-            file.write(after)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_whole(path, after)
 
 
 def _parsed(line: bytes) -> Row | None:
     """The row a line holds, or None where it is no whole row."""
     try:
-        row = json.loads(line)
-    except ValueError:  # also what is not UTF-8
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        row = Reader(MetricsError).parse_json(line, METRICS)
+        Reader(MetricsError).check(row, {"step": int}, METRICS)
+    except MetricsError:
         return None
     bad = row.pop(NOT_FINITE, {})
     for name, value in bad.items() if isinstance(bad, dict) else ():
@@ -220,6 +231,15 @@ class _Growing:
                 )
             self.is_refused, self.lost = False, 0
 
+    def rewrite(self, is_kept: Callable[[Row], bool]) -> None:
+        """Leaves those of its rows that are kept; where the disk refuses that, they are told twice."""
+        self.waiting = deque((piece for piece in self.waiting if is_kept(json.loads(piece))), self.MOST)
+        try:
+            forget(self.path, is_kept, self.said)
+            self.whole = None
+        except OSError as error:
+            self.said(f"{self.path} CANNOT BE WRITTEN: {error.strerror or error}. It tells of some steps twice.")
+
     def close(self) -> None:
         """Tries once more what could not be written, and says what stays unwritten."""
         if self.waiting or not self.is_ready:
@@ -269,8 +289,12 @@ class _Events:
         second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         self.file = _Growing(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
         self._add(file_version="brain.Event:2")
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(step=self.from_step + 1, session_log=start)
+        self.go_back(self.from_step)
+
+    def go_back(self, to: int) -> None:
+        """Hides what was told of later steps."""
+        if self.file is not None:
+            self._add(step=to + 1, session_log=self.protos.SessionLog(status=self.protos.SessionLog.START))
 
     def add(self, row: Row) -> None:
         """Writes the numbers of a row, as `train/NAME` and `eval/NAME`."""

@@ -22,12 +22,14 @@ from .step import arrays_of, make_step, refilled
 _MOST_NAMED = 3
 
 
-def first_bad_operation(config: RunConfig, params: Any, feed: Feed, dataset: data.Dataset, at: int) -> str:
-    """What first was not finite in the step that began with `params` and batch `at`, in a sentence.
+def first_bad_operation(
+    config: RunConfig, params: Any, feed: Feed, dataset: data.Dataset, at: int, *, past: int = 0
+) -> str:
+    """What first was not finite in step `at`, which began with `params`, in a sentence.
 
-    All of the model and of the batch must fit one processor.
+    `past` counts the batches that were left out before it. All of the model and of the batch must fit one processor.
     """
-    batch = feed.placed(feed.batches(dataset).at(at))
+    batch = feed.placed(feed.batches(dataset).at(at + past))
     model, whole = (refilled(tree, get(arrays_of(tree))) for tree in (params, batch))
     step = make_step(config, Mesh("all=1"), Layout(""))
     differentiated = value_and_grad(step.loss, has_aux=True, sum_dtype=step.sum_dtype)

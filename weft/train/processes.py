@@ -1,11 +1,13 @@
-"""Many processes as one program: how they find each other, fail, and stop after the same step.
+"""Many processes as one program: how they find each other, and fail.
 
 Imports the errors of the house alone. `join` and `share_out` come before anything that starts JAX, and do not start it.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
+import re
 import signal
 import socket
 import sys
@@ -14,17 +16,18 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from ..errors import WeftError
 
 COORDINATOR, PROCESSES, PROCESS = "WEFT_COORDINATOR", "WEFT_PROCESSES", "WEFT_PROCESS"
 DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `2,3`; all by default
+ELASTIC = "WEFT_ELASTIC"  # how many processes there are when none is missing; those there are go on without the rest
 CRASHED = 70  # the exit status of one of many processes that failed without an explanation
+_IN_FLAGS = "xla_force_host_platform_device_count"
 HEARTBEAT = 20  # seconds without a sign of life after which a process counts as dead
 
 
@@ -36,12 +39,18 @@ class ProcessError(WeftError):
 
 
 def join(
-    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    used: int | None = None,
+    timeout: int = 300,
 ) -> int:
     """Makes this one of the processes of a program, if there are several; how many there are.
 
     What is not given is taken from `WEFT_COORDINATOR`, `WEFT_PROCESSES` and `WEFT_PROCESS`, then from Slurm, MPI,
     Kubernetes or Cloud TPU. One process alone joins nothing. If the others do not come, this one ends with status 1.
+    Only the first `used` processes join, where that is given; for one that is left over it is 0.
     """
     coordinator = coordinator or os.environ.get(COORDINATOR) or None
     processes = _number(PROCESSES, 1) if processes is None else processes
@@ -53,7 +62,7 @@ def join(
     if processes is None and process is None and cluster is not None:
         processes, process = cluster.processes, cluster.process
         if coordinator is None:
-            return _join_found(cluster, timeout)
+            return _join_found(cluster, used, timeout)
     elif (coordinator, processes, process) == (None, None, None):
         return 1
     if coordinator is None or processes is None or process is None:
@@ -62,6 +71,9 @@ def join(
         raise ProcessError(
             f"there is no process {process} among {processes}", fix=f"number them from 0 to {max(processes - 1, 0)}"
         )
+    if used is not None and process >= used:
+        return 0
+    processes = min(processes, used or processes)
     _check_reachable(coordinator, process, timeout)
     _initialize(
         timeout,
@@ -74,16 +86,56 @@ def join(
     return processes
 
 
+def started(processes: int | None = None) -> int | None:
+    """How many processes were started as one program; None where only JAX can tell."""
+    processes = _number(PROCESSES, 1) if processes is None else processes
+    if processes is None and (cluster := _found_cluster()) is not None:
+        return cluster.processes
+    return processes or 1
+
+
+def whole() -> int | None:
+    """How many processes there are when none is missing, where a run may go on with fewer; None where it may not."""
+    return _number(ELASTIC, 1)
+
+
 def share_out(size: int, processes: int) -> None:
     """Asks JAX for this process's share of `size` virtual processors, where they are what there is to compute on."""
     if size % processes:
         raise ProcessError(
             f"a mesh of {size} processors cannot be shared out to {processes} processes",
-            fix=f"start a number of processes that divides {size}, or change the mesh",
+            fix=f'start a number of processes that divides {size}, or say `layout = "auto"`: it takes what there is',
         )
-    is_said = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
-    if jax.distributed.is_initialized() and not is_said:  # alone, a mesh asks for them itself
-        jax.config.update("jax_num_cpu_devices", size // processes)
+    take_virtual(virtual_processors() or size // processes)
+
+
+def take_virtual(count: int) -> None:
+    """Asks JAX for so many virtual processors of this process; alone, a mesh asks for them itself."""
+    if jax.distributed.is_initialized() and _IN_FLAGS not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def virtual_processors() -> int | None:
+    """How many virtual processors the environment gives each process; None where it does not say."""
+    said = re.findall(rf"--{_IN_FLAGS}=(\d+)", os.environ.get("XLA_FLAGS", "")) or [_count("JAX_NUM_CPU_DEVICES")]
+    return int(said[-1]) or None
+
+
+def accelerators() -> int:
+    """How many accelerators this process will have; 0 where the CPU computes."""
+    if own := _own_devices():
+        return len(own)
+    by_cluster = _number(PROCESS, 0) is None and _found_cluster() is not None  # then JAX gives each process one
+    return min(gpus_here(), 1) if by_cluster else gpus_here()
+
+
+def gpus_here() -> int:
+    """How many NVIDIA GPUs of this host may be used; 0 where the CPU computes."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        return 0
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
 
 
 def _number(name: str, least: int) -> int | None:
@@ -232,7 +284,11 @@ def _count(name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _join_found(cluster: _Cluster, timeout: int) -> int:
+def _join_found(cluster: _Cluster, used: int | None, timeout: int) -> int:
+    if used is not None and cluster.processes is not None and used < cluster.processes:
+        if (cluster.process or 0) >= used:
+            return 0
+        cluster = dataclasses.replace(cluster, processes=used)
     if cluster.needs and importlib.util.find_spec(cluster.needs) is None:
         raise ProcessError(
             f"{cluster.name} started this as one of several processes, and JAX cannot find the others without the "
@@ -280,48 +336,3 @@ def _status_of(error: BaseException) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     return 1
-
-
-# Stopping.
-
-
-class Stop:
-    """While it holds, SIGTERM and SIGINT ask for a stop after the step; a second SIGINT stops at once.
-
-    Of many processes all stop after the same step, whichever of them got the signal.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        """The signal that asked for the stop."""
-        self._is_one_of_many = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Stop":
-        self._is_one_of_many = jax.distributed.is_initialized()
-        if threading.current_thread() is threading.main_thread():
-            # Among many SIGTERM is JAX's own, which tells the other processes; a handler here would take it away.
-            for number in (signal.SIGINT,) if self._is_one_of_many else (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._asked)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def is_wanted(self, step: int) -> bool:
-        """Whether to stop now; to be asked once at every step, by every process."""
-        if not self._is_one_of_many:
-            return self.reason is not None
-        is_wanted = bool(multihost_utils.reached_preemption_sync_point(step))
-        if is_wanted and self.reason is None:
-            self.reason = signal.SIGTERM.name
-        return is_wanted
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason == signal.SIGINT.name:
-            raise KeyboardInterrupt
-        self.reason = signal.Signals(number).name
-        if self._is_one_of_many:
-            os.kill(os.getpid(), signal.SIGTERM)

@@ -4,10 +4,9 @@ Imports the models and the configuration. What is in a folder is whole when it i
 renamed.
 """
 
-import fcntl
+import contextlib
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,13 @@ import tomli_w
 from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
+from ..data.whole import hold
 from ..errors import WeftError
 from ..interop.files import moved_there
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..nn.freezing import by_path
+from ..small_files import Reader, is_file
 from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, parsed
@@ -30,6 +31,7 @@ from .keys import lines_of
 from .step import arrays_of, refilled, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
+ORIGIN = "hugging_face"  # what lay beside the weights that the run began with
 
 
 class RunError(WeftError):
@@ -67,14 +69,10 @@ class Run:
     def settings(self) -> RunConfig:
         """The configuration of the run."""
         path = self.folder / CONFIG
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError:
-            raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run") from None
-        try:
-            return parsed(tomllib.loads(text), lines_of(path, text))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} is not TOML: {error}", fix="mend it") from error
+        if not is_file(path):
+            raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run")
+        values, text = Reader(RunError, fix="mend it").toml(path)
+        return parsed(values, lines_of(path, text))
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -138,22 +136,25 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
 
 
 class Lock:
-    """While it holds, no other process trains in the folder; a process that dies gives it back."""
+    """While it holds, no other process trains in the folder; a process that dies gives it back.
+
+    It is the folder itself that is held, which nobody can take away as one can a file in it; that file is held too,
+    for file systems that lock files alone.
+    """
 
     def __init__(self, folder: Path):
-        self.path = folder / LOCK
+        self.folder = folder
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.file)
-            raise RunError(
-                f"another process is training in {self.path.parent}", fix="wait for it, stop it, or name another --run"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        with contextlib.ExitStack() as held:
+            for path, how in ((self.folder, os.O_RDONLY), (self.folder / LOCK, os.O_RDWR | os.O_CREAT)):
+                file = os.open(path, how, 0o644)
+                held.callback(os.close, file)
+                if hold(file) is False:
+                    fact = f"another process is training in {self.folder}"
+                    raise RunError(fact, fix="wait for it, stop it, or name another --run")
+            self._open = held.pop_all()
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.file)
+        self._open.close()

@@ -1,6 +1,7 @@
 """One step of training by a run's configuration: loss, gradients, update, and what is told of it.
 
-Imports the configuration and the optimizers. A step whose gradients are not finite changes nothing and is counted.
+Imports the configuration and the optimizers. A step that is bad (its gradients are not finite, or it is a spike that
+is not kept) changes nothing and is counted.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,21 @@ from ..spmd.step import TrainState, TrainStep
 from ..tensor import Tensor, is_tensor, make, tensor
 from .config import RunConfig
 from .optimizers import optimizer
+from .spikes import Watched, is_spike, nothing_seen
 
+KEEP = "keep"  # what `train.spikes` is where none is looked for
 _WEIGHTS, _LORA, _NOISE = range(3)  # what the keys made of a run's seed are for
 
 
 class Guarded(NamedTuple):
-    """The optimizer's state, the norm of the gradients, and the steps left out: in a row up to now, and in all."""
+    """The optimizer's state, the norm of the gradients, and the steps that were not finite: in a row, and in all."""
 
     inner: Any
     norm: Any
     in_a_row: Any
     in_all: Any
+    spikes: Watched | None = None
+    """What is known of the last steps, where spikes are looked for."""
 
 
 class Averaged(NamedTuple):
@@ -91,35 +96,46 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
-    step = train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype)
-    if mesh is None or layout is None:
-        return step
-    return step.on_mesh(mesh, layout, strict=False, donate=(0,))
+    where = {} if mesh is None or layout is None else {"mesh": mesh, "layout": layout}
+    return train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, **where)
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer, with shorter gradients, which leaves out steps that are not finite and averages weights."""
-    parts = [_guarded(optimizer(config), config.optimizer.clip)]
+    parts = [_guarded(optimizer(config), config)]
     if config.train.loss_scale is not None:
         parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
         parts.append(_average(config.train.average))
-    return optax.chain(*parts)
+    chain = optax.chain(*parts)
+    if config.train.spikes == KEEP:
+        return chain
+
+    def change(gradients: Any, state: Any, params: Any = None, *, value: Any) -> Any:
+        return chain.update(gradients, state, params, value=value / (config.train.loss_scale or 1.0))
+
+    return optax.GradientTransformationExtraArgs(chain.init, change)
 
 
-def _guarded(inner: optax.GradientTransformation, longest: float) -> optax.GradientTransformation:
-    """The optimizer on gradients of at most this norm (0: any); where it is not finite, nothing changes.
+def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.GradientTransformation:
+    """The optimizer on gradients of at most the norm `clip` (0: any); a step that is bad changes nothing.
 
-    As `optax.clip_by_global_norm` and `optax.apply_if_finite`, with one norm for both and for the log: its sums are
-    what the update sends.
+    One whose norm is not finite is bad, and a spike where these are not kept. As `optax.clip_by_global_norm` and
+    `optax.apply_if_finite`, with one norm for both and for the log: its sums are what the update sends.
     """
+    longest, own = config.optimizer.clip, config.train
 
     def first(params: Any) -> Guarded:
-        return Guarded(inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+        spikes = None if own.spikes == KEEP else nothing_seen(own.spike_window)
+        return Guarded(inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), spikes)
 
-    def change(gradients: Any, state: Guarded, params: Any = None) -> tuple[Any, Guarded]:
+    def change(gradients: Any, state: Guarded, params: Any = None, *, value: Any = None) -> tuple[Any, Guarded]:
         norm = optax.tree.norm(gradients)
-        is_good = jnp.isfinite(norm)
+        is_finite = is_good = jnp.isfinite(norm)
+        spikes = state.spikes
+        if spikes is not None:
+            is_one, spikes = is_spike(spikes, value, norm, own.spike_sigmas)
+            is_good &= ~is_one
         if longest:
             gradients = jax.tree.map(
                 lambda x: jnp.where(norm < longest, x, x / norm.astype(x.dtype) * longest), gradients
@@ -127,10 +143,10 @@ def _guarded(inner: optax.GradientTransformation, longest: float) -> optax.Gradi
         updates, new = inner.update(gradients, state.inner, params)
         updates = jax.tree.map(lambda x: jnp.where(is_good, x, jnp.zeros_like(x)), updates)
         kept = jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, state.inner)
-        bad = 1 - is_good.astype(jnp.int32)
-        return updates, Guarded(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad)
+        bad = 1 - is_finite.astype(jnp.int32)
+        return updates, Guarded(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad, spikes)
 
-    return optax.GradientTransformation(first, change)
+    return optax.GradientTransformationExtraArgs(first, change)
 
 
 def _average(share: float) -> optax.GradientTransformation:
@@ -142,9 +158,10 @@ def _average(share: float) -> optax.GradientTransformation:
 
 
 def told_of(state: TrainState) -> dict[str, Any]:
-    """What the optimizer's state tells: the norm of the gradients, and the steps left out, in a row and in all."""
+    """What the optimizer's state tells: the norm of the gradients, the steps that were not finite, and spikes."""
     found = next(part for part in state.optimizer if isinstance(part, Guarded))
-    return {"grad_norm": found.norm, "bad_in_a_row": found.in_a_row, "bad_steps": found.in_all}
+    told = {"grad_norm": found.norm, "bad_in_a_row": found.in_a_row, "bad_steps": found.in_all}
+    return told if found.spikes is None else {**told, "spikes": found.spikes.in_all, "spike": found.spikes.last}
 
 
 def judged_model(state: TrainState) -> Any:

@@ -26,6 +26,15 @@ class Train:
     """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
     bad_steps: int = 10
     """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
+    spikes: str = "keep"
+    """What is done with a step whose loss or gradients leap up: `keep` nothing; `skip` leaves it out as one that is not
+    finite; `rollback` goes back to the last checkpoint and on with the batches after it."""
+    spike_window: int = 128
+    """By how many steps before it a step is a spike or not; none of the first so many is."""
+    spike_sigmas: float = 6.0
+    """How many standard deviations above the mean of these a loss, or a norm of the gradients, is one."""
+    watchdog_minutes: float = 60.0
+    """After so many minutes without a step a process writes its stacks and ends with status 75; 0: it waits on."""
     average: float | None = None
     """The share of the old in a running average of the weights, with which is evaluated; none by default."""
     loss_scale: float | None = None
@@ -110,7 +119,7 @@ class Lora:
     alpha: float | None = None
 
 
-FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps"}
+FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps", "train.watchdog_minutes"}
 FREE_TABLES = {"eval", "checkpoint"}
 """What a run may go on with another value of: nothing in it changes what is learned."""
 
@@ -126,6 +135,7 @@ CHOICES = {
     "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
     "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
     "train.sum_dtype": ("float32", "bfloat16", "float16"),
+    "train.spikes": ("keep", "skip", "rollback"),
     "data.format": data.FORMATS,
     "data.documents": ("lines", "files"),
     "tokenizer.kind": ("bytes", "sentencepiece", "json"),
@@ -141,7 +151,7 @@ _TEXT, _NUMBER = (str,), (int,)
 OPEN_TABLES: dict[str, dict[str, tuple[type, ...]]] = {
     "data": dict.fromkeys(data.SOURCE_KEYS, _TEXT)
     | {"path": (str, list), "fields": (list,), "range": (list,), "held_out": (int, float)}
-    | {"evaluation": (str, list, dict), "vocab": _NUMBER, "end": _NUMBER, "longest_line": _NUMBER},
+    | {"evaluation": (str, list, dict), **dict.fromkeys("vocab end longest_line expansion".split(), _NUMBER)},
     "tokenizer": dict.fromkeys(data.TOKENIZER_KEYS, _TEXT) | {"vocab": _NUMBER, "sample": _NUMBER, "specials": (bool,)},
 }
 """Tables whose keys are said by those who read them: `data.open_source` and `data.open_tokenizer`."""
@@ -150,5 +160,5 @@ ITEMS: dict[str, type] = {"data.path": str, "data.fields": str, "data.evaluation
 MAY_BE_ZERO = {
     "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
     "optimizer.b1", "optimizer.b2", "optimizer.clip", "eval.alpha", "eval.every", "checkpoint.every", "lora.rank",
-    "seed", "data.end", "data.held_out",
+    "seed", "data.end", "data.held_out", "train.watchdog_minutes",
 }  # fmt: skip

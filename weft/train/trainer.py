@@ -5,98 +5,39 @@ any moment and goes on from its last checkpoint as if it had not been.
 """
 
 import contextlib
-import time
+import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from .. import data
-from ..errors import WeftError
-from ..models import Seq2SeqConfig
+from ..data.whole import remove_left_behind, write_whole
 from ..spmd.step import TrainState
 from ..spmd.together import agreed, wait_for_all
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
 from .config import ConfigError, RunConfig
 from .evaluation import Judge, number
-from .feeding import Feed
+from .feeding import Feed, open_data
 from .folder import Folder
 from .foresight import Forecast, with_layout
+from .log import Log, is_due
 from .metrics import Metrics
-from .processes import Stop
 from .profiling import Profile
 from .runs import CACHE, CHECKPOINTS, Lock
-from .speed import flops_per_token, peak_flops
+from .spikes import Spike, is_of_spikes
 from .start import first_weights
 from .step import arrays_of, judged_model, make_step, refilled, shapes_of_model, told_of
+from .stopping import Interrupted, Stop
+from .telling import NOTHING_LOST, OPTIONS, Listener, Options, Outcome, TrainingError, Unheard
+from .watchdog import Watchdog
 
-
-class TrainingError(WeftError):
-    """A run that cannot go on."""
-
-
-class Listener(Protocol):
-    """What hears of a run."""
-
-    def said(self, text: str) -> None: ...
-
-    def logged(self, row: dict[str, Any]) -> None: ...
-
-    def progress(self, what: str, done: int, whole: int) -> None: ...
-
-    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]: ...
-
-    def step(self, at: int, steps: int) -> None: ...
-
-
-class Unheard:
-    """A listener that tells nobody; the base of one that tells of some things only."""
-
-    def said(self, text: str) -> None: ...
-
-    def logged(self, row: dict[str, Any]) -> None: ...
-
-    def progress(self, what: str, done: int, whole: int) -> None: ...
-
-    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def step(self, at: int, steps: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: at which step, of how many, and why if that was not the last."""
-
-    step: int
-    steps: int
-    reason: str = ""
-    is_saved: bool = True
-    was_finished: bool = False
-    """Whether there was nothing left to do."""
-
-    @property
-    def is_finished(self) -> bool:
-        return self.step >= self.steps
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a person asks of one start of a run, beside its configuration."""
-
-    changed: bool = False
-    """Whether it may go on with a configuration that learns otherwise."""
-    find_nan: bool = False
-    profile: tuple[int, int] | None = None
-    """The steps that are profiled: from the first up to the second."""
-    plan: bool = False
-    """Whether it shows at the start what it will take, and says where that was far off."""
-
-
-OPTIONS = Options()
+RUN = "run.json"
+MOST_ROLLBACKS = 3  # to one checkpoint
 
 
 class Trainer:
@@ -111,6 +52,9 @@ class Trainer:
         self.mesh, self.layout = config.runs_on
         self.model = config.sized_model
         self.forecast: Forecast | None = None
+        self.at, self.past = 0, 0
+        """The step it begins with, and how many batches spikes have made it leave out before."""
+        self.rollbacks, self.is_stopped = 0, False
         own = config.checkpoint
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
 
@@ -121,90 +65,126 @@ class Trainer:
             # Read back from there, a program's collectives are no longer in one order on all virtual processors.
             jax.config.update("jax_enable_compilation_cache", False)
             self.listener.said("JAX's compilation cache is left out: virtual processors may wait for ever with it")
-        with self._opened_folder(), Stop() as stop:
-            if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) >= self.config.train.steps:
-                return Outcome(at, self.config.train.steps, was_finished=True)
-            tokenizer, learned, held_out = self._opened_data()
-            self.learned = learned
-            if held_out is None and self.config.eval.metrics:
-                fix = "say `held_out` or `evaluation` in `data`, or leave `eval.metrics` out"
-                raise ConfigError("`eval.metrics` asks for scores, and no data are held out for them", fix=fix)
-            self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
-            self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
-            self.step = make_step(self.config, self.mesh, self.layout)
-            if self.options.plan:
-                self.forecast = Forecast(self.config, self.listener)
-                self.listener.said(str(self.forecast))
-            state, at = self._first_or_last_state()
-            if jax.process_index() == 0:
-                with self.opened.written():
-                    self.opened.write(tokenizer)
-            steps = self.config.train.steps
-            self.profile = Profile(self.folder, self.options.profile, at=at, steps=steps, said=self.listener.said)
-            if at:
-                self.listener.said(f"goes on from step {at}")
-            batches = self.feed.batches(learned)
-            batches.seek(at)
-            is_writer = jax.process_index() == 0
-            metrics = Metrics(self.folder, from_step=at, is_writer=is_writer, said=self.listener.said)
-            with data.prefetched(batches, self.feed.placed) as placed, metrics as note, self.profile:
-                try:
-                    return self._steps(state, at, placed, note, stop)
-                finally:
-                    batches.close()
-                    with contextlib.suppress(CheckpointError):  # said where it was to be saved
-                        self.checkpoints.close()
+        with self._opened_folder(), Stop(is_own=self.options.is_own, lost=NOTHING_LOST) as stop:
+            try:
+                outcome = self._run(stop)
+            except Interrupted as error:
+                if stop.is_saving:
+                    raise
+                return Outcome(self.at, self.config.train.steps, error.reason, is_begun=False)
+            if not outcome.was_finished and jax.process_index() == 0:
+                self._write_down(outcome)
+            return outcome
+
+    def _write_down(self, outcome: Outcome) -> None:
+        try:
+            write_whole(self.folder / RUN, json.dumps(asdict(outcome)).encode())
+        except OSError as error:
+            self.listener.said(f"{self.folder / RUN} CANNOT BE WRITTEN: {error.strerror or error}")
+
+    def _run(self, stop: Stop) -> Outcome:
+        self.step = make_step(self.config, self.mesh, self.layout)
+        if (finished := self._finished()) is not None:
+            return finished
+        tokenizer, self.learned, held_out = self._opened_data()
+        self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
+        self.judge = None if held_out is None else Judge(self.config, self.feed, held_out, tokenizer)
+        if self.options.plan:
+            self.forecast = Forecast(self.config, self.listener)
+            self.listener.said(str(self.forecast))
+        state = self._first_or_last_state()
+        steps, log_every = self.config.train.steps, self.config.train.log_every
+        is_writer = jax.process_index() == 0
+        if is_writer:
+            with self.opened.written():
+                self.opened.write(tokenizer)
+                (self.folder / RUN).unlink(missing_ok=True)
+        self.profile = Profile(self.folder, self.options.profile, at=self.at, steps=steps, said=self.listener.said)
+        if self.at:
+            self.listener.said(f"goes on from step {self.at}")
+        batches = self.feed.batches(self.learned)
+        metrics = Metrics(
+            self.folder,
+            from_step=self.at,
+            is_writer=is_writer,
+            said=self.listener.said,
+            forgets=lambda row: "loss" in row and row["step"] == self.at and not is_due(self.at, log_every),
+        )
+        self.watchdog = Watchdog(self.folder, self.config.train.watchdog_minutes, process=jax.process_index())
+        with metrics as note, self.profile, self.watchdog:
+            try:
+                while True:
+                    batches.seek(self.at + self.past)
+                    with data.prefetched(batches, self.feed.placed) as placed:
+                        outcome = self._steps(state, placed, note, stop)
+                    if isinstance(outcome, Outcome):
+                        return outcome
+                    del state
+                    state = self._gone_back(outcome, note)
+                    if self.is_stopped:
+                        return Outcome(self.at, steps, stop.reason or "")
+            finally:
+                batches.close()
+                with contextlib.suppress(CheckpointError):  # said where it was to be saved
+                    self.checkpoints.close()
 
     # The steps.
 
-    def _steps(self, state: TrainState, at: int, placed: Iterator[Any], note: Metrics, stop: Stop) -> Outcome:
-        config, steps, first = self.config, self.config.train.steps, at
-        log = _Log(self, note, at)
-        is_stopped, is_saved = jax.process_count() == 1 and stop.reason is not None, True
-        while at < steps and not is_stopped:
-            with (
-                self.profile.step(at),
-                self.listener.stage("compiling the step") if at == first else contextlib.nullcontext(),
-            ):
+    def _steps(self, state: TrainState, placed: Iterator[Any], note: Metrics, stop: Stop) -> Outcome | Spike:
+        """How it ended; or a spike that is to be undone."""
+        config, steps, at = self.config, self.config.train.steps, self.at
+        log = Log(config, self.mesh, note, self.listener, self.forecast, at=at)
+        is_saved, not_finite = True, ""
+        stop.check()
+        while at < steps and not self.is_stopped:
+            is_new = not stop.is_saving
+            with self.profile.step(at), self._compiling() if is_new else contextlib.nullcontext():
                 state, told = self.step(state, next(placed), np.int32(at))
-                if at == first:
+                if is_new:
                     jax.block_until_ready(told)
+                    stop.save()
             at += 1
+            self.watchdog.see(at)
             self.listener.step(at, steps)
-            is_stopped = stop.is_wanted(at)
-            is_last = at == steps or is_stopped
-            log.write()
+            self.is_stopped = stop.is_wanted(at)
+            is_last = at == steps or self.is_stopped
+            spike = log.write()
             if self.checkpoints.has_failed:
                 self._said_if_not_saved(self.checkpoints.wait, is_last)
-            if at % config.train.log_every == 0 or is_last or at == first + 1:
-                log.hold(at, told, state)
-            elif at % config.train.bad_steps == 0:
-                log.watch(at, state)
+            log.take(at, told, state, is_last=is_last)
             if self.options.find_nan:
                 self._find_nan(state, at, log)
+            is_judged = self.judge is not None and _is_at(config.eval.every, at, at == steps)
+            is_kept = is_last or _is_at(config.checkpoint.every, at)
+            if is_judged or is_kept:
+                now = log.write()
+                spike = spike or now
+            if spike is not None and config.train.spikes == "rollback":
+                return spike
             loss = None
-            if self.judge is not None and config.eval.every and (at % config.eval.every == 0 or at == steps):
-                log.write()
+            if is_judged:
                 with log.paused(state):
                     loss = self._judged(state, at, note)
-            if is_last or (config.checkpoint.every and at % config.checkpoint.every == 0):
-                log.write()
+            if is_kept:
+                not_finite = _not_finite(log, loss) if at == steps else ""
                 with log.paused(state):
-                    is_saved = self._saved(at, state, loss, is_last)
-        log.write()
+                    is_saved = self._saved(at, state, loss, is_last, not_finite)
         is_saved = self._closed() and is_saved
-        return Outcome(at, steps, (stop.reason or "") if is_stopped else "", is_saved)
+        return Outcome(at, steps, (stop.reason or "") if self.is_stopped else "", is_saved, not_finite=not_finite)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[Any]:
+        return self.listener.stage("compiling the step")
 
     def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
         assert self.judge is not None
-        with self.listener.stage(f"evaluating step {at}"):
+        with self.listener.stage(f"evaluating step {at}"), self.watchdog.paused():
             found = self.judge(judged_model(state))
         row = {"step": at, "eval": found}
         note(row)
         self.listener.logged(row)
         return found["loss"]
 
-    def _find_nan(self, state: TrainState, at: int, log: "_Log") -> None:
+    def _find_nan(self, state: TrainState, at: int, log: Log) -> None:
         """Where a step was not finite, says which operation was the first."""
         if not number(told_of(state)["bad_in_a_row"]):
             return
@@ -213,15 +193,16 @@ class Trainer:
         with contextlib.suppress(TrainingError):  # that too many steps were not finite is no news
             log.write()
         with self.listener.stage(f"doing step {at} again on one processor"):
-            found = first_bad_operation(self.config, state.params, self.feed, self.learned, at - 1)
+            how: Any = {"past": self.past} if self.past else {}
+            found = first_bad_operation(self.config, state.params, self.feed, self.learned, at - 1, **how)
         raise TrainingError(f"step {at} is not finite: {found}", fix="mend that operation, or lower `schedule.rate`")
 
     # Checkpoints.
 
-    def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool) -> bool:
+    def _saved(self, at: int, state: TrainState, loss: float | None, is_last: bool, not_finite: str) -> bool:
         if not is_last and number(told_of(state)["bad_in_a_row"]):
             return True  # nothing has changed, and one from before it all went wrong would have to go
-        told = {"config": self.config.to_dict(), "loss": loss}
+        told = {"config": self.config.to_dict(), "loss": loss, "past": self.past, "not_finite": not_finite}
         self._said_if_not_saved(self.checkpoints.wait, is_last)  # that the one before it failed keeps nothing from it
         return self._said_if_not_saved(lambda: self.checkpoints.save(at, arrays_of(state), told), is_last)
 
@@ -241,8 +222,30 @@ class Trainer:
             self.listener.said(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
             return False
 
-    def _first_or_last_state(self) -> tuple[TrainState, int]:
-        """The state of the last whole checkpoint and its step; a broken one is named and passed over."""
+    def _finished(self) -> Outcome | None:
+        """How it ended, if it did and its last state is whole."""
+        steps = self.config.train.steps
+        if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) < steps:
+            return None
+        with contextlib.suppress(OtherModelError), self.listener.stage(f"reading the checkpoint of step {at}"):
+            try:
+                self._load(at)
+            except OtherModelError:
+                raise
+            except CheckpointError:  # said where it is passed over
+                return None
+        return Outcome(at, steps, was_finished=True, not_finite=self.checkpoints.told(at).get("not_finite", ""))
+
+    def _load(self, at: int) -> TrainState:
+        shapes = self.step.shapes(shapes_of_model(self.config, self.mesh, self.layout))
+        wanted = arrays_of(shapes)
+        new = {path: x for path, x in wanted.items() if is_of_spikes(path) and path not in self.checkpoints.dtypes(at)}
+        found = self.checkpoints.load(at, {path: x for path, x in wanted.items() if path not in new})
+        zeros = {path: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding) for path, x in new.items()}
+        return refilled(shapes, {**found, **zeros})
+
+    def _first_or_last_state(self) -> TrainState:
+        """The state of the last whole checkpoint, or the first one; a broken checkpoint is named and passed over."""
         if jax.process_index() == 0:
             self.checkpoints.remove_torn()
         steps = every = self.checkpoints.steps if jax.process_index() == 0 else []
@@ -252,12 +255,12 @@ class Trainer:
             if at < 0:
                 break
             try:
-                shapes = self.step.shapes(shapes_of_model(self.config, self.mesh, self.layout))
                 with self.listener.stage(f"reading the checkpoint of step {at}"):
-                    found = refilled(shapes, self.checkpoints.load(at, arrays_of(shapes)))
+                    found = self._load(at)
                 for broken in [number for number in every if number > at]:
                     self.checkpoints.set_aside(broken)
-                return found, at
+                self.at, self.past = at, max(self.past, int(self.checkpoints.told(at).get("past", 0)))
+                return found
             except OtherModelError as error:
                 fix = "name another folder with --run, or train the model that this one is of"
                 raise TrainingError(error.fact, fix=fix, at=str(self.folder)) from error
@@ -270,8 +273,27 @@ class Trainer:
                 f"no checkpoint in {self.checkpoints.folder} can be read",
                 fix="name another folder with --run, or remove this one to begin anew",
             )
+        self.checkpoints.check_none_lost()
+        self.at = 0
         with self.listener.stage("making the first weights"):
-            return self.step.init(first_weights(self.config, self.mesh, self.layout)), 0
+            return self.step.init(first_weights(self.config, self.mesh, self.layout))
+
+    def _gone_back(self, spike: Spike, note: Metrics) -> TrainState:
+        """The state before a spike; the batches up to it are left out from now on."""
+        before = self.at
+        self._said_if_not_saved(self.checkpoints.wait, False)
+        state = self._first_or_last_state()
+        self.rollbacks = self.rollbacks + 1 if self.at == before else 1
+        if self.rollbacks > MOST_ROLLBACKS:
+            raise TrainingError(
+                f"{spike}, and the {self.rollbacks}th that follows step {self.at}",
+                fix='lower `schedule.rate`, or leave spikes out one by one: `--changed --set train.spikes="skip"`',
+            )
+        self.past += spike.step - self.at
+        self.listener.said(f"{spike}; it goes back to step {self.at}, and past {spike.step - self.at} batches")
+        note.go_back(self.at)
+        note({"step": self.at + 1, "spike": {**spike._asdict(), "back_to": self.at}})
+        return state
 
     def _last_unbroken(self, steps: list[int], *, quiet: bool = False) -> int:
         for at in reversed(steps):
@@ -285,13 +307,28 @@ class Trainer:
 
     # Before the first step.
 
+    def _say_that_nothing_is_judged(self) -> None:
+        fact = f"`eval.every` is {self.config.eval.every}, and it learns from all of its data: there is no evaluation"
+        fix = "before it begins, `held_out = 0.05` or `evaluation = FILE` in `data`; or `eval.every = 0`"
+        if agreed(len(self.checkpoints.steps)):
+            fix = "judge it by a file it has not seen: `--changed --set data.evaluation=FILE`; or `eval.every = 0`"
+        self.listener.said(f"NOTHING IS HELD OUT: {fact}. fix: {fix}")
+
     def _opened_data(self) -> tuple[Any, Any, Any]:
         """The tokenizer, what is learned from, and what is held out to judge by; None for what there is not."""
+        if not self.config.is_data_said:
+            fix = '`data = "FOLDER"` in the file, or `--set data=FOLDER`; `data = "python"` if that is meant'
+            self.listener.said(f"THE RUN'S FILE NAMES NO DATA: it learns from Python's standard library. fix: {fix}")
         with _first_alone():
             found = open_data(self.config, self.folder, self.listener.progress)
             if jax.process_index() == 0:
                 self.opened.check_data(found[0])
-            return found
+        if found[2] is None and self.config.eval.metrics:
+            fix = "say `held_out` or `evaluation` in `data`, or leave `eval.metrics` out"
+            raise ConfigError("`eval.metrics` asks for scores, and no data are held out for them", fix=fix)
+        if found[2] is None and self.config.eval.every:
+            self._say_that_nothing_is_judged()
+        return found
 
     @contextlib.contextmanager
     def _opened_folder(self) -> Iterator[None]:
@@ -303,46 +340,11 @@ class Trainer:
                 with self.opened.written():
                     self.folder.mkdir(parents=True, exist_ok=True)
                     open_while.enter_context(Lock(self.folder))
+                    for place in (self.folder, self.folder / CACHE):
+                        remove_left_behind(place)
                     self.opened.check_config()
             wait_for_all("folder")
             yield
-
-
-def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> tuple[Any, Any, Any]:
-    """The tokenizer of a run, what it learns from, and what is held out; None for what there is not."""
-    cache = folder / CACHE
-    with _in_file(config, "data"):
-        source = data.open_source(config.data)
-    is_pair_model = isinstance(config.model, Seq2SeqConfig)
-    if is_pair_model != source.is_pairs:
-        needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
-        raise ConfigError(
-            f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
-            fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
-        )
-    with _in_file(config, "tokenizer"):
-        is_text = source.format != "tokens"
-        tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
-    how: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
-    make: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
-    how |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
-    is_held_out = bool(source.held_out) or source.held_apart is not None
-    with _in_file(config, "data"):
-        learned = make(source, tokenizer, part="train", **how)
-        held_out = make(source, tokenizer, part="evaluation", **how) if is_held_out else None
-    with _in_file(config, "model"):
-        data.check_vocab_of(learned, config.model.vocab)
-    return tokenizer, learned, held_out
-
-
-@contextlib.contextmanager
-def _in_file(config: RunConfig, table: str) -> Iterator[None]:
-    """Says of what is wrong with data where in the run's file they are named."""
-    try:
-        yield
-    except data.DataError as error:
-        fact = f"in `{table}`: {error.fact}"
-        raise data.DataError(fact, state=error.given_state, fix=error.fix, at=config.place(table)) from error
 
 
 @contextlib.contextmanager
@@ -355,62 +357,15 @@ def _first_alone() -> Iterator[None]:
         wait_for_all("data")
 
 
-class _Log:
-    """Rows of metrics, read one step later than they are made: the step after is under way by then."""
+def _is_at(every: int, at: int, is_too: bool = False) -> bool:
+    """Whether something that is done every so many steps (0: never) is due, or is in any case if it is done at all."""
+    return bool(every) and (at % every == 0 or is_too)
 
-    def __init__(self, trainer: Trainer, note: Metrics, at: int):
-        self.trainer, self.note = trainer, note
-        self.since, self.from_step, self.rows = time.perf_counter(), at, 0
-        self.held: tuple[int, dict[str, Any]] | None = None
-        self.watched: tuple[int, Any] | None = None
-        self.work = flops_per_token(trainer.model)
-        own = trainer.config.train.peak_flops
-        peak = own if own is not None else peak_flops(trainer.mesh.jax_mesh().devices.flat[0])
-        self.peak = None if peak is None else peak * trainer.mesh.size
 
-    def hold(self, at: int, told: dict[str, Any], state: TrainState) -> None:
-        """Takes what a step told; the state is overwritten by the next one, so what it tells is copied."""
-        self.held = (at, {**told, **jax.tree.map(jax.numpy.copy, told_of(state))})
-
-    def watch(self, at: int, state: TrainState) -> None:
-        """Takes from a step that has no row how many in a row were not finite."""
-        self.watched = (at, jax.numpy.copy(told_of(state)["bad_in_a_row"]))
-
-    def write(self) -> None:
-        """Writes the row that is held, when its step is done; raises where too many steps were not finite."""
-        if self.watched is not None:
-            (at, in_a_row), self.watched = self.watched, None
-            self._check(at, number(in_a_row))
-        if self.held is None:
-            return
-        (at, told), self.held = self.held, None
-        config = self.trainer.config
-        row: dict[str, Any] = {
-            name: number(value) for name, value in told.items() if np.ndim(getattr(value, "_array", value)) == 0
-        }
-        row["loss"] /= config.train.loss_scale or 1.0
-        now = time.perf_counter()
-        tokens = config.batch * config.length * (at - self.from_step) / (now - self.since)
-        if self.trainer.forecast is not None and self.rows > 1 and at > self.from_step:
-            self.trainer.forecast.compare((now - self.since) / (at - self.from_step))
-        self.since, self.from_step, self.rows = now, at, self.rows + 1
-        used = None if self.peak is None else tokens * self.work / self.peak
-        row = {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
-        self.note(row)
-        self.trainer.listener.logged(row)
-        self._check(at, row["bad_in_a_row"])
-
-    def _check(self, at: int, in_a_row: float) -> None:
-        if in_a_row >= self.trainer.config.train.bad_steps:
-            raise TrainingError(
-                f"{in_a_row:.0f} steps in a row were not finite, up to step {at}",
-                fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
-            )
-
-    @contextlib.contextmanager
-    def paused(self, state: TrainState) -> Iterator[None]:
-        """What is done inside is no step: its time does not count, once the steps before it are done."""
-        jax.block_until_ready(state.step)
-        began = time.perf_counter()
-        yield
-        self.since += time.perf_counter() - began
+def _not_finite(log: Log, judged: float | None) -> str:
+    """What is not finite of the last step and its evaluation; empty if all is."""
+    if log.in_a_row:
+        return f"the last {log.in_a_row:.0f} steps were left out"
+    if not math.isfinite(log.loss):
+        return f"its last loss is {log.loss}"
+    return "" if judged is None or math.isfinite(judged) else f"the loss of its last evaluation is {judged}"

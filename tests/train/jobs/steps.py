@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 
 import weft as wf
 from weft.train import processes
+from weft.train.stopping import Stop
 
 folder, last = Path(sys.argv[1]), int(sys.argv[2])
 fails_at, how = (int(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 3 else (None, "")
@@ -27,7 +28,8 @@ with processes.failing_at_once():
     total = wf.spmd(lambda x: wf.sum(x, over="batch"), mesh=mesh, layout="batch:rows")
     (folder / f"pid_{me}").write_text(str(os.getpid()))
     step = 0
-    with processes.Stop() as stop:
+    with Stop() as stop:
+        stop.save()
         while step < last:
             assert float(wf.get(total(mine))) == count * (count - 1)
             step += 1

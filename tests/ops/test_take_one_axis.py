@@ -1,0 +1,55 @@
+"""A table and ids that lie over the same axis: ids are gathered, what is found is scattered back."""
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+from weft import nn
+
+V, D, B, T = wf.dims(vocab=16, d=4, batch=8, length=4)
+random = np.random.default_rng(0)
+values = random.normal(size=(16, 4)).astype("float32")
+places = random.integers(-2, 18, size=(8, 4)).astype("int32")  # some outside, which give zero
+table, ids = wf.tensor(values, [V, D]), wf.tensor(places, [B, T])
+weight = wf.tensor(random.normal(size=(8, 4, 4)).astype("float32"), [B, T, D])
+
+
+def program(table, ids, weight):
+    def loss(table):
+        found = wf.take(table, ids, over="vocab")
+        return wf.sum(found * weight, over="batch length d"), found
+
+    (_, found), gradient = wf.value_and_grad(loss, has_aux=True)(table)
+    return found, gradient
+
+
+@pytest.mark.parametrize(
+    "layout", ["vocab:x,batch:x", "vocab:x+y,batch:x", "vocab:x,batch:y+x", "vocab:y,batch:x,length:y"]
+)
+def test_values_and_gradients_are_those_of_one_processor(layout):
+    found, gradient = wf.spmd(program, mesh="x=2,y=2", layout=layout)(table, ids, weight)
+    inside = (places >= 0) & (places < 16)
+    picked = np.where(inside[..., None], values[places % 16], 0)
+    np.testing.assert_array_equal(np.asarray(found.array), picked)
+    want = np.zeros((16, 4))
+    np.add.at(want, places[inside], np.asarray(weight.array, "float64")[inside])
+    np.testing.assert_allclose(np.asarray(gradient.array), want, rtol=0, atol=64 * 2.0**-23 * np.abs(want).max())
+
+
+def test_ids_are_gathered_and_results_scattered():
+    take = wf.trace(lambda t, i: wf.take(t, i, over="vocab"), table, ids, mesh="x=4", layout="vocab:x,batch:x")
+    assert [(row.collective, row.axes) for row in take.ledger] == [("all_gather", ("x",)), ("reduce_scatter", ("x",))]
+    assert take.ledger[0].bytes == places.nbytes
+
+
+def test_an_embedding_may_be_split_over_the_axis_of_the_batch():
+    layer = nn.Embedding(V, D, key=jax.random.key(0))
+    run = wf.spmd(lambda layer, ids: layer(ids), mesh="x=4", layout="vocab:x,batch:x")
+    np.testing.assert_array_equal(np.asarray(run(layer, ids).array), np.asarray(layer(ids).array))
+
+
+def test_a_result_that_would_have_two_dims_on_one_axis_is_still_refused():
+    run = wf.spmd(lambda t, i: wf.take(t, i, over="vocab"), mesh="x=4", layout="d:x,batch:x")
+    with pytest.raises(wf.LayoutError, match="`x`"):
+        run(table, ids)

@@ -1,0 +1,131 @@
+"""What lies in a folder of checkpoints: a bit that is another is noticed, and no arrays go for a missing file."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from weft.errors import WeftWarning
+from weft.train.checkpoints import CheckpointError, Checkpoints
+
+from .running import config_of, run
+
+ARRAYS = {"params.a": jnp.arange(6.0).reshape(2, 3), "params.b": jnp.ones(3, "bfloat16")}
+TOLD = {"config": {"seed": 3, "train": {"steps": 8}}, "loss": 2.5}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of the checkpoints 2 and 4."""
+    found = Checkpoints(tmp_path_factory.mktemp("saved"))
+    for step in (2, 4):
+        found.save(step, ARRAYS, TOLD)
+    found.close()
+    return found.folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def arrays_in(folder):
+    return {path.parent.name for path in folder.glob("*/arrays")}
+
+
+def test_any_flipped_bit_of_what_was_told_is_noticed(folder):
+    path = folder / "4" / "checkpoint.json"
+    whole = path.read_bytes()
+    found = Checkpoints(folder)
+    rng = np.random.default_rng(0)
+    for bit in rng.choice(8 * len(whole), 400, replace=False).tolist():
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        is_same = json.loads(whole) == (_parsed(changed) or 0)
+        problem = found.problem(4)
+        assert (problem is None) == is_same, (bit, problem)
+        assert is_same or str(path) in problem
+        assert found.best_step() == 2 and found.steps == [2, 4]
+
+
+def _parsed(content):
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def test_what_was_told_before_there_were_sums_is_read(folder):
+    path = folder / "4" / "checkpoint.json"
+    told = json.loads(path.read_bytes())
+    del told["sum"]
+    path.write_text(json.dumps(told))
+    assert Checkpoints(folder).problem(4) is None
+    path.write_text(json.dumps(told | {"sun": 7}))  # the name of the sum, with a flipped bit
+    assert "no sum of its bits" in Checkpoints(folder).problem(4)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"[]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000, b'{"files": 3}', b'{"files": {"a": "b"}, "sums": {}}',
+     b'{"files": {}, "sums": {}, "dtypes": []}', b'{"files": {"\\ud800": 1}, "sums": {}, "dtypes": {}}'],
+)  # fmt: skip
+def test_what_was_told_of_another_shape_is_an_error_that_names_the_file(told, folder):
+    path = folder / "4" / "checkpoint.json"
+    path.write_bytes(told)
+    for asked in (
+        Checkpoints(folder).told,
+        Checkpoints(folder).dtypes,
+        lambda step: Checkpoints(folder).load(step, {}),
+    ):
+        with pytest.raises(CheckpointError, match=str(path)) as caught:
+            asked(4)
+        assert "another step" in caught.value.fix
+
+
+def test_arrays_without_their_small_file_are_set_aside_and_named(folder):
+    (folder / "4" / "checkpoint.json").unlink()
+    with pytest.warns(WeftWarning, match=f"{folder / '4'} holds arrays .* now in {folder / 'set-aside-4'}"):
+        Checkpoints(folder).remove_torn()
+    assert arrays_in(folder) == {"2", "set-aside-4"}
+    Checkpoints(folder).check_none_lost()
+    shutil.copytree(folder / "set-aside-4", folder / "4")
+    with pytest.warns(WeftWarning, match="set-aside-4-2"):
+        Checkpoints(folder).remove_torn()
+    assert arrays_in(folder) == {"2", "set-aside-4", "set-aside-4-2"}
+
+
+def test_arrays_set_aside_come_back_with_their_small_file(folder):
+    told = (folder / "4" / "checkpoint.json").read_bytes()
+    (folder / "4" / "checkpoint.json").unlink()
+    with pytest.warns(WeftWarning):
+        Checkpoints(folder).remove_torn()
+    (folder / "set-aside-4").rename(folder / "4").joinpath("checkpoint.json").write_bytes(told)
+    found = Checkpoints(folder).load(4, ARRAYS)
+    assert all((found[path] == ARRAYS[path]).all() for path in ARRAYS)
+
+
+def test_what_was_being_saved_or_removed_when_a_process_died_is_removed(folder):
+    (folder / "4" / "checkpoint.json").unlink()
+    (folder / "4" / "saving").touch()
+    (folder / "2").rename(folder / ".removed-2")
+    (folder / "6" / "arrays.orbax-checkpoint-tmp-1").mkdir(parents=True)
+    Checkpoints(folder).remove_torn()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_run_whose_checkpoints_all_lost_their_small_file_does_not_begin_anew(text, tmp_path):
+    run(config_of(text), tmp_path, crash_at=7)
+    checkpoints = tmp_path / "checkpoints"
+    assert not list(checkpoints.glob("*/saving"))
+    for path in checkpoints.glob("*/checkpoint.json"):
+        path.unlink()
+    for _ in range(2):  # also at the second start, when all is set aside already
+        with pytest.raises(CheckpointError) as caught:
+            run(config_of(text), tmp_path)
+        assert arrays_in(checkpoints) == {"set-aside-2", "set-aside-4", "set-aside-6"}
+        assert "no checkpoint with its checkpoint.json" in caught.value.fact
+        assert "set-aside-6" in caught.value.state and "begin anew" in caught.value.fix

@@ -1,0 +1,56 @@
+"""What a leaf of a tree is: data, data that is trained, or a part of the program. Asked here, and nowhere else.
+
+Imports tensors. Data are tensors, arrays (keys too) and Python's numbers: they are traced. All else is static: None,
+booleans, text, functions, dtypes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .errors import TensorError
+from .tensor import is_tensor
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a plain array, of any rank and of JAX's, NumPy's or shapes alone."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_tensor(leaf) and not isinstance(leaf, type)
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python's; a boolean is none."""
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+
+
+def is_data(leaf: Any) -> bool:
+    """Whether a leaf is traced rather than compiled in; a tensor without an array has nothing to trace."""
+    return hasattr(leaf._array, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
+
+
+def is_trained(leaf: Any) -> bool:
+    """Whether a leaf gets a gradient and updates: a float, named or not, that is not frozen."""
+    if not is_data(leaf) or (is_tensor(leaf) and leaf._kind.frozen):
+        return False
+    return isinstance(leaf, float | complex) if is_number(leaf) else jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def array_of(leaf: Any) -> Any:
+    """The array of a leaf, which may be a tensor."""
+    return leaf._array if is_tensor(leaf) else leaf
+
+
+def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:
+    """The error of an array whose dims have no names."""
+    dots = ", ".join("..." for _ in array.shape)
+    return TensorError(
+        f"{where} is a plain array of shape {tuple(array.shape)}, whose dims have no names",
+        state=state,
+        fix=f"name them: `{by}(array, [{dots}])`{more}",
+    )
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree, tensors whole, each with its path as Python writes it: `['w']`, `.scale`."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]

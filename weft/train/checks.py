@@ -1,0 +1,133 @@
+"""What of a run's file does not go together: said before anything runs, with the key to blame.
+
+Imports the settings and the models' weights.
+"""
+
+import fnmatch
+from pathlib import PurePath
+from typing import Any
+
+import jax
+
+from ..dims import Shape
+from ..errors import LayoutError, WeftError, closest
+from ..layout import Layout, Region, as_layout
+from ..mesh import as_mesh
+from ..nn.weights import Weight, written
+from . import wording
+from .keys import SET, Where
+from .settings import AUTO, ConfigError, RunConfig
+
+_BATCH, _PLACE = ("train.batch", "train.tokens", "model.batch"), ("layout", "mesh")  # keys that say it together
+
+
+def check_together(config: RunConfig, where: Where) -> None:
+    """Raises where two keys exclude each other, or what they say cannot be."""
+    _check_name(config.name, where)
+    if config.train.batch is not None and config.train.tokens is not None:
+        raise ConfigError(
+            "`train.batch` and `train.tokens` are both given", fix="give one", at=where("train.tokens", "train.batch")
+        )
+    if config.train.tokens is not None and config.train.tokens < config.length:
+        fact = f"`train.tokens` is {config.train.tokens}, less than one sequence of {config.length}"
+        raise ConfigError(fact, fix=f"give at least {config.length}", at=where("train.tokens", "train.length"))
+    if config.batch % config.train.microbatches:
+        raise ConfigError(
+            f"`train.microbatches` is {config.train.microbatches}, and a batch has {config.batch} sequences",
+            fix=f"give a number that divides {config.batch}",
+            at=where("train.microbatches", *_BATCH),
+        )
+    if bool(config.mesh) != bool(config.layout):
+        fact = "only one of `mesh` and `layout` is given"
+        raise ConfigError(
+            fact, fix="give both, or neither", at=where("mesh" if config.mesh else "layout", "layout", "mesh")
+        )
+    if config.mesh == AUTO and config.layout != AUTO:
+        fact = "`mesh` is auto, and `layout` names axes it may not have"
+        raise ConfigError(fact, fix='say  layout = "auto"  too, or name the mesh', at=where("layout", "mesh"))
+    for key, read_it in (("mesh", as_mesh), ("layout", as_layout)):
+        if getattr(config, key) not in ("", AUTO):
+            try:
+                found = read_it(getattr(config, key))
+                if isinstance(found, Layout):
+                    found.check_dims(config.model.dims)
+            except WeftError as error:
+                raise ConfigError(
+                    f"`{key}`: {error.fact}", fix=_spoken(error.fix, config, where), at=where(key)
+                ) from None
+    if config.train.spikes == "rollback" and not config.checkpoint.every:
+        fact = '`train.spikes` is "rollback", and `checkpoint.every` is 0: there would be nothing to go back to'
+        raise ConfigError(
+            fact, fix="save now and then: `checkpoint.every = 200`", at=where("train.spikes", "checkpoint.every")
+        )
+    if config.mesh and not config.is_open:
+        _check_place(config, where)
+    _check_paths(config, where)
+
+
+def _check_name(name: str, where: Where) -> None:
+    """Raises where a run's name is no folder below `runs`."""
+    path = PurePath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or not name.isprintable():
+        fact = f"`name` is {name!r}, and the run's folder is runs/NAME" if name else "`name` is empty"
+        fix = 'name the run in letters: `name = "first"`; another place for it is said with `--run DIR`'
+        raise ConfigError(fact, fix=fix, at=where("name"))
+
+
+def _check_place(config: RunConfig, where: Where) -> None:
+    """Raises where the batch or a weight does not divide over the mesh."""
+    mesh, layout = config.runs_on
+    model = config.sized_model
+    try:
+        region = Region(mesh, layout)
+        places: dict[str, tuple[Shape, str | None]] = {
+            "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
+        }
+        for path, weight in _weights(model.blueprint(mesh, layout)).items():
+            places[f"`{path}`"] = weight.stored_dims, "params"
+        for what, (dims, store) in places.items():
+            for dim, axes in zip(dims, region.axes(dims, store), strict=True):
+                if dim.size % (ways := region.ways(axes)):
+                    lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
+                    near = f"{lower}, {upper}" if lower else f"{upper}"
+                    split = f"`{dim.name}` is {dim.size}, and axis {'+'.join(axes)} splits it by {ways}"
+                    raise ConfigError(
+                        f"{what} does not fit the mesh: {split}",
+                        state=region.state,
+                        fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
+                        at=where(*((*_BATCH, *_PLACE) if store is None else (*_PLACE, f"model.{dim.name}"))),
+                    )
+        ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
+        if config.batch % (ways * parts):
+            fact = f"`train.microbatches` is {parts}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
+            fix = f"give a number that divides {config.batch // ways}"
+            raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches", *_BATCH, *_PLACE))
+    except LayoutError as error:
+        fix = _spoken(error.fix, config, where)
+        raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=fix, at=where(*_PLACE)) from None
+
+
+def _spoken(fix: str, config: RunConfig, where: Where) -> str:
+    """The fix in the words of the file, or of the command line where that says the layout."""
+    return wording.spoken(fix, config.layout, wording.SET if where("layout").startswith(SET) else wording.KEY)
+
+
+def _check_paths(config: RunConfig, where: Where) -> None:
+    """Raises where a pattern is the path of no weight, or where nothing is left to train."""
+    known = list(_weights(config.model.blueprint()))
+    patterns = {"lora.where": config.lora.where} if config.lora.rank else {"train.freeze": config.train.freeze}
+    for key, own in patterns.items():
+        for pattern in own:
+            if not fnmatch.filter(known, pattern):
+                raise ConfigError(
+                    f"`{key}` names {pattern!r}, and no weight has such a path",
+                    fix=closest(pattern, known),
+                    at=where(key),
+                )
+    if not config.lora.rank and all(any(fnmatch.fnmatch(path, each) for each in config.train.freeze) for path in known):
+        raise ConfigError("`train.freeze` names all weights", fix="leave some to train", at=where("train.freeze"))
+
+
+def _weights(blueprint: Any) -> dict[str, Weight]:
+    found, _ = jax.tree_util.tree_flatten_with_path(blueprint)
+    return {written(path): leaf for path, leaf in found if isinstance(leaf, Weight)}

@@ -1,0 +1,112 @@
+"""All that a run's file says, as values: checked where they are read, trusted afterwards.
+
+Imports the models' configurations.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import tomli_w
+
+from .. import models
+from ..errors import WeftError
+from ..layout import Layout, as_layout
+from ..mesh import Mesh, as_mesh
+from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Train
+
+CONFIG = "config.toml"
+AUTO = "auto"  # a mesh or a layout that is to be searched for
+ONE = ("all=1", "batch:all")  # where a run without a mesh runs
+UNSAID_DATA, UNSAID_TOKENIZER = MappingProxyType({"path": "python"}), MappingProxyType({"kind": "bytes"})
+"""What is taken where a run names none; known from the same said by being these very ones."""
+
+
+class ConfigError(WeftError):
+    """A run's configuration that cannot be."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All of a run: what is trained, on what, where and how."""
+
+    model: models.TransformerConfig
+    name: str = "run"
+    seed: int = 0
+    mesh: str = ""
+    layout: str = ""
+    init_from: str | None = None
+    """Weights to start with: a folder of Hugging Face's, or of another run."""
+    train: Train = dataclasses.field(default_factory=Train)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: UNSAID_TOKENIZER)
+    """As `data.open_tokenizer` reads it."""
+    data: Mapping[str, Any] = dataclasses.field(default_factory=lambda: UNSAID_DATA)
+    """As `data.open_source` reads it."""
+    eval: Evaluation = dataclasses.field(default_factory=Evaluation)
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    lora: Lora = dataclasses.field(default_factory=Lora)
+    where: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """Where each key stands, for errors that come later."""
+
+    def place(self, *keys: str) -> str | None:
+        """Where one of these keys stands that the command line sets, or else the first: its file and line."""
+        return None if self.where is None else self.where(*keys)
+
+    @property
+    def is_data_said(self) -> bool:
+        """Whether the run names its data."""
+        return self.data is not UNSAID_DATA
+
+    @property
+    def is_tokenizer_said(self) -> bool:
+        """Whether the run names its tokenizer."""
+        return self.tokenizer is not UNSAID_TOKENIZER
+
+    @property
+    def length(self) -> int:
+        return self.train.length or self.model.length
+
+    @property
+    def batch(self) -> int:
+        """Sequences in a batch."""
+        if self.train.tokens is not None:
+            return self.train.tokens // self.length
+        return self.train.batch or self.model.batch
+
+    @property
+    def sized_model(self) -> models.TransformerConfig:
+        """The model's configuration with the sizes of the run's batches; weights that are there keep all positions."""
+        most = self.model.max_length
+        if self.init_from is not None and self.model.max_positions > self.length:
+            most = self.model.max_positions
+        return dataclasses.replace(self.model, batch=self.batch, length=self.length, max_length=most)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its mesh or layout is still to be found."""
+        return AUTO in (self.mesh, self.layout)
+
+    @property
+    def runs_on(self) -> tuple[Mesh, Layout]:
+        """Its mesh and layout; one processor where it names none."""
+        mesh, layout = (self.mesh, self.layout) if self.mesh else ONE
+        return as_mesh(mesh), as_layout(layout)
+
+    def to_toml(self) -> str:
+        """The whole configuration as it is read again."""
+        return tomli_w.dumps(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole configuration as plain values, None left out."""
+        plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from")}
+        tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
+        open_tables = {"data": self.data, "tokenizer": self.tokenizer}
+        return _without_none({**plain, "model": models.fields(self.model), **open_tables, **tables})
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}

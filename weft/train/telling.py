@@ -1,0 +1,83 @@
+"""What is asked of one start of a run, what is heard of it, and how it ended.
+
+Imports the errors alone.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import WeftError
+
+NOTHING_LOST = "nothing saved, no step was taken"  # what is said of a start that ends before its first step
+
+
+class TrainingError(WeftError):
+    """A run that cannot go on."""
+
+
+class Listener(Protocol):
+    """What hears of a run."""
+
+    def said(self, text: str) -> None: ...
+
+    def logged(self, row: dict[str, Any]) -> None: ...
+
+    def progress(self, what: str, done: int, whole: int) -> None: ...
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]: ...
+
+    def step(self, at: int, steps: int) -> None: ...
+
+
+class Unheard:
+    """A listener that tells nobody; the base of one that tells of some things only."""
+
+    def said(self, text: str) -> None: ...
+
+    def logged(self, row: dict[str, Any]) -> None: ...
+
+    def progress(self, what: str, done: int, whole: int) -> None: ...
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def step(self, at: int, steps: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person asks of one start of a run, beside its configuration."""
+
+    changed: bool = False
+    """Whether it may go on with a configuration that learns otherwise."""
+    find_nan: bool = False
+    profile: tuple[int, int] | None = None
+    """The steps that are profiled: from the first up to the second."""
+    plan: bool = False
+    """Whether it shows at the start what it will take, and says where that was far off."""
+    is_own: bool = False
+    """Whether the process is the run's alone, so that a signal which it cannot hear may end it."""
+
+
+OPTIONS = Options()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: at which step, of how many, and why if that was not the last."""
+
+    step: int
+    steps: int
+    reason: str = ""
+    is_saved: bool = True
+    was_finished: bool = False
+    """Whether there was nothing left to do."""
+    is_begun: bool = True
+    """Whether a step was taken; if not, there was nothing to save."""
+    not_finite: str = ""
+    """What is not finite at its end: `its last loss is nan`."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.step >= self.steps
