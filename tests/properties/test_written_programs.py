@@ -19,7 +19,7 @@ from tests.properties.written.program import finished
 from tests.properties.written.report import Report, show_finding
 from tests.properties.written.workers import Pool, Settings
 
-PAIRS = 60
+PAIRS = 48
 
 
 def collect(pool, pairs):
@@ -99,6 +99,7 @@ def test_a_right_refusal_is_told_from_a_wrong_one():
 
 def test_a_finding_is_printed_as_a_program_that_runs_by_itself(monkeypatch, capsys):
     flip = wf.flip
+    cases.seen.clear()  # the first of a kind are made smaller
     monkeypatch.setattr(wf, "flip", lambda x, over: 2 * flip(x, over=over) if is_split(x) else flip(x, over=over))
     case = case_of(("x1 * x2", False), ("wf.flip(v3, over='c')", False))
     found = outcome_of(case, "n:x,c:y", "x=2,y=2")
@@ -123,7 +124,7 @@ def test_bits_signs_and_dtypes_count_where_nothing_was_rounded():
 
 
 def test_a_choice_that_rounding_decides_is_told_from_a_wrong_number():
-    near = case_of(("wf.tanh(x1 * 100.0)", False), ("wf.floor(v3 * 3.0000001)", False))
+    near = case_of(("wf.floor(x1)", False))
     near.program.fragile = True
     near.alone()
     assert near.is_near()
