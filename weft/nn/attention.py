@@ -220,7 +220,7 @@ class Attention(eqx.Module):
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
         if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
             return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        d_kv = self.k.dims[-1]
+        d_kv = self.k.dims[-1].name
         scores = wf.einsum(q, k, over=d_kv)
         scores = wf.cast(scores, "float32") * self.scale
         if bias is not None:
