@@ -523,3 +523,10 @@ def test_a_carry_made_without_a_layout_is_the_same_as_one_made_with(place):
     before = np.concatenate([np.zeros((1, 16, 8), "float32"), np.cumsum(x, 0)[:-1]])
     want = (x.sum(0), before.max(-1))
     assert_same(got, (want, want), 8 * EPS)
+
+
+def test_zeros_of_either_sign_are_equal_to_top_k(place):
+    x = wf.tensor(np.tile(np.array([-0.0, 0.0], "float32"), 4), [vocab])
+    values, places = run(place, lambda x: wf.top_k(x, over=vocab, k=wf.Dim("k", 3)), x)
+    np.testing.assert_array_equal(places.array, [0, 1, 2])
+    np.testing.assert_array_equal(np.signbit(values.array), [True, False, True])

@@ -121,8 +121,9 @@ def _check_k(along: Along, k: Any) -> None:
 def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
     """The `count` largest along an axis, and where they stand; the gradient goes where they stood."""
     keys = lax.stop_gradient(a)
-    if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN with a sign would be ordered by it
+    if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN or a zero with a sign would be ordered by it
         keys = jnp.where(jnp.isnan(keys), jnp.full_like(keys, jnp.nan), keys)
+        keys = jnp.where(keys == 0, jnp.zeros_like(keys), keys)
     places = lax.top_k(keys, count, axis=position)[1]
     return _picked(a, places, position), places
 

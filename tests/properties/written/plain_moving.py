@@ -123,4 +123,5 @@ def scatter_add(x: Named, ids: Named, updates: Named, *, over: str) -> Named:
     total = x.array
     for i in builtins.range(flat[-1]):  # in turn, and nothing where nothing is added: the sign of a zero stays
         total = jnp.where(ours[..., i], total + values[..., i].astype(x.dtype), total)
-    return Named(total, x.dims)
+    added = jnp.sum(jnp.where(ours, values, jnp.zeros_like(values)), axis=-1)
+    return Named(jnp.where(added == 0, x.array, total), x.dims)
