@@ -23,7 +23,8 @@ def ledger_differences(program: Written, mesh: str, layout: str) -> list[tuple[s
             said[row.collective, frozenset(row.axes)] += row.bytes * row.count
         if found := difference(said, _sent(walk(traced.jaxpr), axes)):
             return [("ledger", f"{found} more than its jaxpr")]
-        if any(word in UNCOUNTED for word, _ in program.words):
+        is_widened = any(row.dtype in ("bfloat16", "float16") for row in traced.ledger)  # by XLA, on CPUs
+        if is_widened or any(word in UNCOUNTED for word, _ in program.words):
             return []
         placed = wf.put((program.inputs(),), mesh=axes, layout=layout)
         lowered = jax.jit(wf.spmd(run, mesh=axes, layout=layout)).lower(*placed)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -124,4 +125,13 @@ def scatter_add(x: Named, ids: Named, updates: Named, *, over: str) -> Named:
     for i in builtins.range(flat[-1]):  # in turn, and nothing where nothing is added: the sign of a zero stays
         total = jnp.where(ours[..., i], total + values[..., i].astype(x.dtype), total)
     added = jnp.sum(jnp.where(ours, values, jnp.zeros_like(values)), axis=-1)
-    return Named(jnp.where(added == 0, x.array, total), x.dims)
+    return Named(_valued(jnp.where(added == 0, x.array, total), total), x.dims)
+
+
+@jax.custom_jvp
+def _valued(value: Any, sloped: Any) -> Any:
+    """The value of one array with the slope of another."""
+    return value
+
+
+_valued.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
