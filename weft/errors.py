@@ -179,7 +179,7 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
 
 
 def folded(fn: C) -> C:
-    """`fn`, which errors of ours leave without our frames; what cannot be called wrongly needs no more."""
+    """`fn`, which errors leave without our frames; what cannot be called wrongly needs no more."""
 
     @functools.wraps(fn)
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -187,6 +187,9 @@ def folded(fn: C) -> C:
             return fn(*args, **kwargs)
         except WeftError as error:
             fold(error)
+            raise
+        except Exception as error:  # of the function that we were given to call
+            _fold_around(error)
             raise
 
     return entry  # type: ignore[return-value]
@@ -254,9 +257,26 @@ def fold(error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = _users_part(link.__traceback__)
-        if hasattr(link, "__notes__"):
-            link.__notes__ = [note for note in link.__notes__ if _JAX_NOTE not in note]
+        _drop_note(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _fold_around(error: Exception) -> None:
+    """Takes our frames from around an error that is not ours, and JAX's note; one that began in ours is left whole."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if _shows_all() or not frames or frames[-1][0].f_code.co_filename.startswith(_HERE):
+        return
+    kept: TracebackType | None = None
+    for frame, line in reversed(frames):
+        if not frame.f_code.co_filename.startswith(_HERE):
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
+    error.__traceback__ = kept
+    _drop_note(error)
+
+
+def _drop_note(error: BaseException) -> None:
+    if hasattr(error, "__notes__"):
+        error.__notes__ = [note for note in error.__notes__ if _JAX_NOTE not in note]
 
 
 def _users_part(found: TracebackType | None) -> TracebackType | None:

@@ -65,6 +65,13 @@ def test_all_frames_are_shown_where_one_asks_for_them(script):
     assert frames(lines, f"{os.sep}weft{os.sep}ops") and frames(lines, f"{os.sep}jax{os.sep}_src")
 
 
+def test_an_error_of_the_users_own_has_their_frames_alone():
+    code = "import weft as wf\nwf.spmd(lambda x: [][3], mesh='x=1', layout='')(wf.zeros([wf.Dim('b', 8)]))"
+    lines = screen("-c", code)
+    assert lines[-1] == "IndexError: list index out of range"
+    assert not [line for line in lines if "weft/" in line]
+
+
 def test_an_unknown_name_ends_with_our_fix_and_no_guess_of_pythons():
     lines = screen("-c", "import weft as wf; wf.reduce_sum")
     assert lines[-1].strip() == "fix: write `wf.sum(x, over='batch')`"

@@ -92,3 +92,17 @@ def test_mean_and_variance_are_one_all_reduce_together_and_nothing_backward():
         return wf.sum(wf.mean_and_var(x, over="width")[1], over="rows")
 
     assert len(list(wf.trace(wf.grad(loss), x, mesh="x=64", layout="width:x").ledger)) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1e38] * 8, [2e38, -2e38] * 4, [np.inf, *[1] * 7], [np.nan, *[1] * 7], [np.inf, -np.inf, *[1] * 6]],
+    ids=["a sum too large", "differences too large", "inf", "nan", "both infinities"],
+)
+def test_moments_of_the_largest_floats_are_those_of_the_whole(values):
+    place = wf.Dim("place", 8)
+    x = wf.tensor(np.array(values, "float32"), [place])
+    due = wf.mean_and_var(x, over=place)
+    got = wf.spmd(lambda x: wf.mean_and_var(x, over=place), mesh="x=4", layout="place:x")(x)
+    for mine, theirs in zip(got, due, strict=True):
+        np.testing.assert_array_equal(mine.array, theirs.array)

@@ -57,7 +57,7 @@ class custom_vjp:
             _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
         region = common_region([leaf for leaf in leaves if is_tensor(leaf)]) or open_region()
-        call = _Call(self, map_tensors(lambda x: _in_region(x, region), args), region)
+        call = _Call(self, _in_region(args, region), region)
         return call.result()
 
     def _bound(self, args: Any, kwargs: Any) -> Any:
@@ -73,12 +73,18 @@ class custom_vjp:
         return bound.args
 
 
-def _in_region(x: Tensor, region: Region | None) -> Tensor:
-    """`x` as the region has it; inside a mapped dim it varies from example to example, and so does its gradient."""
-    x = with_layout(x, region)
+def _in_region(args: Any, region: Region | None) -> Any:
+    """The arguments as the region has them; if one varies from row to row of a mapped dim, all do, and their gradients.
+
+    Where none does, the function is no row's own: its backward function is given the sum of all rows' gradients.
+    """
+    args = map_tensors(lambda x: with_layout(x, region), args)
     if region is None or not region.taken:
-        return x
-    return result(as_varying(x._array, region.taken), x.dims, region)
+        return args
+    arrays = [leaf._array for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    if not any(varying(array) & set(region.taken) for array in arrays):
+        return args
+    return map_tensors(lambda x: result(as_varying(x._array, region.taken), x.dims, region), args)
 
 
 def _check_closure(fn: Any) -> None:

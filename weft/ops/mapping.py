@@ -17,10 +17,10 @@ from ..dims import Dim, Shape, listed, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..tensor import Kind, is_tensor, make, marked, marks_of
-from .collectives import as_varying, from_first, varying
+from .collectives import from_first, varying
 from .index import only
 from .meet import common_region, need_function, with_layout
-from .move import common, relocate, result, settle
+from .move import common, relocate, settle
 from .padding import filled
 from .recorded import note_loop, recorded_block
 from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
@@ -109,8 +109,7 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
         return leaf
     marks = marks_of(leaf)
     if not leaf.dims.has(dim):
-        leaf = with_layout(leaf, inner)
-        return marked(result(as_varying(leaf._array, taken), leaf.dims, inner), marks)
+        return marked(with_layout(leaf, inner), marks)
     leaf = with_layout(leaf, region)
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}

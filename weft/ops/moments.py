@@ -60,7 +60,7 @@ def _in_one_exchange(a: Any, r: Reduction) -> tuple[Any, Any]:
         near = a
         for position in r.positions:
             near = lax.slice_in_dim(near, 0, 1, axis=position)
-        near = jnp.where(jnp.isfinite(near), near, 0)  # some value of the slice: differences from it are small
+        near = jnp.where(jnp.abs(near) < _LARGEST, near, 0)  # some value of the slice: differences from it are small
         shifted = jnp.mean(a - near, axis=r.positions, keepdims=True)
         mean = near + shifted
         rest = jnp.where(jnp.isfinite(mean), (near - mean) + shifted, 0)
@@ -85,6 +85,7 @@ def _cut(x: Any, bits: int) -> Any:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits - 1)
 
 
+_LARGEST = 2.0**126  # the difference of two that are less is finite
 _MARK = 2.0**120  # what a processor whose mean is large sends as `rest`: counted by how often it was added
 
 
@@ -108,7 +109,8 @@ def _pieces(mean: Any, rest: Any, square: Any, ways: int) -> Any:
     b, c = (jnp.where(jnp.isfinite(mean), part, 0) for part in (high - a, mean - high))
     sent = [a, b, jnp.where(is_large, c + rest, c), jnp.where(is_large, _MARK, rest)]
     a, b, c, mean, rest = (part * _scale(is_large) for part in (a, b, c, mean, rest))
-    return jnp.stack([*sent, a * a, a * b, 2 * a * c + b * b, square + 2 * b * c + c * c + 2 * mean * rest])
+    lost = jnp.where(jnp.isfinite(mean), 2 * mean * rest, 0)
+    return jnp.stack([*sent, a * a, a * b, 2 * a * c + b * b, square + 2 * b * c + c * c + lost])
 
 
 def _joined(sums: Any, ways: int) -> tuple[Any, Any]:
@@ -129,4 +131,6 @@ def _joined(sums: Any, ways: int) -> tuple[Any, Any]:
     back = _scale(is_large, 70)
     variance = jnp.maximum(total / ways - delta * delta, 0) * back * back
     variance = jnp.where(is_large & (count < ways), jnp.inf, variance)
-    return jnp.where(is_finite, ((s + t) + delta) * back, sums[0]), jnp.where(is_finite, variance, jnp.nan)
+    # A sum that is too large has an infinite variance, unless some value was infinite or NaN.
+    variance = jnp.where(is_finite, variance, jnp.where(jnp.isnan(square), jnp.nan, jnp.inf))
+    return jnp.where(is_finite, ((s + t) + delta) * back, sums[0]), variance
