@@ -318,14 +318,14 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
             lambda: run.settings.to_toml(),
             lambda: run.tokenizer,
             lambda: opened.check_config(),
-            lambda: _before(config, run.folder),
+            lambda: _before(run.folder),
             lambda: model_in(run.folder),
         ],
         "data.json": [lambda: opened._data_before()],
         "tokenizer.bytes.json": [lambda: run.tokenizer, lambda: opened._tokenizer_before],
         "metrics.jsonl": [
             lambda: metrics.numbers(metrics.read(run.folder)[-1]),
-            lambda: metrics.forget(run.folder / "metrics.jsonl", 1),
+            lambda: _go_on(run.folder, said.append),
         ],
         "config.json": [lambda: companions.keys_beside(run.folder / "hugging_face", GPT2, {})],
         "checkpoint.json": [
@@ -336,10 +336,29 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
             lambda: opened.check_config(),
         ],
     }
-    for each in reads[Path(name).name]:
-        with contextlib.suppress(WeftError):
-            each()
+    refused = [error for each in reads[Path(name).name] if (error := _refusal(each)) is not None]
     "".join(said).encode()
+    if refused:
+        raise refused[0]
+
+
+def _refusal(read_it: Callable[[], Any]) -> WeftError | None:
+    """What it is refused with, if it is; the others that read the same file have their turn after it."""
+    try:
+        read_it()
+    except WeftError as error:
+        str(error).encode()
+        return error
+    return None
+
+
+def _go_on(folder: Path, said: Callable[[str], None]) -> None:
+    """Goes on from step 1, back to it, and on again."""
+    with metrics.Metrics(folder, from_step=1, tensorboard=False, said=said) as note:
+        note({"step": 2, "loss": 1.0})
+        note.go_back(1)
+        note({"step": 2, "loss": 1.0})
+    assert metrics.read(folder)[-1] == {"step": 2, "loss": 1.0}
 
 
 @functools.cache
