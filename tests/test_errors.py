@@ -30,6 +30,12 @@ def test_text_is_fact_state_and_fix_a_line_each():
     assert [line.strip() for line in str(error).splitlines()] == ["the fact", error.state, "fix: do this"]
 
 
+@pytest.mark.parametrize("part", ["fact", "state", "fix", "at"])
+def test_half_a_character_in_any_part_is_escaped(part):
+    parts = {"fact": "a", "fix": "b", part: "c\udce9"}
+    assert r"c\udce9" in str(wf.WeftError(parts.pop("fact"), **parts)).encode().decode()
+
+
 def test_warnings_of_weft_can_be_told_from_others():
     assert issubclass(wf.WeftWarning, UserWarning)
 

@@ -29,10 +29,10 @@ class WeftError(Exception):
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
         # What a user gave may hold half a character, which no terminal and no file takes.
-        fact, state, fix = (text.encode("utf-8", "backslashreplace").decode() for text in (fact, state, fix))
+        fact, state, fix = map(_writable, (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
         around = "" if "layout:" in state else _region_state()
-        self.state = "   ".join(part for part in (state, around, f"at {at or user_line()}") if part)
+        self.state = _writable("   ".join(part for part in (state, around, f"at {at or user_line()}") if part))
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
 
@@ -43,6 +43,10 @@ class WeftError(Exception):
 
 
 _JAX_NOTE = "JAX_TRACEBACK_FILTERING"
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _region_state() -> str:

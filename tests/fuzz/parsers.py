@@ -1,6 +1,7 @@
 """The parsers of weft, each with small seeds that it reads."""
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import io
@@ -26,7 +27,7 @@ from weft.small_files import summed
 from weft.train import metrics
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import model_in, parsed, read
-from weft.train.folder import Folder
+from weft.train.folder import Folder, learned_files
 from weft.train.foresight import _before
 from weft.train.keys import Where
 from weft.train.runs import Run
@@ -303,6 +304,7 @@ def prepare_small(kept: Path) -> dict[str, bytes]:
     for name, content in files.items():
         (kept / name).parent.mkdir(parents=True, exist_ok=True)
         (kept / name).write_bytes(content)
+    (kept / "text.txt").write_text("weft and warp\n")
     return files
 
 
@@ -311,7 +313,8 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
     run = Run(folder / "run")
     (run.folder / name).write_bytes(content)
     said: list[str] = []
-    checkpoints, config = Checkpoints(run.folder / "checkpoints"), _any_run()
+    checkpoints, text = Checkpoints(run.folder / "checkpoints"), data.open_source(kept / "text.txt")
+    config = dataclasses.replace(_any_run(), data={"path": str(kept / "text.txt")})
     opened = Folder(run.folder, checkpoints, config, may_change=True, said=said.append)
     reads = {
         "config.toml": [
@@ -321,7 +324,7 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
             lambda: _before(run.folder),
             lambda: model_in(run.folder),
         ],
-        "data.json": [lambda: opened._data_before()],
+        "data.json": [lambda: opened.check_data(None), lambda: learned_files(run.folder, text)],
         "tokenizer.bytes.json": [lambda: run.tokenizer, lambda: opened._tokenizer_before],
         "metrics.jsonl": [
             lambda: metrics.numbers(metrics.read(run.folder)[-1]),

@@ -39,6 +39,17 @@ def test_every_seed_is_read_as_it_is(name, tmp_path):
         parser.read(tmp_path / str(number), seed, content, kept)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.toml", b"model = ["), ("metrics.jsonl", b"no row\n"), ("tokenizer.bytes.json", b"{")],
+)
+def test_a_small_file_that_one_of_its_readers_refuses_is_refused(name, content, tmp_path):
+    (tmp_path / "kept").mkdir()
+    PARSERS["small"].prepare(tmp_path / "kept")
+    with pytest.raises(WeftError, match=name):
+        PARSERS["small"].read(tmp_path, name, content, tmp_path / "kept")
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_every_mutator_changes_something_and_is_a_function_of_its_seed(kind):
     text = b'{"name": "weft", "steps": [1, 2.5, null]}\nrows=2,cols=4\n'

@@ -236,6 +236,47 @@ def test_data_that_changed_are_named_and_stop_a_run_unless_that_is_wanted(tmp_pa
     assert run(config, tmp_path / "run")[0].was_finished
 
 
+UNKNOWN_DATA = {
+    "gone": (None, "there is no "),
+    "torn": ('{"learned": [["a.txt"', "is not JSON"),
+    "deep": ("[" * 100_000, "nested more than 64 deep"),
+    "no prints": ('{"learned": [[]], "evaluation": []}', "a name and a print are due"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN_DATA)
+def test_that_the_data_of_the_beginning_are_not_known_is_said(case, text, folder):
+    (content, why), said = UNKNOWN_DATA[case], []
+    (folder / "data.json").unlink()
+    if content is not None:
+        (folder / "data.json").write_text(content)
+    own = Checkpoints(folder / "checkpoints")
+    Folder(folder, own, config_of(text), may_change=False, said=said.append).check_data(data.ByteTokenizer())
+    assert len(said) == 1 and why in said[0] and "data.json" in said[0]
+    assert said[0].endswith("; whether the data are those it was begun with is not known")
+    assert keeping.learned_files(folder, data.open_source(text)) == []
+
+
+def test_a_run_made_of_weights_alone_has_no_data_to_be_known(text, folder):
+    (folder / "data.json").unlink()
+    for step in (2, 4):
+        shutil.rmtree(folder / "checkpoints" / str(step))
+    (folder / "checkpoints" / "6").rename(folder / "checkpoints" / "0")
+    said = []
+    own = Checkpoints(folder / "checkpoints")
+    Folder(folder, own, config_of(text), may_change=False, said=said.append).check_data(data.ByteTokenizer())
+    assert own.steps == [0] and said == []
+
+
+def test_a_run_whose_metrics_and_data_are_gone_says_so_and_goes_on(text, folder, straight):
+    (folder / "metrics.jsonl").unlink()
+    (folder / "data.json").unlink()
+    outcome, heard = run(config_of(text), folder)
+    assert has(heard, "metrics.jsonl is gone: the rows up to step 6 are lost")
+    assert has(heard, "data.json; whether the data are those it was begun with is not known")
+    assert outcome.is_saved and sums(folder, 8) == sums(straight, 8) and (folder / "data.json").is_file()
+
+
 def test_files_that_came_and_went_are_named(text, folder, tmp_path):
     def check(*names):
         for name in names:

@@ -1,6 +1,7 @@
 """Rows of metrics are on disk when they are told, go on where a run goes on, and never stop it."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -106,9 +107,51 @@ def test_a_torn_last_line_is_skipped_and_then_removed(tmp_path, cut):
     path.write_bytes(path.read_bytes()[:-cut])
     whole = [1, 2, 3] if cut == 1 else [1, 2]  # without its line's end alone a row is still whole
     assert [row["step"] for row in read(tmp_path)] == whole
-    written(tmp_path, [{"step": 4, "loss": 0.25}], from_step=3)
+    said = []
+    written(tmp_path, [{"step": 4, "loss": 0.25}], from_step=3, said=said.append)
     assert [row["step"] for row in read(tmp_path)] == [*whole, 4]
     assert all(strict(line) for line in path.read_text().splitlines())
+    assert len(said) == (cut > 1) and all(f"{path}:3 is not a whole row of metrics and is left out" in x for x in said)
+
+
+@pytest.mark.parametrize(("content", "what"), [(None, "is gone"), (b"", "is empty"), (b"\n\n", "is empty")])
+def test_rows_that_are_lost_are_said_once_where_a_run_goes_on(tmp_path, content, what):
+    path = tmp_path / "metrics.jsonl"
+    for from_step, expected in ((0, []), (6, [f"{path} {what}: the rows up to step 6 are lost"])):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        said = []
+        written(tmp_path, [{"step": 7}, {"step": 8}], from_step=from_step, said=said.append)
+        assert said == expected and [row["step"] for row in read(tmp_path)] == [7, 8]
+
+
+def test_a_part_of_a_row_that_waits_is_not_said_to_be_left_out(tmp_path):
+    said, path = [], tmp_path / "metrics.jsonl"
+    with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
+        note({"step": 1})
+        note._rows.whole = path.stat().st_size
+        note._rows.waiting.append(b'{"step": 2}\n')
+        path.write_bytes(path.read_bytes() + b'{"st')
+        note.go_back(2)
+    assert said == [] and [row["step"] for row in read(tmp_path)] == [1, 2]
+
+
+def test_a_broken_line_is_said_once_however_often_the_disk_refuses_to_be_rid_of_it(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
+    said, write_whole = [], metrics.write_whole
+    note = Metrics(tmp_path, from_step=1, tensorboard=False, said=said.append)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(metrics, "write_whole", refuse)
+    with note:
+        note({"step": 2})
+        monkeypatch.setattr(metrics, "write_whole", write_whole)
+        note({"step": 3})
+    assert [sum(word in text for text in said) for word in ("CANNOT", "not a whole row", "written again")] == [1, 1, 1]
+    assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
 
 
 def test_a_broken_line_in_the_middle_is_said_when_it_is_left_out(tmp_path):

@@ -19,6 +19,7 @@ from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigEr
 from .tables import BELOW, CHOICES, ITEMS, KINDS, MAY_BE_ZERO, OPEN_TABLES, TABLES
 
 _TOML = Reader(ConfigError, fix="mend that line; strings need quotes")
+_CHANGE = Reader(ConfigError, fix="give a plain value, in UTF-8, like `--set train.steps=1000`")
 
 __all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
 
@@ -31,6 +32,10 @@ def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     if not os.path.exists(path):
         beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
         raise ConfigError(f"there is no file {short(path)}", fix=closest(str(path), beside))
+    if os.path.isdir(path):
+        inside = sorted(str(other) for other in path.glob("*.toml"))
+        fix = f"give its TOML file: `{short(inside[0])}`" if inside else "give a TOML file; there is none in it"
+        raise ConfigError(f"{short(path)} is a folder", fix=fix)
     values, text = _TOML.toml(path)
     where = lines_of(path, text)
     for change in changes:
@@ -191,7 +196,7 @@ def model_in(folder: Path) -> models.TransformerConfig:
 def _value_of(text: str, at: str) -> Any:
     """The value that a text of TOML stands for, or else the text itself: quotes may be left out."""
     try:
-        found = _TOML.parse_toml(f"x = {text}", at)
+        found = _CHANGE.parse_toml(f"x = {text}", at)
     except ConfigError:
         return text.strip()
     return found["x"] if found.keys() == {"x"} else text.strip()
@@ -203,7 +208,7 @@ def _change(values: dict[str, Any], change: str, where: Where) -> None:
     if not equals or not key:
         raise ConfigError(f"`--set {change}` says nothing", fix="write it like `--set train.steps=1000`", at=at)
     value = _value_of(text, at)
-    _TOML.check_limits([key, value], at)
+    _CHANGE.check_limits([key, value], at)
     *tables, last = key.split(".")
     if len(tables) > DEEPEST:
         raise ConfigError(f"`--set {short(key)}` names tables {len(tables)} deep", fix="name a key that is there")

@@ -133,10 +133,10 @@ class Folder:
 
     def _data_before(self) -> dict[str, Any] | None:
         path = self.path / DATA
-        if not path.is_file():
+        if not path.exists() and self.checkpoints.steps[-1] == 0:  # made of weights: it has learned from no data
             return None
         try:
-            return Reader(RunError).json(path, {"learned": [[str]], "evaluation": [[str]]})
+            return _read_data(path)
         except RunError as error:
             self.said(f"{error.fact}; whether the data are those it was begun with is not known")
             return None
@@ -156,10 +156,20 @@ class Folder:
 
 def learned_files(run: Path, source: data.Source) -> list[str]:
     """The files of a source that a run has learned from, by what is in them."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        found = {print_ for _, print_ in json.loads((run / DATA).read_text(encoding="utf-8"))["learned"]}
+    with contextlib.suppress(RunError):
+        found = {print_ for _, print_ in _read_data(run / DATA)["learned"]}
         return [name for name, print_ in source.prints(run / CACHE) if print_ in found]
     return []
+
+
+def _read_data(path: Path) -> dict[str, Any]:
+    """The names and prints of the files that a run was begun with."""
+    found: dict[str, Any] = Reader(RunError).json(path, {"learned": [[str]], "evaluation": [[str]]})
+    for key in ("learned", "evaluation"):
+        if odd := [each for each in found[key] if len(each) != 2]:
+            fact = f"`{key}` in {path} holds {odd[0]!r:.60}, and a name and a print are due"
+            raise RunError(fact, fix="fetch or write the file again")
+    return found
 
 
 def _write(path: Path, content: bytes) -> None:

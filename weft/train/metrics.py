@@ -51,7 +51,12 @@ class Metrics:
         def is_kept(row: Row) -> bool:
             return row["step"] <= from_step and not forgets(row)
 
-        self._rows = _Growing(path, said, lambda: forget(path, is_kept, said)) if is_writer else None
+        def make_ready() -> None:
+            held = forget(path, is_kept, said)
+            if from_step and not held:  # the first step always has a row
+                said(f"{path} {'is gone' if held is None else 'is empty'}: the rows up to step {from_step} are lost")
+
+        self._rows = _Growing(path, said, make_ready) if is_writer else None
         self._events = _Events(folder / TENSORBOARD, from_step, said) if is_writer and tensorboard else None
 
     def __enter__(self) -> "Metrics":
@@ -143,22 +148,26 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
-def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text: None) -> None:
-    """Leaves the rows that are kept, and no line that is torn."""
+def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text: None) -> int | None:
+    """Leaves the rows that are kept, and no line that is torn; the bytes there were, or None without a file."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
-        return
-    kept = []
+        return None
+    kept, broken = [], []
     lines = before.split(b"\n")
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
         if row is not None and is_kept(row):
             kept.append(line + b"\n")
-        elif row is None and line.strip() and number < len(lines):
-            said(f"{path}:{number} is not a row of metrics and is left out: {line[:40].decode(errors='replace')}")
+        elif row is None and line.strip():
+            what = "not a row" if number < len(lines) else "not a whole row"
+            broken.append(f"{path}:{number} is {what} of metrics and is left out: {line[:40].decode(errors='replace')}")
     if (after := b"".join(kept)) != before:
         write_whole(path, after)
+    for each in broken:  # once they are out: what a full disk refuses is tried again
+        said(each)
+    return len(before.strip())
 
 
 def _parsed(line: bytes) -> Row | None:
@@ -235,8 +244,10 @@ class _Growing:
         """Leaves those of its rows that are kept; where the disk refuses that, they are told twice."""
         self.waiting = deque((piece for piece in self.waiting if is_kept(json.loads(piece))), self.MOST)
         try:
-            forget(self.path, is_kept, self.said)
+            if self.whole is not None and self.path.exists():  # the rest is a part of a row that waits
+                os.truncate(self.path, self.whole)
             self.whole = None
+            forget(self.path, is_kept, self.said)
         except OSError as error:
             self.said(f"{self.path} CANNOT BE WRITTEN: {error.strerror or error}. It tells of some steps twice.")
 
