@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ import pytest
 
 from weft import data
 from weft.errors import MeshError
+from weft.small_files import summed
 from weft.train import checkpoints as saving
 from weft.train import folder as keeping
 from weft.train.checkpoints import Checkpoints
@@ -209,7 +209,7 @@ def test_the_best_checkpoint_is_one_whose_loss_is_known_and_finite(folder):
     own = Checkpoints(folder / "checkpoints")
     for step, loss in ((2, float("nan")), (4, 3.0)):
         told = own.told(step) | {"loss": loss}
-        (folder / "checkpoints" / str(step) / "checkpoint.json").write_text(json.dumps(told))
+        (folder / "checkpoints" / str(step) / "checkpoint.json").write_bytes(summed(told))
     (folder / "checkpoints" / "6" / "checkpoint.json").write_text("")
     assert own.best_step() == 4 and own.chosen(best=True) == 4
 
