@@ -195,3 +195,22 @@ def test_the_version_is_that_of_the_package():
 def test_a_name_or_a_dim_is_in_the_dims():
     assert "batch" in x.dims and batch in x.dims
     assert "bacth" not in x.dims and batch.resized(2) not in x.dims and 4 not in x.dims
+
+
+@pytest.mark.parametrize(
+    ("call", "what", "number"),
+    [
+        (lambda x: wf.fori_loop(0, 3, lambda z: z, x), "fori_loop", "2 arguments"),
+        (lambda x: wf.while_loop(lambda: True, lambda s: s, x), "while_loop", "1 argument"),
+        (lambda x: wf.vmap(lambda r: r, over="batch")(x, x), "vmap", "2 arguments"),
+        (lambda x: wf.accumulate(lambda p: (1.0, 1), x, x, over="batch", count=2), "accumulate", "2 arguments"),
+        (lambda x: wf.cond(True, lambda: x, lambda z: z, x), "cond", "1 argument"),
+        (lambda x: wf.custom_vjp(lambda z: z).defvjp(lambda z: (z, None), lambda g: (g,)), "defvjp", "2 arguments"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_function_that_takes_another_number_of_arguments_is_named(call, what, number):
+    with pytest.raises(wf.TensorError) as caught:
+        call(wf.ones([wf.Dim("batch", 4)]))
+    assert f"{what} calls its function with {number}" in caught.value.fact
+    assert caught.value.fix == f"give {what} a function of {number}"

@@ -35,7 +35,7 @@ def accumulate(
     Global row i goes to microbatch i mod count, so no row moves. Differentiated, gradients are summed over
     processors once, at the end.
     """
-    need_function(fn, "accumulate")
+    need_function(fn, "accumulate", takes=2)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over

@@ -31,8 +31,8 @@ from .trees import Slot, numbers, put_together, slot_of, take_apart
 @recorded_block
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
-    need_function(on_true, "cond")
-    need_function(on_false, "cond")
+    for branch in (on_true, on_false):
+        need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
     rows = differing_by_row(chosen)
     with bringing(brought) if rows else contextlib.nullcontext():

@@ -221,8 +221,8 @@ class _Loop:
 @recorded_block
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
-    need_function(condition, "while_loop")
-    need_function(body, "while_loop")
+    need_function(condition, "while_loop", takes=1)
+    need_function(body, "while_loop", takes=1)
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
     if rows := differing_by_row(loop.asked.out_avals[0]):
         with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
@@ -299,7 +299,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
 
     Differentiable if both bounds are Python integers.
     """
-    need_function(body, "fori_loop")
+    need_function(body, "fori_loop", takes=2)
     for bound in (lower, upper):
         dtype = getattr(operand(bound, "fori_loop"), "dtype", None)
         if is_tensor(bound) and bound.dims:

@@ -43,7 +43,7 @@ class custom_vjp:
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
-        self.backward = need_function(backward, "defvjp", of="what was kept and the gradient")
+        self.backward = need_function(backward, "defvjp", of="what was kept and the gradient", takes=2)
 
     @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

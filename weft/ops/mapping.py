@@ -49,6 +49,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
     need_function(fn, "vmap")
 
     def mapped(*args: Any) -> Any:
+        need_function(fn, "vmap", takes=len(args))
         leaves, structure = jax.tree.flatten(args, is_leaf=is_tensor)
         tensors = [leaf for leaf in leaves if is_tensor(leaf)]
         dim = _mapped_dim(over, tensors)

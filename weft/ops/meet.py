@@ -415,9 +415,9 @@ def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = N
         try:
             inspect.signature(fn).bind(*range(takes))
         except TypeError as error:
+            number = f"{takes} argument{'' if takes == 1 else 's'}"
             raise TensorError(
-                f"{what} calls its function with {takes} arguments: {error}",
-                fix=f"give {what} a function of {takes} arguments",
+                f"{what} calls its function with {number}: {error}", fix=f"give {what} a function of {number}"
             ) from None
         except ValueError:  # it has no signature
             pass
