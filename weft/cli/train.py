@@ -4,6 +4,7 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,8 @@ def train(
     sys.unraisablehook = _unraisable
     with reported(lost=NOTHING_LOST) as stop:
         command = _command(config, run, changes or [])
-        asked = {"changed": changed, "find_nan": find_nan, "profile": _steps(profile), "command": command}
-        options = Options(**asked, plan=True, is_own=True)
+        asked = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
+        options = replace(asked, plan=True, is_own=True, command=command)
         found = read(config, changes or [])
         joined = elastic.join(found, coordinator, processes_, process)
         if not joined.used:
