@@ -95,7 +95,7 @@ def test_scores_are_those_of_sacrebleu():
 def test_a_perfect_translator_is_scored_100(tmp_path, monkeypatch):
     asked = []
 
-    def capitals(model, tokenizer, texts, *, beams, alpha):
+    def capitals(model, tokenizer, texts, *, beams, alpha, between):
         asked.append((len(texts), beams, alpha))
         return [text.upper() for text in texts]
 

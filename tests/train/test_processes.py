@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from weft.train import processes
-from weft.train.processes import ProcessError, join, share_out
+from weft.train.checkpoints import CheckpointError, Checkpoints
+from weft.train.processes import CRASHED, ProcessError, join, share_out
 
 ROOT = Path(__file__).parents[2]
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
@@ -285,3 +287,50 @@ def test_an_error_one_explains_ends_it_at_once_and_nothing_is_restarted(tmp_path
     assert running.returncode == 1
     assert "weft launch: process 1 ended with status 1; not restarted" in told
     assert "Traceback" not in told
+
+
+# A process that is gone.
+
+GONE = "INTERNAL: Gloo AllGather failed: [external/gloo/pair.cc:547] Connection reset by peer [127.0.0.1]:2300"
+FAILING = """
+import sys, jax
+from weft.train import processes
+jax.distributed.is_initialized = lambda: True
+with processes.failing_at_once():
+    raise jax.errors.JaxRuntimeError(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("text", "is_gone"), [(GONE, True), ("INTERNAL: a bug", False)])
+def test_that_another_process_is_gone_is_said_in_words_and_any_other_crash_by_its_traceback(text, is_gone):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FAILING, text], env=environment, capture_output=True, text=True)
+    assert done.returncode == CRASHED and text in done.stderr
+    assert ("another process is gone; this one ends to be restarted" in done.stderr) == is_gone
+    assert ("Traceback" not in done.stderr) == is_gone
+
+
+class Broken:
+    """A writer whose other processes die while it writes."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def save(self, *_, **__): ...
+
+    def close(self): ...
+
+    def wait_until_finished(self):
+        raise ValueError("could not be finished") from self.error
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_save_that_fails_as_another_process_is_gone_is_no_failure_of_the_disk(is_gone, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    error = jax.errors.JaxRuntimeError(GONE) if is_gone else OSError(28, "No space left on device")
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints._writer = Broken(error)
+    checkpoints.save(4, {"x": jnp.ones(2)}, {})
+    with pytest.raises(ValueError if is_gone else CheckpointError):
+        checkpoints.wait()
+    assert checkpoints.steps == [] and not (tmp_path / "4").exists()

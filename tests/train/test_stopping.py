@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.train.checkpoints import Checkpoints
+from weft.train.evaluation import Judge
 from weft.train.stopping import GRACE, Interrupted, Stop
+from weft.train.telling import before_a_step
 
 from .running import config_of, run
 from .test_bad_runs import act, asked
@@ -52,9 +55,9 @@ def test_who_goes_on_after_a_signal_is_told_again():
 def test_where_steps_are_saved_a_signal_asks_for_a_stop_and_a_second_one_interrupts(number):
     with Stop() as stop:
         stop.save()
-        assert not stop.is_wanted(1) and stop.reason is None
+        assert not stop.is_wanted() and stop.reason is None
         os.kill(os.getpid(), number)
-        assert stop.is_wanted(2) and stop.reason == number.name
+        assert stop.is_wanted() and stop.reason == number.name
         with pytest.raises(Interrupted, match="stopped by SIGTERM: what followed the last checkpoint is not saved"):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -111,3 +114,86 @@ def test_a_run_that_goes_on_and_is_stopped_before_a_step_stands_where_it_stood(t
     run(config_of(text, **ONE), tmp_path, crash_at=3)
     outcome, _ = act(config_of(text, **ONE), tmp_path, compiling=asked(signal.SIGINT))
     assert (outcome.step, outcome.reason, outcome.is_begun) == (2, "SIGINT", False)
+
+
+def test_a_run_stopped_while_it_reads_a_checkpoint_stands_at_the_last_whole_one(text, tmp_path):
+    run(config_of(text, **ONE), tmp_path, crash_at=5)
+    for wanted in (4, 2):
+        outcome, _ = act(config_of(text, **ONE), tmp_path, reading=asked(signal.SIGTERM))
+        assert (outcome.step, outcome.reason, outcome.is_begun) == (wanted, "SIGTERM", False)
+        (tmp_path / "checkpoints/4/checkpoint.json").write_text("{")
+
+
+def test_where_a_start_stands_is_said_also_by_who_ends_it_from_outside():
+    with Stop() as stop:
+        stop.at, stop.lost = before_a_step(12, 20, "weft train a.toml")
+        told = "stopped by SIGTERM at step 12 of 20: no step was taken since; goes on with:\n  weft train a.toml"
+        assert str(stop.interrupted(signal.SIGTERM)) == told
+        stop.at, stop.lost = before_a_step(0, 20)
+        told = "stopped by SIGTERM at step 0 of 20: nothing saved, no step was taken"
+        assert str(stop.interrupted(signal.SIGTERM)) == told
+
+
+SWALLOWING = """
+import gc, os, signal, sys, time, weakref
+from weft.train.stopping import Stop
+
+def ask(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000): pass
+
+class Falls:
+    def __del__(self):
+        if "del" in sys.argv: ask()
+
+with Stop(is_own=True, lost="nothing saved"):
+    thing = Falls()
+    if "weakref" in sys.argv: kept = weakref.ref(thing, ask)
+    if "gc" in sys.argv: gc.callbacks.append(ask)
+    del thing
+    gc.collect()
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("where", ["del", "weakref", "gc"])
+def test_a_signal_that_is_heard_where_nothing_can_be_raised_ends_the_process(where):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SWALLOWING, where]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (143, "stopped by SIGTERM: nothing saved")
+
+
+def test_a_signal_that_is_swallowed_is_raised_by_the_next_check_where_the_process_is_anothers():
+    class Falls:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = sys.unraisablehook
+    with Stop() as stop:
+        del (it := [Falls()])[0]
+        assert it == [] and stop.reason == "SIGTERM"
+        with pytest.raises(Interrupted):
+            stop.check()
+    assert sys.unraisablehook is before
+
+
+@pytest.mark.parametrize("layout", [ONE, {}])
+def test_a_run_stopped_in_an_evaluation_leaves_it_and_saves_the_step_it_stands_at(layout, text, tmp_path, monkeypatch):
+    batches = []
+
+    def judged(model, batch, turn):
+        batches.append(int(turn))
+        asked(signal.SIGTERM)()
+        return {"nll": 1.0, "accuracy": 1.0, "tokens": 8.0}
+
+    monkeypatch.setattr(Judge, "_run", property(lambda self: judged, lambda self, found: None), raising=False)
+    config = config_of(text, **layout, eval={"every": 3, "batches": 8}, checkpoint={"every": 100})
+    outcome, heard = act(config, tmp_path)
+    assert batches == [0] and (outcome.step, outcome.reason, outcome.is_saved) == (3, "SIGTERM", True)
+    assert Checkpoints(tmp_path / "checkpoints").steps == [3]
+    assert not any("eval" in row for row in heard.rows)
+    assert any("the evaluation of step 3 is left out" in message for message in heard.messages)
+    monkeypatch.undo()
+    outcome, heard = run(config, tmp_path)
+    assert outcome.is_finished and [row["step"] for row in heard.rows if "eval" in row] == [6, 8]

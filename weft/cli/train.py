@@ -4,6 +4,7 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,11 @@ import typer
 
 from ..errors import WeftError
 from ..train import elastic
+from ..train.checkpoints import Checkpoints
 from ..train.config import read
 from ..train.foresight import with_layout
-from ..train.telling import NOTHING_LOST
+from ..train.runs import CHECKPOINTS
+from ..train.telling import NOTHING_LOST, before_a_step
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
 from .terminal import reported, write
@@ -54,12 +57,16 @@ def train(
     """Train by a TOML file; the same command goes on with a run that was stopped."""
     sys.unraisablehook = _unraisable
     with reported(lost=NOTHING_LOST) as stop:
-        options = Options(changed=changed, find_nan=find_nan, profile=_steps(profile), plan=True, is_own=True)
+        command = _command(config, run, changes or [])
+        asked = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
+        options = replace(asked, plan=True, is_own=True, command=command)
         found = read(config, changes or [])
         joined = elastic.join(found, coordinator, processes_, process)
         if not joined.used:
             return write("idle: no layout divides over all processes")
         folder = run or Path("runs") / found.name
+        last = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
+        stop.at, stop.lost = before_a_step(last, found.train.steps, command)
         began = time.perf_counter()
         with Progress(is_writer=jax.process_index() == 0) as progress:
             found = with_layout(found, folder, progress, started=joined.started)
@@ -69,7 +76,7 @@ def train(
             progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
             progress.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            progress.said(_ended(outcome, folder, began, _command(config, run, changes or [])))
+            progress.said(_ended(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 
@@ -94,10 +101,14 @@ def _command(config: Path, run: Path | None, changes: list[str]) -> str:
 def _ended(outcome: Outcome, folder: Path, began: float, command: str) -> str:
     reached = f"step {outcome.step} of {outcome.steps}"
     if not outcome.is_begun:
-        return f"stopped by {outcome.reason} at {reached}: {NOTHING_LOST}; goes on with:\n  {command}"
+        at, lost = before_a_step(outcome.step, outcome.steps, command)
+        return f"stopped by {outcome.reason} at {at}: {lost}"
+    kept = "there is no checkpoint" if outcome.kept is None else f"the last good checkpoint is step {outcome.kept}"
     if not outcome.is_finished:
-        saved = "saved" if outcome.is_saved else "NOT saved"
+        saved = "saved" if outcome.is_saved else f"NOT saved ({kept})"
         return f"stopped by {outcome.reason} at {reached}, {saved}; goes on with:\n  {command}"
+    if not outcome.is_saved:
+        return f"{folder} ended NOT SAVED: {reached}; {kept}; goes on from there with:\n  {command}"
     if outcome.not_finite:
         fix = "lower `schedule.rate` or `train.loss_scale`, or see which operation it is: --find-nan"
         return f"{folder} ended NOT FINITE at {reached}: {outcome.not_finite}. fix: {fix}"

@@ -30,6 +30,7 @@ from ..data.whole import write_whole
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
 from ..small_files import Reader, summed
 from ..spmd.together import agreed
+from .processes import is_of_others
 
 TOLD, ARRAYS = "checkpoint.json", "arrays"
 _SAVING, _REMOVED, _ASIDE = "saving", ".removed-", "set-aside-"
@@ -53,7 +54,7 @@ class Checkpoints:
         self.folder, self.keep, self.best = folder.absolute(), keep, best
         self._writer: Any = None
         self._finishing: threading.Thread | None = None
-        self._failed: CheckpointError | None = None
+        self._failed: Exception | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -151,7 +152,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
                     self._remove_old()
-        except CheckpointError as error:
+        except Exception as error:  # raised where it is waited for
             self._failed = error
 
     def close(self) -> None:
@@ -285,7 +286,10 @@ def _to_load(like: dict[str, Any]) -> Any:
 
 
 class _said:
-    """Turns what goes wrong inside it into a `CheckpointError`, and removes what is half written."""
+    """Turns what goes wrong inside it into a `CheckpointError`, and removes what is half written.
+
+    That another process is gone stays what it is: no other place would mend it.
+    """
 
     def __init__(self, fact: str, place: Path | None = None):
         self.fact, self.place = fact, place
@@ -297,6 +301,8 @@ class _said:
             return
         if self.place is not None and jax.process_index() == 0:
             shutil.rmtree(self.place, ignore_errors=True)
+        if is_of_others(error):
+            return
         fix = "make room, or name a place with room"
         raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix=fix) from error
 

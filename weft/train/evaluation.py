@@ -7,7 +7,7 @@ Imports the data, the models, the configuration and translations. sacreBLEU is l
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,16 +37,13 @@ class Judge:
         self._amounts: dict[str, int] | None = None
         self._scores = Scores(config, dataset, tokenizer) if config.eval.metrics else None
 
-    def __call__(self, model: Any) -> dict[str, Any]:
-        """The loss in nats a token, and what follows from it; scores of translations, with how they were made."""
+    def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The loss in nats a token, and what follows from it; scores of translations, with how they were made.
+
+        `between` is called before every batch; what it raises leaves the evaluation.
+        """
         began = time.perf_counter()
-        with data.prefetched(self._batches(self.feed.rows), self.feed.placed) as placed:
-            told = [self._run(model, batch, np.int32(turn)) for turn, batch in enumerate(placed)]
-        sums = np.zeros(3)
-        for each in told:
-            nll, hits, tokens = (number(each[name]) for name in ("nll", "accuracy", "tokens"))
-            sums += nll * tokens, hits * tokens, tokens
-        nll, hits, tokens = sums.tolist()
+        nll, hits, tokens = self._sums(model, between)
         loss = nll / max(tokens, 1.0)
         found = {"loss": loss, "perplexity": _exp(loss), "accuracy": hits / max(tokens, 1.0), "tokens": tokens}
         amounts = self._counted()
@@ -55,8 +52,19 @@ class Judge:
         if amounts.get("bytes"):
             found["byte_perplexity"] = _exp(nll / amounts["bytes"])
             found["bits_per_byte"] = nll / amounts["bytes"] / math.log(2)
-        scores = {} if self._scores is None else self._scores(model)
+        scores = {} if self._scores is None else self._scores(model, between)
         return {**found, **scores, "seconds": time.perf_counter() - began}
+
+    def _sums(self, model: Any, between: Callable[[], None]) -> list[float]:
+        """Of nats, hits and tokens over all batches; each is read when the next one is under way."""
+        sums, before = np.zeros(3), None
+        with data.prefetched(self._batches(self.feed.rows), self.feed.placed) as placed:
+            for turn, batch in enumerate(placed):
+                between()
+                told = self._run(model, batch, np.int32(turn))
+                sums += _weighed(before)
+                before = told
+        return (sums + _weighed(before)).tolist()
 
     def _told(self, model: Any, batch: dict[str, Any], turn: Any) -> dict[str, Any]:
         """What the model tells of a batch; of an encoder's, the same words are hidden every time."""
@@ -103,6 +111,14 @@ def number(x: Any) -> float:
     return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
 
 
+def _weighed(told: dict[str, Any] | None) -> np.ndarray:
+    """The sums of one batch; zeros of none."""
+    if told is None:
+        return np.zeros(3)
+    nll, hits, tokens = (number(told[name]) for name in ("nll", "accuracy", "tokens"))
+    return np.array([nll * tokens, hits * tokens, tokens])
+
+
 def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
 
@@ -125,11 +141,12 @@ class Scores:
         self._pairs: list[tuple[str, str]] | None = None
         library("sacrebleu", "a score of translations")
 
-    def __call__(self, model: Any) -> dict[str, Any]:
+    def __call__(self, model: Any, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Each score from 0 to 100, and a text that says how it was made."""
         pairs = self._read()
         sources, wanted = [one for one, _ in pairs], [other for _, other in pairs]
-        found = translated(model, self.tokenizer, sources, beams=self.own.beams, alpha=self.own.alpha)
+        own = self.own
+        found = translated(model, self.tokenizer, sources, beams=own.beams, alpha=own.alpha, between=between)
         return scored(found, wanted, self.own.metrics, self.own.bleu_tokenize)
 
     def _read(self) -> list[tuple[str, str]]:

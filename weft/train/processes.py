@@ -28,6 +28,7 @@ DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `
 ELASTIC = "WEFT_ELASTIC"  # how many processes there are when none is missing; those there are go on without the rest
 CRASHED = 70  # the exit status of one of many processes that failed without an explanation
 _IN_FLAGS = "xla_force_host_platform_device_count"
+_OF_OTHERS = re.compile(r"gloo|connection (reset|closed|refused)|heartbeat|^UNAVAILABLE|disconnected", re.IGNORECASE)
 HEARTBEAT = 20  # seconds without a sign of life after which a process counts as dead
 
 
@@ -318,7 +319,9 @@ def failing_at_once() -> Iterator[None]:
         if not jax.distributed.is_initialized():
             raise
         status = _status_of(error)
-        if status == CRASHED:
+        if status == CRASHED and is_of_others(error):
+            print(f"error: another process is gone; this one ends to be restarted\n  {_told(error)}", file=sys.stderr)
+        elif status == CRASHED:
             traceback.print_exception(error)
         if status == 0:
             raise
@@ -326,6 +329,18 @@ def failing_at_once() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(status)
+
+
+def is_of_others(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that another process is gone, as JAX and Gloo tell it."""
+    if error is None or not jax.distributed.is_initialized():
+        return False
+    is_one = isinstance(error, jax.errors.JaxRuntimeError) and _OF_OTHERS.search(str(error)) is not None
+    return is_one or is_of_others(error.__cause__ or error.__context__)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def _status_of(error: BaseException) -> int:

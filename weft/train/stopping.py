@@ -6,6 +6,7 @@ compiler may not for minutes: so where the process is ours a second thread watch
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from jax.experimental import multihost_utils
 
 GRACE = 0.5  # seconds in which a program may end by itself what it has under way
 _HEARD = (signal.SIGINT, signal.SIGTERM)
+_questions = itertools.count(1)  # JAX has all processes stop at the same one
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,10 +45,14 @@ class Stop:
         self.reason: str | None = None
         """The signal that asked for the stop."""
         self.is_own, self.lost, self.is_saving = is_own, lost, False
+        self.at = ""
+        """Where the program stands, like `step 12 of 20`; empty where that is nothing to say."""
+        self._is_agreed = False
         self._is_one_of_many = False
         self._before: dict[signal.Signals, Any] = {}
         self._of_jax = ctypes.create_string_buffer(1024)  # more than a `struct sigaction` takes anywhere
         self._watch: _Watch | None = None
+        self._unraisable: Any = None
 
     def __enter__(self) -> "Stop":
         self._is_one_of_many = jax.distributed.is_initialized()
@@ -55,11 +61,14 @@ class Stop:
                 _sigaction(signal.SIGTERM, None, self._of_jax)
             self._before = {number: signal.signal(number, self.hear) for number in _HEARD}
             self._watch = _Watch(self) if self.is_own else None
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._watch is not None:
             self._watch.close()
+        if self._before:
+            sys.unraisablehook = self._unraisable
         for number, handler in self._before.items():
             if handler is not None:
                 signal.signal(number, handler)
@@ -81,19 +90,21 @@ class Stop:
         if self.reason is not None and not self.is_saving:
             raise self.interrupted(signal.Signals[self.reason])
 
-    def is_wanted(self, step: int) -> bool:
-        """Whether to stop now; to be asked once at every step, by every process."""
+    def is_wanted(self) -> bool:
+        """Whether to stop now; to be asked by every process at the same places."""
         if not self._is_one_of_many:
             return self.reason is not None
-        is_wanted = bool(multihost_utils.reached_preemption_sync_point(step))
-        if is_wanted and self.reason is None:
+        if not self._is_agreed:
+            self._is_agreed = bool(multihost_utils.reached_preemption_sync_point(next(_questions)))
+        if self._is_agreed and self.reason is None:
             self.reason = signal.SIGTERM.name
-        return is_wanted
+        return self._is_agreed
 
     def interrupted(self, number: int) -> Interrupted:
         """What a signal is raised as."""
         lost = "what followed the last checkpoint is not saved" if self.is_saving else self.lost
-        return Interrupted(number, f"stopped by {signal.Signals(number).name}{lost and ': '}{lost}")
+        at = "" if self.is_saving or not self.at else f" at {self.at}"
+        return Interrupted(number, f"stopped by {signal.Signals(number).name}{at}{lost and ': '}{lost}")
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """What Python calls when a signal came."""
@@ -102,6 +113,23 @@ class Stop:
             raise self.interrupted(number)
         if self._is_one_of_many:
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _swallowed(self, error: "sys.UnraisableHookArgs") -> None:
+        """Python's hook for what cannot be raised: a signal heard in a callback of the collector, or in a `__del__`.
+
+        The program would go on; it is ended where the process is ours, and at the next `check` elsewhere.
+        """
+        if not isinstance(error.exc_value, Interrupted):
+            self._unraisable(error)
+        elif self.is_own:
+            end(error.exc_value)
+
+
+def end(ended: Interrupted) -> None:
+    """Ends the process as it stands, with what is to be said of it."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{ended}\n".encode())
+    os._exit(ended.status)
 
 
 @contextlib.contextmanager
@@ -146,17 +174,11 @@ class _Watch:
                 continue
             count += 1
             if count > 1 or (not self.stop.is_saving and not self._is_heard()):
-                self._end(number)
+                end(self.stop.interrupted(number))
 
     def _is_heard(self) -> bool:
         """Whether the main thread hears of a signal in time, or is over."""
         return self.is_over.wait(GRACE) or self.stop.reason is not None
-
-    def _end(self, number: int) -> None:
-        ended = self.stop.interrupted(number)
-        with contextlib.suppress(OSError):
-            os.write(2, f"\n{ended}\n".encode())
-        os._exit(ended.status)
 
 
 def _sigaction(number: int, new: Any, old: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import WeftError
 
 NOTHING_LOST = "nothing saved, no step was taken"  # what is said of a start that ends before its first step
+NONE_SINCE = "no step was taken since"  # and of one that would have gone on from a checkpoint
 
 
 class TrainingError(WeftError):
@@ -58,6 +59,8 @@ class Options:
     """Whether it shows at the start what it will take, and says where that was far off."""
     is_own: bool = False
     """Whether the process is the run's alone, so that a signal which it cannot hear may end it."""
+    command: str = ""
+    """What goes on with the run, as it is said where a signal ends it."""
 
 
 OPTIONS = Options()
@@ -77,7 +80,15 @@ class Outcome:
     """Whether a step was taken; if not, there was nothing to save."""
     not_finite: str = ""
     """What is not finite at its end: `its last loss is nan`."""
+    kept: int | None = None
+    """The step of the last good checkpoint, where this one is not saved and there is one."""
 
     @property
     def is_finished(self) -> bool:
         return self.step >= self.steps
+
+
+def before_a_step(at: int, steps: int, command: str = "") -> tuple[str, str]:
+    """Where a start stands that a signal ends before its first step, and what is lost; `at` 0: no checkpoint is."""
+    goes_on = f"; goes on with:\n  {command}" if command else ""
+    return f"step {at} of {steps}", f"{NONE_SINCE if at else NOTHING_LOST}{goes_on}"

@@ -33,11 +33,15 @@ from .spikes import Spike, is_of_spikes
 from .start import first_weights
 from .step import arrays_of, judged_model, make_step, refilled, shapes_of_model, told_of
 from .stopping import Interrupted, Stop
-from .telling import NOTHING_LOST, OPTIONS, Listener, Options, Outcome, TrainingError, Unheard
+from .telling import OPTIONS, Listener, Options, Outcome, TrainingError, Unheard, before_a_step
 from .watchdog import Watchdog
 
 RUN = "run.json"
 MOST_ROLLBACKS = 3  # to one checkpoint
+
+
+class _LeftError(Exception):
+    """An evaluation that is left, as a stop is wanted."""
 
 
 class Trainer:
@@ -65,8 +69,9 @@ class Trainer:
             # Read back from there, a program's collectives are no longer in one order on all virtual processors.
             jax.config.update("jax_enable_compilation_cache", False)
             self.listener.said("JAX's compilation cache is left out: virtual processors may wait for ever with it")
-        with self._opened_folder(), Stop(is_own=self.options.is_own, lost=NOTHING_LOST) as stop:
+        with self._opened_folder(), Stop(is_own=self.options.is_own) as stop:
             try:
+                self._stand_at(stop, max(self.checkpoints.steps, default=0))
                 outcome = self._run(stop)
             except Interrupted as error:
                 if stop.is_saving:
@@ -76,6 +81,11 @@ class Trainer:
                 self._write_down(outcome)
             return outcome
 
+    def _stand_at(self, stop: Stop, at: int) -> None:
+        """A run that is ended before its first step is where the checkpoint is that it would have gone on from."""
+        self.at = at
+        stop.at, stop.lost = before_a_step(at, self.config.train.steps, self.options.command)
+
     def _write_down(self, outcome: Outcome) -> None:
         try:
             write_whole(self.folder / RUN, json.dumps(asdict(outcome)).encode())
@@ -84,7 +94,7 @@ class Trainer:
 
     def _run(self, stop: Stop) -> Outcome:
         self.step = make_step(self.config, self.mesh, self.layout)
-        if (finished := self._finished()) is not None:
+        if (finished := self._finished(stop)) is not None:
             return finished
         tokenizer, self.learned, held_out = self._opened_data()
         self.feed = Feed(self.model, self.mesh, self.layout, seed=self.config.seed)
@@ -92,7 +102,7 @@ class Trainer:
         if self.options.plan:
             self.forecast = Forecast(self.config, self.listener)
             self.listener.said(str(self.forecast))
-        state = self._first_or_last_state()
+        state = self._first_or_last_state(stop)
         steps, log_every = self.config.train.steps, self.config.train.log_every
         is_writer = jax.process_index() == 0
         if is_writer:
@@ -120,7 +130,7 @@ class Trainer:
                     if isinstance(outcome, Outcome):
                         return outcome
                     del state
-                    state = self._gone_back(outcome, note)
+                    state = self._gone_back(outcome, note, stop)
                     if self.is_stopped:
                         return Outcome(self.at, steps, stop.reason or "")
             finally:
@@ -146,7 +156,7 @@ class Trainer:
             at += 1
             self.watchdog.see(at)
             self.listener.step(at, steps)
-            self.is_stopped = stop.is_wanted(at)
+            self.is_stopped = stop.is_wanted()
             is_last = at == steps or self.is_stopped
             spike = log.write()
             if self.checkpoints.has_failed:
@@ -164,21 +174,36 @@ class Trainer:
             loss = None
             if is_judged:
                 with log.paused(state):
-                    loss = self._judged(state, at, note)
-            if is_kept:
+                    loss = self._judged(state, at, note, stop)
+                self.is_stopped = stop.is_wanted()
+                is_last = is_last or self.is_stopped
+            if is_kept or self.is_stopped:
                 not_finite = _not_finite(log, loss) if at == steps else ""
                 with log.paused(state):
                     is_saved = self._saved(at, state, loss, is_last, not_finite)
         is_saved = self._closed() and is_saved
-        return Outcome(at, steps, (stop.reason or "") if self.is_stopped else "", is_saved, not_finite=not_finite)
+        kept = None if is_saved else max(self.checkpoints.steps, default=None)
+        reason = (stop.reason or "") if self.is_stopped else ""
+        return Outcome(at, steps, reason, is_saved, not_finite=not_finite, kept=kept)
 
     def _compiling(self) -> contextlib.AbstractContextManager[Any]:
         return self.listener.stage("compiling the step")
 
-    def _judged(self, state: TrainState, at: int, note: Metrics) -> float:
+    def _judged(self, state: TrainState, at: int, note: Metrics, stop: Stop) -> float | None:
+        """The loss over what is held out; None where a stop is wanted before all of it is judged."""
         assert self.judge is not None
-        with self.listener.stage(f"evaluating step {at}"), self.watchdog.paused():
-            found = self.judge(judged_model(state))
+
+        def leave_if_stopped() -> None:
+            if stop.is_wanted():
+                raise _LeftError
+
+        try:
+            with self.listener.stage(f"evaluating step {at}"), self.watchdog.paused():
+                found = self.judge(judged_model(state), between=leave_if_stopped)
+        except _LeftError:
+            made = f"weft eval {self.folder} --step {at}"
+            self.listener.said(f"the evaluation of step {at} is left out, as the run is to stop; made by: {made}")
+            return None
         row = {"step": at, "eval": found}
         note(row)
         self.listener.logged(row)
@@ -222,10 +247,12 @@ class Trainer:
             self.listener.said(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
             return False
 
-    def _finished(self) -> Outcome | None:
+    def _finished(self, stop: Stop) -> Outcome | None:
         """How it ended, if it did and its last state is whole."""
         steps = self.config.train.steps
-        if (at := agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))) < steps:
+        at = agreed(self._last_unbroken(self.checkpoints.steps, quiet=True))
+        self._stand_at(stop, max(at, 0))
+        if at < steps:
             return None
         with contextlib.suppress(OtherModelError), self.listener.stage(f"reading the checkpoint of step {at}"):
             try:
@@ -244,7 +271,7 @@ class Trainer:
         zeros = {path: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding) for path, x in new.items()}
         return refilled(shapes, {**found, **zeros})
 
-    def _first_or_last_state(self) -> TrainState:
+    def _first_or_last_state(self, stop: Stop) -> TrainState:
         """The state of the last whole checkpoint, or the first one; a broken checkpoint is named and passed over."""
         if jax.process_index() == 0:
             self.checkpoints.remove_torn()
@@ -254,12 +281,13 @@ class Trainer:
             at = agreed(self._last_unbroken(steps))
             if at < 0:
                 break
+            self._stand_at(stop, at)
             try:
                 with self.listener.stage(f"reading the checkpoint of step {at}"):
                     found = self._load(at)
                 for broken in [number for number in every if number > at]:
                     self.checkpoints.set_aside(broken)
-                self.at, self.past = at, max(self.past, int(self.checkpoints.told(at).get("past", 0)))
+                self.past = max(self.past, int(self.checkpoints.told(at).get("past", 0)))
                 return found
             except OtherModelError as error:
                 fix = "name another folder with --run, or train the model that this one is of"
@@ -274,15 +302,15 @@ class Trainer:
                 fix="name another folder with --run, or remove this one to begin anew",
             )
         self.checkpoints.check_none_lost()
-        self.at = 0
+        self._stand_at(stop, 0)
         with self.listener.stage("making the first weights"):
             return self.step.init(first_weights(self.config, self.mesh, self.layout))
 
-    def _gone_back(self, spike: Spike, note: Metrics) -> TrainState:
+    def _gone_back(self, spike: Spike, note: Metrics, stop: Stop) -> TrainState:
         """The state before a spike; the batches up to it are left out from now on."""
         before = self.at
         self._said_if_not_saved(self.checkpoints.wait, False)
-        state = self._first_or_last_state()
+        state = self._first_or_last_state(stop)
         self.rollbacks = self.rollbacks + 1 if self.at == before else 1
         if self.rollbacks > MOST_ROLLBACKS:
             raise TrainingError(

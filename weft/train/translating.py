@@ -6,7 +6,7 @@ how many tokens are written at most, follow from its own length.
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Translator:
         alpha: float = 0.6,
         batch: int = BATCH,
         tokens: int | None = None,
+        between: Callable[[], None] = lambda: None,
     ):
         if not isinstance(model, Seq2Seq):
             raise DecodingError(
@@ -50,7 +51,7 @@ class Translator:
                 "the tokenizer has no `end`, by which a translation would end", fix="name its `end` token"
             )
         self.model, self.tokenizer, self.end = model, tokenizer, tokenizer.end
-        self.beams, self.alpha, self.tokens = beams, alpha, tokens
+        self.beams, self.alpha, self.tokens, self.between = beams, alpha, tokens, between
         self.batch = batch_for(model, batch)
         self.longest = model.config.length
         self.cut = 0
@@ -66,6 +67,7 @@ class Translator:
             by_size[filled_size(len(rows[place]), self.longest)].append(place)
         for size, places in by_size.items():
             for begin in range(0, len(places), self.batch):
+                self.between()
                 some = places[begin : begin + self.batch]
                 for place, text in zip(some, self._translated([rows[place] for place in some], size), strict=True):
                     found[kept[place]] = text
@@ -106,9 +108,14 @@ def translated(
     alpha: float = 0.6,
     batch: int = BATCH,
     tokens: int | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """The best translation of each text, on one line; at most `tokens` long, or as the text's length says."""
-    return Translator(model, tokenizer, beams=beams, alpha=alpha, batch=batch, tokens=tokens)(texts)
+    """The best translation of each text, on one line; at most `tokens` long, or as the text's length says.
+
+    `between` is called before every batch; what it raises leaves the rest untranslated.
+    """
+    how: Any = {"beams": beams, "alpha": alpha, "batch": batch, "tokens": tokens, "between": between}
+    return Translator(model, tokenizer, **how)(texts)
 
 
 def filled_size(length: int, longest: int) -> int:

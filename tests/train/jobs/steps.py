@@ -38,7 +38,7 @@ with processes.failing_at_once():
             if step == fails_at and me == 1 and not (folder / "failed").exists():
                 (folder / "failed").touch()
                 raise RuntimeError("made to crash") if how == "crash" else SystemExit(1)
-            if stop.is_wanted(step):
+            if stop.is_wanted():
                 break
             time.sleep(0.01)
     multihost_utils.sync_global_devices("all have stopped")
