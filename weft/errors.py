@@ -260,7 +260,7 @@ def fold(error: BaseException) -> None:
         return
     link: BaseException | None = error
     while link is not None:
-        link.__traceback__ = _users_part(link.__traceback__)
+        link.__traceback__ = _with_frames(link.__traceback__, _is_users_frame)
         _drop_note(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
@@ -270,11 +270,9 @@ def _fold_around(error: Exception) -> None:
     frames = list(traceback.walk_tb(error.__traceback__))
     if _shows_all() or not frames or frames[-1][0].f_code.co_filename.startswith(_HERE):
         return
-    kept: TracebackType | None = None
-    for frame, line in reversed(frames):
-        if not frame.f_code.co_filename.startswith(_HERE):
-            kept = TracebackType(kept, frame, frame.f_lasti, line)
-    error.__traceback__ = kept
+    error.__traceback__ = _with_frames(
+        error.__traceback__, lambda frame: not frame.f_code.co_filename.startswith(_HERE)
+    )
     _drop_note(error)
 
 
@@ -283,10 +281,11 @@ def _drop_note(error: BaseException) -> None:
         error.__notes__ = [note for note in error.__notes__ if _JAX_NOTE not in note]
 
 
-def _users_part(found: TracebackType | None) -> TracebackType | None:
+def _with_frames(found: TracebackType | None, is_kept: Callable[[FrameType], bool]) -> TracebackType | None:
+    """A traceback of some of the frames of another."""
     kept: TracebackType | None = None
     for frame, line in reversed(list(traceback.walk_tb(found))):
-        if _is_users_frame(frame):
+        if is_kept(frame):
             kept = TracebackType(kept, frame, frame.f_lasti, line)
     return kept
 
