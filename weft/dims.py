@@ -5,7 +5,7 @@ Imports errors alone. A `Shape` never names a dim twice; whoever holds one may t
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import DimError, closest, public
@@ -291,6 +291,49 @@ def new_dims(given: Any, *, what: str, known: Sequence[Dim] = ()) -> Shape:
     padded = {dim.name: dim for dim in known if dim.is_padded}
     found = [item if isinstance(item, Dim) else known.find(item) for item in asked]
     return Shape(padded[dim.name] if dim.name in padded and _names(dim, padded[dim.name]) else dim for dim in found)
+
+
+def only(dims: Shape, what: str) -> Dim:
+    """The one dim named."""
+    if len(dims) != 1:
+        example = dims[0].name if dims else "length"
+        raise DimError(
+            f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix=f"name one dim, e.g. `over='{example}'`"
+        )
+    return dims[0]
+
+
+def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
+    """The shape after a rename; every old name must be there, and no new one twice."""
+    for old, new in names.items():
+        if not dims.has(old):
+            raise DimError(f"there is no dim `{old}` to rename in [{dims}]", fix=closest(old, dims.names))
+        if not isinstance(new, Dim | str):
+            raise DimError(f"`{old}` was renamed to {new!r}", fix=f"give a name or a dim, e.g. `{old}='memory_{old}'`")
+        if isinstance(new, Dim) and new.size not in (dims.find(old).size, dims.find(old).count):
+            raise DimError(
+                f"dim `{old}` (size {dims.find(old).size}) was renamed to `{new.name}` of size {new.size}",
+                fix=f"a rename keeps the size: `{new.name}` must have size {dims.find(old).size}",
+            )
+        if isinstance(new, Dim) and new.is_padded and new.valid != dims.find(old).valid:
+            raise DimError(
+                f"{dims.find(old)!r} was renamed to {new!r}, which has other padding",
+                fix=f"a rename keeps the padding: give the name alone, `{old}='{new.name}'`",
+            )
+    after = [_renamed_dim(dim, names.get(dim.name)) for dim in dims]
+    for dim, new in zip(dims, after, strict=True):
+        if dim.name in names and sum(other.name == new.name for other in after) > 1:
+            raise DimError(
+                f"dim `{dim.name}` was renamed to `{new.name}`, which [{dims}] has already",
+                fix=f"choose another name, or rename that dim in the same call: `{new.name}='{new.name}_2'`",
+            )
+    return Shape(after)
+
+
+def _renamed_dim(dim: Dim, new: Any) -> Dim:
+    if isinstance(new, Dim):
+        return replace(new, size=dim.size, valid=dim.valid)
+    return dim if new is None else dim.renamed(new)
 
 
 def _is_int(size: Any) -> bool:

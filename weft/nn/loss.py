@@ -10,8 +10,8 @@ import numpy as np
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
+from ..lower.meet import need_tensor
 from ..ops.index import integers
-from ..ops.meet import need_tensor
 from ..tensor import Tensor, has_values
 from .given import number, whole_number
 

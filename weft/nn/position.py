@@ -8,7 +8,7 @@ import equinox as eqx
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, new_dims
 from ..errors import DimError, closest, public
-from ..ops.meet import need_tensor
+from ..lower.meet import need_tensor
 from ..tensor import Tensor
 from .given import number, one_dim
 from .weights import normal

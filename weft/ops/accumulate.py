@@ -12,16 +12,16 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
+from ..lower.collectives import as_varying
+from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
+from ..lower.move import result, settle
+from ..lower.padding import need_no_padding
+from ..lower.predicates import taken_axes
+from ..lower.recorded import bring_in, bringing, note_loop, part_of_block, recorded_block
+from ..lower.trees import map_tensors, slot_of
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .branches import outputs
-from .collectives import as_varying
 from .control import sliced
-from .meet import brought, gathered_for, need_function, operand, with_layout
-from .move import result, settle
-from .padding import need_no_padding
-from .predicates import taken_axes
-from .recorded import bring_in, bringing, note_loop, part_of_block, recorded_block
-from .trees import map_tensors, slot_of
 
 _TURN = f"{UNSHOWN}microbatch"
 

@@ -18,14 +18,14 @@ from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Axes, Region
 from ..leaves import array_of
+from ..lower.collectives import as_varying, varying
+from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.move import aligned
+from ..lower.predicates import check_agreed, differing_by_row, one_boolean
+from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
+from ..lower.trees import Slot, numbers, put_together, slot_of, take_apart
 from ..tensor import is_tensor, make
-from .collectives import as_varying, varying
 from .debug import only_where
-from .elementwise import aligned
-from .meet import brought, common_region, need_function, with_layout
-from .predicates import check_agreed, differing_by_row, one_boolean
-from .recorded import bring_in, bringing, forgetting, recorded_block
-from .trees import Slot, numbers, put_together, slot_of, take_apart
 
 
 @recorded_block

@@ -15,22 +15,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..dims import UNSHOWN, Dim, Shape, listed, resolve
+from ..dims import UNSHOWN, Dim, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
+from ..lower.collectives import all_max, as_varying, varying
+from ..lower.meet import brought, need_function, need_tensor, operand, rematted, with_layout
+from ..lower.move import aligned, settle
+from ..lower.padding import need_no_padding
+from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
+from ..lower.recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
+from ..lower.trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, placement
-from .collectives import all_max, as_varying, varying
 from .debug import only_where
-from .elementwise import aligned
-from .index import only
 from .mapping import is_mapped
-from .meet import brought, need_function, need_tensor, operand, rematted, with_layout
-from .move import settle
-from .padding import need_no_padding
-from .predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
-from .recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
-from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 _STEP = f"{UNSHOWN}step"
 

@@ -14,15 +14,14 @@ from jax import lax
 
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError, TensorError
+from ..lower.collectives import index
+from ..lower.halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
+from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
+from ..lower.move import aligned, settle
+from ..lower.padding import need_no_padding
+from ..lower.recorded import recorded
 from ..tensor import Tensor, make, placement
-from .collectives import index
-from .elementwise import aligned
-from .halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
 from .mapping import vmap
-from .meet import Meeting, common_region, meet, need_tensor, note_together
-from .move import settle
-from .padding import need_no_padding
-from .recorded import recorded
 from .regroup import merge, split, stack
 from .reshape import broadcast, rename
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError, TensorError
 from ..layout import Placement, Region
+from ..lower.collectives import first_place
+from ..lower.meet import need_tensor, operand
+from ..lower.move import result
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype, is_tensor, need_room
-from .collectives import first_place
-from .meet import need_tensor, operand
-from .move import result
-from .recorded import recorded
 
 
 @recorded

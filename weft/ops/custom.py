@@ -16,13 +16,13 @@ import numpy as np
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
+from ..lower.collectives import as_varying, from_first, index, varying
+from ..lower.meet import common_region, need_function, with_layout
+from ..lower.move import result
+from ..lower.padding import filled
+from ..lower.recorded import bring_in
+from ..lower.trees import Slot, map_tensors, numbers, put_together, take_apart
 from ..tensor import Tensor, excess, is_tensor, make, placement
-from .collectives import as_varying, from_first, index, varying
-from .meet import common_region, need_function, with_layout
-from .move import result
-from .padding import filled
-from .recorded import bring_in
-from .trees import Slot, map_tensors, numbers, put_together, take_apart
 
 
 @public

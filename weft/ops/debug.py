@@ -19,11 +19,11 @@ from jax import lax
 from ..dims import Shape
 from ..errors import CheckError, TensorError, user_line
 from ..layout import Region, open_region
+from ..lower.collectives import all_gather_equal, as_varying, index
+from ..lower.meet import common_region, meet, need_tensor, operand, with_layout
+from ..lower.move import equalized, relocate
+from ..lower.recorded import recorded
 from ..tensor import is_tensor, placement
-from .collectives import all_gather_equal, as_varying, index
-from .meet import common_region, meet, need_tensor, operand, with_layout
-from .move import equalized, relocate
-from .recorded import recorded
 from .uneven import or_padding
 
 

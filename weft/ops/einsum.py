@@ -10,16 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve, union
+from ..dims import Dim, Shape, renamed, resolve, union
 from ..errors import DimError, LayoutError, TensorError
+from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
+from ..lower.move import settle
+from ..lower.overlap import renamed_piece, slot_to_scatter, stored_piece
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
-from .meet import Meeting, common_region, meet, need_tensor, note_together
-from .move import settle
-from .overlap import renamed_piece, slot_to_scatter, stored_piece
-from .recorded import recorded
 from .reshape import rename as rename_dims
-from .reshape import renamed
 
 
 @recorded

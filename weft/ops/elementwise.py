@@ -20,12 +20,12 @@ from jax.scipy import special
 
 from ..dims import Dim, union
 from ..errors import DimError, RegionError, TensorError
+from ..lower.collectives import level_of
+from ..lower.meet import Meeting, common_region, meet, need_function, operand
+from ..lower.move import aligned, result
+from ..lower.recorded import recorded
 from ..operators import operation
 from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
-from .collectives import level_of
-from .meet import Meeting, common_region, meet, need_function, operand
-from .move import result
-from .recorded import recorded
 
 
 @recorded
@@ -172,17 +172,6 @@ def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
             f"{name} is not elementwise: on slices of shape {sizes} it gave {got}",
             fix="use `wf.local(fn, x, out=...)`, which says what comes out",
         )
-
-
-def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
-    """`array` with its axes in the order of `target`, and an axis of 1 for each dim it lacks."""
-    names = [dim.name for dim in dims]
-    order = [names.index(dim.name) for dim in target if dim.name in names]
-    if order != list(range(len(names))):
-        array = jnp.transpose(array, order)
-    if len(order) == len(target):
-        return array
-    return jnp.expand_dims(array, [i for i, dim in enumerate(target) if dim.name not in names])
 
 
 def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, resolve, union
+from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
 from ..errors import DimError, LayoutError, TensorError
+from ..lower.collectives import index
+from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.meet import common_region, meet, need_tensor
+from ..lower.move import result, settle
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
-from .collectives import index
-from .keys import are_keys, keys_of, words_of
-from .meet import common_region, meet, need_tensor
-from .move import result, settle
-from .recorded import recorded
 from .reshape import rename
 
 
@@ -164,16 +164,6 @@ def integers(ids: Any, what: str) -> Tensor:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TensorError(f"{what} got ids of dtype {ids.dtype}", fix="cast them: `wf.cast(ids, 'int32')`")
     return ids
-
-
-def only(dims: Shape, what: str) -> Dim:
-    """The one dim named."""
-    if len(dims) != 1:
-        example = dims[0].name if dims else "length"
-        raise DimError(
-            f"{what} goes over one dim, and [{dims}] are {len(dims)}", fix=f"name one dim, e.g. `over='{example}'`"
-        )
-    return dims[0]
 
 
 def need_kind(into: Any, given: Any, fact: str, name: str) -> None:

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from ..dims import Dim, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..layout import Region
+from ..lower.collectives import index, varying
+from ..lower.meet import Meeting, meet, need_function, operand
+from ..lower.move import settle
+from ..lower.padding import need_no_padding
+from ..lower.recorded import recorded
+from ..lower.unchecked import call_unchecked
 from ..tensor import Tensor, is_tensor
-from .collectives import index, varying
 from .elementwise import primitives_in
-from .meet import Meeting, meet, need_function, operand
-from .move import settle
-from .padding import need_no_padding
-from .recorded import recorded
-from .unchecked import call_unchecked
 
 
 class Here:

@@ -13,17 +13,16 @@ from typing import Any
 import jax
 from jax import lax
 
-from ..dims import Dim, Shape, listed, union
+from ..dims import Dim, Shape, listed, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
+from ..lower.collectives import from_first, varying
+from ..lower.meet import common_region, need_function, with_layout
+from ..lower.move import common, relocate, settle
+from ..lower.padding import filled
+from ..lower.recorded import note_loop, recorded_block
+from ..lower.trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 from ..tensor import Kind, is_tensor, make, marked, marks_of
-from .collectives import from_first, varying
-from .index import only
-from .meet import common_region, need_function, with_layout
-from .move import common, relocate, settle
-from .padding import filled
-from .recorded import note_loop, recorded_block
-from .trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
 
 _is_mapped: contextvars.ContextVar[bool] = contextvars.ContextVar("inside a mapped function", default=False)
 

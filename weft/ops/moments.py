@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..lower.collectives import all_reduce, as_varying
+from ..lower.recorded import recorded
 from ..tensor import Tensor
-from .collectives import all_reduce, as_varying
-from .recorded import recorded
 from .reduce import Reduction, accumulated_in, given_as
 
 

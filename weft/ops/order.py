@@ -13,9 +13,8 @@ from jax import lax
 
 from ..dims import Dim
 from ..errors import DimError, TensorError
-from ..tensor import Tensor
-from .along import Along
-from .collectives import (
+from ..lower.along import Along
+from ..lower.collectives import (
     all_gather,
     all_gather_equal,
     all_max,
@@ -26,8 +25,9 @@ from .collectives import (
     own_slice,
     permute,
 )
-from .padding import highest, lowest
-from .recorded import recorded
+from ..lower.padding import highest, lowest
+from ..lower.recorded import recorded
+from ..tensor import Tensor
 
 
 def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:

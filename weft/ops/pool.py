@@ -8,14 +8,13 @@ from jax import lax
 
 from ..dims import Shape
 from ..errors import DimError, TensorError
+from ..lower.collectives import first_place, index
+from ..lower.halos import Stretch, View, each, paddings_of, stretch
+from ..lower.meet import meet, need_tensor
+from ..lower.move import aligned, result
+from ..lower.padding import lowest, need_no_padding
+from ..lower.recorded import note_over, recorded
 from ..tensor import Tensor
-from .collectives import first_place, index
-from .elementwise import aligned
-from .halos import Stretch, View, each, paddings_of, stretch
-from .meet import meet, need_tensor
-from .move import result
-from .padding import lowest, need_no_padding
-from .recorded import note_over, recorded
 from .reduce import given_as
 
 

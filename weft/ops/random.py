@@ -13,19 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape, resolve
+from ..dims import Dim, Shape, only, resolve
 from ..elsewhere import RANDOM, unknown_name
 from ..errors import DimError, TensorError, folded
 from ..layout import Placement, axes_in, open_region
+from ..lower.collectives import as_varying, index
+from ..lower.meet import need_tensor, operand
+from ..lower.move import result
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype, is_tensor, make
-from .collectives import as_varying, index
 from .create import slice_of
 from .elementwise import cast, where
-from .index import only
-from .meet import need_tensor, operand
-from .move import result
 from .order import argmax
-from .recorded import recorded
 
 
 @recorded

@@ -12,17 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Shape, resolve
+from ..dims import Shape, renamed, resolve
 from ..layout import Axes
+from ..lower.collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
+from ..lower.meet import Meeting, meet, need_tensor
+from ..lower.move import result, settle
+from ..lower.padding import highest, lowest
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
-from .collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
 from .einsum import checked_rename
 from .elementwise import cast
-from .meet import Meeting, meet, need_tensor
-from .move import result, settle
-from .padding import highest, lowest
-from .recorded import recorded
-from .reshape import renamed
 
 
 class Reduction:

@@ -12,19 +12,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..dims import Dim, Shape, new_dims, resolve, union
+from ..dims import Dim, Shape, new_dims, only, resolve, union
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
+from ..lower.collectives import all_gather_equal
+from ..lower.exchange import picked
+from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.meet import meet, need_tensor
+from ..lower.move import aligned, gather_of, relocate, settle
+from ..lower.padding import need_no_padding
+from ..lower.recorded import recorded
 from ..tensor import Kind, Tensor
-from .collectives import all_gather_equal
-from .elementwise import aligned
-from .exchange import picked
-from .index import only
-from .keys import are_keys, keys_of, words_of
-from .meet import meet, need_tensor
-from .move import gather_of, relocate, settle
-from .padding import need_no_padding
-from .recorded import recorded
 
 
 @recorded

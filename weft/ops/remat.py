@@ -14,10 +14,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import TensorError, closest, folded, public
 from ..leaves import is_data
+from ..lower.meet import need_function, need_tensor, rematted
+from ..lower.recorded import bring_in, recorded
+from ..lower.trees import numbers
 from ..tensor import is_tensor, make, marked, marks_of
-from .meet import need_function, need_tensor, rematted
-from .recorded import bring_in, recorded
-from .trees import numbers
 
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
 

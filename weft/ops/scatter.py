@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, resolve, union
+from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
 from ..errors import DimError, TensorError
+from ..lower.collectives import as_varying, varying
+from ..lower.meet import meet, need_tensor, note_together
+from ..lower.move import settle
+from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
-from .collectives import as_varying, varying
 from .elementwise import elementwise
-from .index import integers, local_ids, look_up, need_kind, only, ordered
-from .meet import meet, need_tensor, note_together
-from .move import settle
-from .recorded import recorded
+from .index import integers, local_ids, look_up, need_kind, ordered
 from .reshape import rename
 
 _WHOLE = f"{UNSHOWN}whole"  # a name no rule splits

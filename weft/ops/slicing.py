@@ -15,17 +15,17 @@ from jax import lax
 
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
+from ..lower.along import ANYTHING, Along, places
+from ..lower.collectives import first_place, permute
+from ..lower.exchange import cut_at, picked, window
+from ..lower.meet import Meeting, meet, need_tensor, note_together, operand
+from ..lower.move import aligned, result, settle
+from ..lower.recorded import recorded
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make, need_room
-from .along import ANYTHING, Along, places
-from .collectives import first_place, permute
 from .create import arange
-from .elementwise import aligned, cast, greater_equal, less, logical_and, logical_not, where
-from .exchange import cut_at, picked, window
+from .elementwise import cast, greater_equal, less, logical_and, logical_not, where
 from .index import need_kind, take
-from .meet import Meeting, meet, need_tensor, note_together, operand
-from .move import result, settle
-from .recorded import recorded
 from .reshape import rename
 
 

@@ -9,16 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve
+from ..dims import Dim, Shape, only, resolve
 from ..errors import DimError
+from ..lower.meet import need_tensor
+from ..lower.move import result
+from ..lower.padding import validity
+from ..lower.recorded import recorded
 from ..tensor import Tensor, is_tensor, make
 from .create import slice_of
 from .elementwise import logical_not, logical_or
-from .index import only
-from .meet import need_tensor
-from .move import result
-from .padding import validity
-from .recorded import recorded
 from .slicing import pad, slice
 
 

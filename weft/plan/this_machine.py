@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import WeftError
-from ..ops.collectives import all_reduce
+from ..lower.collectives import all_reduce
 from ..small_files import Reader
 
 PROCESSORS = 8

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from ..program.ledger import Row
 from ..program.reading import Reading
 from ..program.update import implied

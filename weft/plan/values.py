@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
 
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from ..program.reading import Reading
 from ..program.update import split_of
 from ..program.walk import loop_parts, phase_of

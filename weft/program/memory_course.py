@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
 from .walk import loop_parts
 

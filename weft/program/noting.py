@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from .walk import loop_parts
 
 Path = tuple[int, ...]

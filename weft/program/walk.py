@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
 
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from ..record import Argument, entry_and_operand
 
 PHASES = ("forward", "recompute", "backward", "update")

@@ -18,12 +18,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
+from ..lower import collectives
+from ..lower.collectives import varying
+from ..lower.meet import need_function
+from ..lower.move import relocate, result
 from ..mesh import Mesh, as_mesh
-from ..ops import collectives
-from ..ops.collectives import varying
 from ..ops.debug import failures
-from ..ops.meet import need_function
-from ..ops.move import relocate, result
 from ..record import Place
 from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
 from .arguments import Call, Static, positions, read, without_statics

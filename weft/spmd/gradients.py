@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
-from ..ops.collectives import all_reduce, as_varying
-from ..ops.meet import brought, common_region, need_function, with_layout
-from ..ops.move import result
-from ..ops.recorded import bringing
+from ..lower.collectives import all_reduce, as_varying
+from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.move import result
+from ..lower.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
 
 

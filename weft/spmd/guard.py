@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
 from ..errors import TensorError, short_path
-from ..ops.collectives import PRIMITIVES
+from ..lower.collectives import PRIMITIVES
 from ..ops.elementwise import is_elementwise
 from ..record import is_source, is_within_op
 from ..tensor import SLICE

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..errors import RegionError, TensorError
 from ..leaves import array_of, is_array, is_number, is_trained, named_leaves, unnamed
-from ..ops.trees import map_tensors
+from ..lower.trees import map_tensors
 from ..tensor import Tensor, is_given_up, is_tensor, make
 
 

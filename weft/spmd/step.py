@@ -18,13 +18,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..leaves import is_trained
+from ..lower.collectives import as_varying, own_slice, reduce_scatter
+from ..lower.meet import need_function
+from ..lower.move import result
+from ..lower.recorded import placed
+from ..lower.trees import map_tensors
 from ..mesh import Mesh, as_mesh
-from ..ops.collectives import as_varying, own_slice, reduce_scatter
 from ..ops.debug import failures
-from ..ops.meet import need_function
-from ..ops.move import result
-from ..ops.recorded import placed
-from ..ops.trees import map_tensors
 from ..record import Place, operand_scope, place, record_of_region
 from ..tensor import Kind, Tensor, is_tensor, make, placement
 from .arguments import with_statics, without_statics

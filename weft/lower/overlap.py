@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import UNSHOWN, Dim, Shape
+from ..dims import UNSHOWN, Dim, Shape, renamed
 from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
@@ -20,7 +20,6 @@ from ..tensor import Kind, Tensor, make, placement
 from .collectives import as_varying, index, permute
 from .meet import common_region, is_rematted
 from .recorded import note_operands
-from .reshape import renamed
 
 Product = Callable[..., Any]
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from ..dims import Dim
 from ..layout import Axes, Placement, Region, axes_in
 from ..tensor import PLAIN, Kind, Tensor, excess, make, placement
@@ -134,3 +136,14 @@ def equalized(array: Any, region: Region) -> Any:
     """A whole value, retyped as equal on all processors; a loss that varied would be differentiated once on each."""
     excess = tuple(sorted(varying(array) - set(region.taken)))
     return collectives.from_first(array, excess) if excess else array
+
+
+def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
+    """`array` with its axes in the order of `target`, and an axis of 1 for each dim it lacks."""
+    names = [dim.name for dim in dims]
+    order = [names.index(dim.name) for dim in target if dim.name in names]
+    if order != list(range(len(names))):
+        array = jnp.transpose(array, order)
+    if len(order) == len(target):
+        return array
+    return jnp.expand_dims(array, [i for i, dim in enumerate(target) if dim.name not in names])

@@ -5,14 +5,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, resolve
+from ..dims import Dim, Shape, only, resolve
 from ..layout import Axes
 from ..tensor import Tensor
 from .collectives import as_varying, first_place
-from .elementwise import aligned
-from .index import only
 from .meet import Meeting, meet, need_tensor
-from .move import result, settle
+from .move import aligned, result, settle
 from .padding import need_no_padding
 
 ANYTHING = object()  # for the padding of an op whose values do not depend on it
