@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OF = {
     "compat": [],
     "errors": ["compat"],
+    "text": ["errors"],
     "small_files": ["errors"],
     "dims": ["errors"],
     "dtypes": ["errors"],
@@ -39,7 +40,7 @@ LEFT_OF = {
     "lower": ["leaves"],
     "ops": ["lower"],
     "spmd": ["ops"],
-    "program": ["spmd"],
+    "program": ["spmd", "text"],
     "plan": ["program", "small_files"],
     "nn": ["spmd"],
     "models": ["nn"],
