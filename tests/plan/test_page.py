@@ -178,6 +178,17 @@ def test_what_is_alive_at_the_peak_is_listed_with_its_bytes(small):
     assert max(moment[0] for moment in course) == max(moment.bytes for moment in small.memory.course)
 
 
+def test_ops_written_in_one_line_have_their_own_tensors_each():
+    def both(x, weights):
+        return [wf.einsum(x, w, over=D_IO) for w in weights.values()]
+
+    weights = {"first": shape(D_IO, HIDDEN), "second": shape(D_IO, HIDDEN)}
+    program = wf.trace(both, shape(BATCH, D_IO), weights, mesh="rows=2", layout="batch:rows")
+    found = told(page(program, Plan(program, "h100")))
+    drawn = [name for pick in found["picks"] for part in pick["parts"] for name, _ in part["tensors"][2:]]
+    assert sorted(drawn) == 2 * ["weights.first"] + 2 * ["weights.second"]  # for the line of each, and for its time
+
+
 def test_a_plan_gives_the_page_its_times(small):
     text = Read(page(small, Plan(small, "h100"))).text
     assert "a step on h100" in text and Plan(small, "h100").ops[0].label in text

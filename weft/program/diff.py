@@ -5,7 +5,6 @@ line that only moved in its file does not count.
 """
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -124,20 +123,16 @@ def _flat(lines: Sequence[Line], path: tuple[str, ...]) -> Iterator[tuple[tuple[
         if line.kind in ("section", "block"):
             if line.kind == "block":
                 yield path, replace(line, lines=())
-            name = _COUNT.sub("", line.text)
-            yield from _flat(line.lines, path if path[-1:] == (name,) else (*path, name))
+            yield from _flat(line.lines, path if path[-1:] == (line.heading,) else (*path, line.heading))
         else:
             yield path, line
-
-
-_COUNT = re.compile(r" x\d+\b")
 
 
 def _key(path: tuple[str, ...], line: Line) -> tuple[str, ...]:
     """What a line is, whatever its type, its size or how often it runs."""
     if line.kind == "collective":
         return (*path, line.type, line.reason)
-    return (*path, line.kind, line.name, _COUNT.sub("", line.text) if line.kind == "block" else line.text)
+    return (*path, line.kind, line.name, line.heading if line.kind == "block" else line.text)
 
 
 def _compared(line: Line) -> str:

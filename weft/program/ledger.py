@@ -51,12 +51,23 @@ class Row:
         each = self.bytes * (self.ways - 1) // self.ways
         return 2 * each if self.collective == "all_reduce" else each
 
+    @property
+    def title(self) -> str:
+        """The collective and its axes: `all_reduce over rows+cols`."""
+        return f"{self.collective} over {'+'.join(self.axes)}"
+
+    @property
+    def times_text(self) -> str:
+        """How often it is called: `x3`, or `x3 a turn`."""
+        return f"x{self.count}" + (" a turn" if self.is_each_turn else "")
+
+    @property
+    def carried(self) -> str:
+        """The type of what it carries, as far as it is known: `float32[batch d_model]`."""
+        return f"{self.dtype}[{' '.join(self.dims)}]" if self.dims else self.dtype
+
     def __str__(self) -> str:
-        turns = " a turn" if self.is_each_turn else ""
-        return (
-            f"{self.collective} over {'+'.join(self.axes)}  {size_text(self.bytes)} x{self.count}{turns}  "
-            f"{self.source}  {self.reason}"
-        )
+        return f"{self.title}  {size_text(self.bytes)} {self.times_text}  {self.source}  {self.reason}"
 
 
 class Ledger(Sequence[Row]):
@@ -114,14 +125,18 @@ class Ledger(Sequence[Row]):
         return "\n".join([*lines, "", *self.totals()])
 
     def totals(self) -> list[str]:
-        """What goes over each axis, a line each."""
+        """What goes over each axis, a line each, and what is to be known of these figures."""
         axes = self._axes or sorted({axis for row in self.rows for axis in row.axes})
-        found = [
-            f"over {axis}: {size_text(self.bytes(axis))} in {plural(count, 'call')}"
-            if (count := self.count(axis))
-            else f"over {axis}: nothing"
-            for axis in axes
-        ]
+        return [*(f"over {axis}: {self.total(axis)}" for axis in axes), *self.notes()]
+
+    def total(self, axis: str) -> str:
+        """What goes over one axis: `1.5 KiB in 3 calls`."""
+        count = self.count(axis)
+        return f"{size_text(self.bytes(axis))} in {plural(count, 'call')}" if count else "nothing"
+
+    def notes(self) -> list[str]:
+        """What is to be known of the totals: what is counted twice, what is a guess, what is for one turn."""
+        found = []
         if shared := sum(row.bytes * row.count for row in self.rows if len(row.axes) > 1):
             found.append(f"of which {size_text(shared)} over several axes at once, counted under each")
         if not self.exact:
@@ -135,16 +150,14 @@ class Ledger(Sequence[Row]):
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    count = f"x{row.count}" + (" a turn" if row.is_each_turn else "")
-    carried = f"{row.dtype}[{' '.join(row.dims)}]" if row.dims else row.dtype
     about = "" if row.exact else "about "
     return (
         row.phase,
         row.collective,
         "+".join(row.axes),
-        carried,
+        row.carried,
         about + size_text(row.bytes),
-        count,
+        row.times_text,
         about + size_text(row.bytes * row.count),
         row.source,
         row.reason,

@@ -4,7 +4,6 @@ Found by liveness on the traced program, by the rules of each target's compiler:
 far the compiler's own peak may lie from it.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ..errors import WeftError, closest
 from ..text import size_text
 from . import liveness
+from .array_type import ArrayType
 from .memory_course import RULES, Course, Point
 from .memory_names import Names
 
@@ -27,13 +27,22 @@ class Alive:
 
     name: str
     """What the user calls it: the path of an argument, a variable, the text of an op."""
-    type: str
+    array_type: ArrayType
     bytes: int
     """Of what one processor holds."""
     kind: str
     """`argument`, `saved` (for the gradients), `temporary` or `output`."""
     phase: str
     source: str
+
+    @property
+    def type(self) -> str:
+        """The type as it is printed."""
+        return str(self.array_type)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: getattr(self, name) for name in ("name", "type", "bytes", "kind", "phase", "source")}
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,8 @@ class Memory:
         return [self._moment(point, base) for point, base in _flat(self._course.points, 0)]
 
     def _moment(self, point: Point, base: int) -> Moment:
-        called = self._names.label(point.work)
-        return Moment(called.name, called.phase, called.source, base + point.bytes, called.op)
+        label = self._names.label(point.work)
+        return Moment(label.text, label.phase, label.source, base + point.bytes, label.op)
 
     def to_dict(self) -> dict[str, Any]:
         """The memory as plain values."""
@@ -125,7 +134,7 @@ class Memory:
             "donated": self.donated,
             "peak": self.peak,
             "range": list(self.range),
-            "alive": [dataclasses.asdict(each) for each in self.alive],
+            "alive": [each.to_dict() for each in self.alive],
         }
 
     def __str__(self) -> str:

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..dims import UNSHOWN
-from ..layout import typed
 from ..mesh import Mesh
 from ..record import MAPPED, Argument, Entry, Placed, Record
 from ..spmd import Traced
-from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
 from .walk import Step, Tree, steps, walk
 
@@ -58,6 +56,12 @@ class Reading:
                     if not dim.name.startswith(UNSHOWN):
                         found.setdefault(dim.name, {})[dim.size_text] = None
         return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
+
+    def places(self) -> Iterator[tuple[Site, str]]:
+        """Every place in the user's source that the program names, and the file it stands in."""
+        for code, at in (*((entry.code, entry.at) for entry in self.entries), self._update):
+            if code is not None:
+                yield self._sources.site(code, at), code.co_filename
 
     @property
     def update_site(self) -> Site:
@@ -151,8 +155,3 @@ _SIGN_OF: dict[str, tuple[str, ...]] = {
     "left_shift": ("<<",), "right_shift": (">>",), "less": ("<",), "less_equal": ("<=",), "greater": (">",),
     "greater_equal": (">=",), "equal": ("==",), "not_equal": ("!=",), "negative": ("-",), "invert": ("~",),
 }  # fmt: skip
-
-
-def type_text(placed: Placed) -> str:
-    """A placed type as it is printed."""
-    return typed(short_dtype(placed.dtype), placed.dims, placed.placement)

@@ -14,7 +14,7 @@ from ..spmd import Traced, spmd
 from ..text import flops_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
-from .lines import Line, text_of
+from .lines import Line, listing_text
 from .listing import listing
 from .memory import Memory
 from .memory_names import Given, Names, given_to
@@ -38,27 +38,30 @@ class Program:
         given: Sequence[Given] = (),
     ):
         self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
-        self._reading, self._given = Reading(traced, record, mesh), given
+        self.reading = Reading(traced, record, mesh)
+        """The equations with what the record says of them: what costing, planning and the page read."""
+        self.given = given
+        """The arrays the program is given, in the order it takes them."""
         self._memory: dict[str, Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
         """The collectives of the program."""
-        return ledger_of(self._reading)
+        return ledger_of(self.reading)
 
     @functools.cached_property
     def lines(self) -> list[Line]:
         """The printed program, line by line."""
-        return listing(self._reading)
+        return listing(self.reading)
 
     def text(self, *, lines: bool = True) -> str:
         """The printed program; with `lines=False` the names of functions stand in place of line numbers."""
         layout = str(self.layout) or "the empty layout"
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
         head = f"{self.name} on {self.mesh} ({processors}) under {layout}"
-        if sizes := self._reading.sizes:
+        if sizes := self.reading.sizes:
             head += f"\n{sizes}"
-        body = text_of(self.lines, lines=lines) or "nothing runs"
+        body = listing_text(self.lines, lines=lines) or "nothing runs"
         return "\n".join([head, "", body, "", *self._summary()])
 
     def _summary(self) -> list[str]:
@@ -90,12 +93,12 @@ class Program:
 
     @functools.cached_property
     def _work(self) -> Work:
-        return Work(self._reading)
+        return Work(self.reading)
 
     @property
     def tensors(self) -> list[Placed]:
         """The placed types of what its ops work on and give, in the order they were traced."""
-        found = ((*entry.operands, *entry.results) for entry in self._reading.entries)
+        found = ((*entry.operands, *entry.results) for entry in self.reading.entries)
         return [placed for each in found for placed in each if placed is not None]
 
     @property
@@ -106,7 +109,7 @@ class Program:
     def memory_on(self, target: str) -> Memory:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
         if target not in self._memory:
-            names = Names(self._reading, self._given, Region(self.mesh, self.layout))
+            names = Names(self.reading, self.given, Region(self.mesh, self.layout))
             self._memory[target] = Memory(self.jaxpr, self.mesh.axes, names, target)
         return self._memory[target]
 
@@ -121,7 +124,7 @@ class Program:
             "name": self.name,
             "mesh": dict(self.mesh.axes),
             "layout": str(self.layout),
-            "lines": [dataclasses.asdict(line) for line in self.lines],
+            "lines": [line.to_dict() for line in self.lines],
             "ledger": [{**dataclasses.asdict(row), "wire_bytes": row.wire_bytes} for row in self.ledger],
             "exact": self.ledger.exact,
             "flops": self.flops,

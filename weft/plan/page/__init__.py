@@ -88,8 +88,8 @@ def _setting(making: Making, side: Side) -> str:
     letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
     duplicated = side.program.flops_duplicated
     twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
-    on = f"<b>{making.axes(str(mesh))}</b> ({plural(mesh.size, 'processor')})"
-    return f"<p>{letter}{on} under <b>{making.axes(side.layout)}</b>{twice}</p>"
+    on = f"<b>{making.mesh(mesh)}</b> ({plural(mesh.size, 'processor')})"
+    return f"<p>{letter}{on} under <b>{making.layout(side.program.layout)}</b>{twice}</p>"
 
 
 def _figures(making: Making, side: Side) -> list[str]:

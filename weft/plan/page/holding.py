@@ -113,14 +113,14 @@ _COLUMNS = (("total", "bytes"), ("name", "name"), ("type", "placed type"), ("kin
 
 
 def _held(making: Making, side: Side, alive: Alive, most: int) -> str:
-    number = side.tensors.number(alive.type, alive.source)
+    number = side.tensors.number(alive.array_type)
     tensors = [(alive.name, number)] if number is not None else []
     note = " ".join(filter(None, [alive.kind, f"of the {alive.phase}" if alive.phase else ""]))
     pick = making.pick(alive.name or alive.type, drawn(side, tensors), note=note, source=alive.source)
     cells = [
         cell("total", f"{bar(alive.bytes / most, f'k-{alive.kind}')}<b>{size_text(alive.bytes)}</b>"),
         cell("name", html.escape(alive.name).replace(".", ".<wbr>")),
-        cell("type", making.axes(alive.type)),
+        cell("type", making.type(alive.array_type)),
         cell("kind", html.escape(alive.kind)),
         making.place(alive.source),
     ]

@@ -2,13 +2,16 @@
 
 import html
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...layout import Layout
+from ...mesh import Mesh
 from ...program import Program
+from ...program.array_type import ArrayType
 from ...program.memory import Memory
+from ...tensor import short_dtype
 from ..cost import Plan
 from .sources import Sources
 from .tensors import Named, Tensors
@@ -16,8 +19,10 @@ from .tensors import Named, Tensors
 COLOURS = 6
 """How many colours axes have; a seventh axis takes the first one again."""
 
-_AXES = re.compile(r"(?<=[/:])[A-Za-z_][\w+]*|\b[A-Za-z_]\w*(?==\d)|(?<=\bover )[A-Za-z_][\w+]*")
-_COLLECTIVE = re.compile(r">> (\w+) over ([\w+]+)")
+
+def layout_text(layout: Layout) -> str:
+    """A layout as it is written."""
+    return str(layout) or "the empty layout"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Side:
 
     @property
     def layout(self) -> str:
-        return str(self.program.layout) or "the empty layout"
+        return layout_text(self.program.layout)
 
 
 @dataclass
@@ -60,13 +65,37 @@ class Making:
         self.picks.append({"title": title, "note": note, "parts": parts, "source": self.sources.link(source)})
         return len(self.picks) - 1
 
-    def axes(self, text: str) -> str:
-        """Text, escaped, with the names of axes in their colours."""
-        return _AXES.sub(lambda match: "+".join(map(self.axis, match[0].split("+"))), html.escape(text))
-
     def axis(self, name: str) -> str:
-        """The name of an axis in its colour; any other word as it is."""
+        """The name of an axis in its colour."""
         return f'<i class="a{self.colours[name]}">{name}</i>' if name in self.colours else html.escape(name)
+
+    def axes(self, names: Iterable[str]) -> str:
+        """Axes that are taken together, in their colours."""
+        return "+".join(map(self.axis, names))
+
+    def over(self, words: str, axes: Iterable[str]) -> str:
+        """What goes over some axes: `all_reduce over rows+cols`."""
+        return f"{html.escape(words)} over {self.axes(axes)}".lstrip()
+
+    def type(self, *types: ArrayType) -> str:
+        """Types with their axes in colours."""
+        return ", ".join(each.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for each in types)
+
+    def mesh(self, mesh: Mesh) -> str:
+        """A mesh as it is written, in colours."""
+        written = [f"{self.axis(name)}={size}" for name, size in mesh.axes.items()]
+        parts = written[: len(mesh.slow)], written[len(mesh.slow) :]
+        return "|".join(",".join(part) for part in parts if part)
+
+    def layout(self, layout: Layout) -> str:
+        """A layout as it is written, in colours."""
+        stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
+        rules = [(f"{store}{dim}", axes) for store, held in stores for dim, axes in held.items()]
+        return ",".join(f"{rule}:{self.axes(axes)}" for rule, axes in rules) or layout_text(layout)
+
+    def colour(self, axes: Sequence[str]) -> int | None:
+        """The colour of the first of some axes; None where no mesh of the page has it."""
+        return self.colours.get(axes[0]) if axes else None
 
     def place(self, source: str) -> str:
         """A place in the source, as a link to its text where that is on the page."""
@@ -79,16 +108,6 @@ class Making:
 def drawn(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
     """What is drawn on a side's mesh: one of some tensors, or who takes part in a collective over some axes."""
     return {"side": side.number, "tensors": list(tensors), "axes": list(axes)}
-
-
-def collective_axes(text: str) -> list[str]:
-    """The axes of a collective's line.
-
-    >>> collective_axes(">> all_reduce over rows+cols")
-    ['rows', 'cols']
-    """
-    match = _COLLECTIVE.match(text)
-    return match[2].split("+") if match else []
 
 
 def bar(share: float, colour: str = "", *, label: str = "") -> str:
