@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ..dims import UNSHOWN, Dim
+from ..dims import Dim
 from ..errors import LayoutError, closest
 from ..layout import Layout, Region
 from ..mesh import Mesh
@@ -72,11 +72,11 @@ class Choices:
     def _names(self, tensors: Sequence[Kept]) -> list[str]:
         """The dims of these tensors as they come; those that follow another take its rule."""
         dims = (dim for kept in tensors for dim in kept.dims)
-        return list(dict.fromkeys(d.name for d in dims if d.follows is None and not d.name.startswith(UNSHOWN)))
+        return list(dict.fromkeys(d.name for d in dims if d.follows is None and d.is_shown))
 
     def _known(self, rules: Sequence[str]) -> Rules:
         """The rules a person named, each of which must match a dim of the program."""
-        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if not dim.name.startswith(UNSHOWN)})
+        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if dim.is_shown})
         stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
         for rule in rules:
             store, _, name = rule.rpartition(".")

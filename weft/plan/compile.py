@@ -25,7 +25,7 @@ from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
 from ..spmd import spmd
 from ..spmd.arguments import with_statics
-from ..text import size_text
+from ..text import columns, size_text
 from .sent import Sent
 from .targets import Target, read_target
 
@@ -85,8 +85,7 @@ class Proof:
         for axes in dict.fromkeys([*own, *self.sent_bytes]):
             pair = size_text(own.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
             rows.append((f"sent over {axes or 'no axis'}", *pair))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(columns(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
@@ -111,7 +110,7 @@ def compiled_for(
         "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
         "donated": [i for i, is_gone in enumerate(donated) if is_gone],
         "mesh": str(mesh),
-        "target": target,
+        "target": machine,
     }
     found = _run_child(pickle.dumps(request), machine, timeout)
     collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in found.pop("collectives"))

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..dims import UNSHOWN
 from ..mesh import Mesh
 from ..record import MAPPED, Argument, Entry, Placed, Record
 from ..spmd import Traced
@@ -53,7 +52,7 @@ class Reading:
         for entry in self.entries:
             for placed in (*entry.operands, *entry.results):
                 for dim in placed.dims if placed is not None else ():
-                    if not dim.name.startswith(UNSHOWN):
+                    if dim.is_shown:
                         found.setdefault(dim.name, {})[dim.size_text] = None
         return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
 

@@ -12,6 +12,7 @@ from ...program import Program
 from ...program.array_type import ArrayType, named_type, placed_type
 from ...program.lines import Line
 from ...record import Entry
+from ...tensor import short_dtype
 from ...text import size_text
 
 Named = tuple[str, int]
@@ -31,7 +32,7 @@ class Tensors:
 
     def _plain(self, type_: ArrayType) -> dict[str, Any]:
         dims = [{"name": dim.name, "size": dim.size, "axes": list(dim.axes)} for dim in type_.dims]
-        found: dict[str, Any] = {"type": str(type_), "dims": dims}
+        found: dict[str, Any] = {"type": str(type_), "dtype": short_dtype(type_.dtype), "dims": dims}
         if (bits := _bits(type_.dtype)) is not None:
             whole = math.prod(dim.size for dim in type_.dims) * bits / 8
             ways = math.prod(self._axes[axis] for dim in type_.dims for axis in dim.axes)
