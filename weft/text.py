@@ -118,6 +118,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
+def layout_text(layout: object) -> str:
+    """A layout as it is written, or that it is empty."""
+    return str(layout) or "the empty layout"
+
+
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
     """Rows of cells as lines whose columns stand under each other; those in `right` end there.
 

@@ -25,8 +25,8 @@ MOST_RULES = 12
 MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
 
-Rules = tuple[str, ...]
-Shape = tuple[int, ...]
+RuleSet = tuple[str, ...]
+MeshShape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Choices:
         self._follows = {dim.name: dim.follows for kept in self.tensors for dim in kept.dims if dim.follows}
         self.sets = self._legal_sets()
 
-    def _usual(self, args: Any) -> Rules:
+    def _usual(self, args: Any) -> RuleSet:
         """What is searched where no dims are named: what a model among the arguments says of itself, else every dim."""
         names = self._names(self.tensors)
         stored = [f"params.{name}" for name in self._names([kept for kept in self.tensors if kept.is_parameter])]
@@ -65,7 +65,7 @@ class Choices:
         return tuple(found)
 
     @property
-    def left_out(self) -> Rules:
+    def left_out(self) -> RuleSet:
         """The dims of the program that are not searched, though they could be split."""
         return tuple(name for name in self._names(self.tensors) if name not in self.rules and self._divisor(name) > 1)
 
@@ -74,7 +74,7 @@ class Choices:
         dims = (dim for kept in tensors for dim in kept.dims)
         return list(dict.fromkeys(d.name for d in dims if d.follows is None and d.is_shown))
 
-    def _known(self, rules: Sequence[str]) -> Rules:
+    def _known(self, rules: Sequence[str]) -> RuleSet:
         """The rules a person named, each of which must match a dim of the program."""
         names = sorted({dim.name for kept in self.tensors for dim in kept.dims if dim.is_shown})
         stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
@@ -93,10 +93,10 @@ class Choices:
         name = rule.rpartition(".")[2]
         return math.gcd(*(dim.size for kept in self.tensors for dim in kept.dims if dim.name == name))
 
-    def _legal_sets(self) -> list[Rules]:
+    def _legal_sets(self) -> list[RuleSet]:
         """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
-        found: dict[Any, Rules] = {}
-        larger: list[Rules] = [()]
+        found: dict[Any, RuleSet] = {}
+        larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
             legal = [(rules, placed) for rules in larger if (placed := self.placed(rules)) is not None]
             for rules, placed in legal:
@@ -114,7 +114,7 @@ class Choices:
             ]
         return list(found.values())
 
-    def placed(self, rules: Rules) -> tuple[str | None, ...] | None:
+    def placed(self, rules: RuleSet) -> tuple[str | None, ...] | None:
         """For each tensor of the program the dim that lies over an axis with these rules; None where two do."""
         layout = Layout(dict.fromkeys(rules, AXES[0]))
         region = Region(Mesh({AXES[0]: 2}), layout)
@@ -160,7 +160,7 @@ class Choices:
         names = [tuple(dim.name for dim in kept.dims) for kept in self.tensors if kept.is_parameter]
         return {*names, *(each[1:] for each in names)}
 
-    def layout(self, rules: Sequence[Rules], axes: Sequence[str]) -> Layout:
+    def layout(self, rules: Sequence[RuleSet], axes: Sequence[str]) -> Layout:
         """The layout that gives each axis its rules, the rules in the order of the program's dims."""
         written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
         return Layout({rule: held for rule, held in written.items() if held})
@@ -182,7 +182,7 @@ def tensors_of(program: Program, args: Any) -> list[Kept]:
     return list(dict.fromkeys([*kept, *(Kept(tuple(placed.dims), False) for placed in program.tensors)]))
 
 
-def shapes(processors: int, most_axes: int) -> list[Shape]:
+def shapes(processors: int, most_axes: int) -> list[MeshShape]:
     """Every way to write a number of processors as a product of at most so many sizes, each at least 2, in any order.
 
     >>> shapes(8, 2)
@@ -191,7 +191,7 @@ def shapes(processors: int, most_axes: int) -> list[Shape]:
     return [shape for count in range(1, most_axes + 1) for shape in _products(processors, count)] or [(1,)]
 
 
-def _products(number: int, count: int) -> Iterator[Shape]:
+def _products(number: int, count: int) -> Iterator[MeshShape]:
     if count == 1:
         if number > 1:
             yield (number,)
@@ -201,6 +201,6 @@ def _products(number: int, count: int) -> Iterator[Shape]:
             yield from ((size, *rest) for rest in _products(number // size, count - 1))
 
 
-def named(shape: Shape) -> dict[str, int]:
+def named(shape: MeshShape) -> dict[str, int]:
     """A mesh of this shape with axes called x, y, z."""
     return dict(zip(AXES, shape, strict=False))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .choices import Choices, Shape
+from .choices import Choices, MeshShape
 
 Key = tuple[object, ...]
 
@@ -62,7 +62,7 @@ class Facts:
 class Grid:
     """What all layouts of one mesh cost: arrays with a dimension for each axis, along it the sets of rules."""
 
-    shape: Shape
+    shape: MeshShape
     compute: np.ndarray
     seconds: np.ndarray
     """Of work, and of the sending that does not go on beside it."""
@@ -76,7 +76,7 @@ class Grid:
 
 _WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
 
-Rates = Callable[[Shape, str, tuple[int, ...], float], tuple[float, float]]
+Rates = Callable[[MeshShape, str, tuple[int, ...], float], tuple[float, float]]
 """For a mesh, a collective, the axes it goes over and the largest payload: seconds a call, and seconds a byte."""
 
 
@@ -104,7 +104,7 @@ class Composer:
         """What a set sends; what moves a parameter, under the dim by which it is stored split."""
         return {(*key, self._stored(index, sent.dims)): sent for key, sent in facts.sent.items()}
 
-    def legal(self, shape: Shape) -> np.ndarray:
+    def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
         sets = self.choices.sets
         found = np.ones((len(sets),) * len(shape), bool)
@@ -118,7 +118,7 @@ class Composer:
             found &= self.choices.divisor(rule) % ways == 0
         return found
 
-    def grid(self, shape: Shape, rates: Rates) -> Grid:
+    def grid(self, shape: MeshShape, rates: Rates) -> Grid:
         """What every layout of a mesh costs, legal or not."""
         full = (len(self.choices.sets),) * len(shape)
         compute: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
@@ -169,7 +169,7 @@ class Composer:
         return found
 
     def _sending(
-        self, shape: Shape, key: Key, sent: Sending, rates: Rates
+        self, shape: MeshShape, key: Key, sent: Sending, rates: Rates
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of one collective the seconds, the bytes, and over which axes it goes, a bit each."""
         rank, factors, calls, bits = len(shape), [], np.zeros(()), np.zeros((), int)
@@ -217,7 +217,7 @@ class Composer:
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)
 
-    def memory(self, shape: Shape) -> np.ndarray:
+    def memory(self, shape: MeshShape) -> np.ndarray:
         """What is alive at the peak of the program alone, each value divided as the sets split its dims."""
         full = np.zeros((len(self.choices.sets),) * len(shape))
         for held in self.whole.held:

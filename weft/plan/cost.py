@@ -218,8 +218,7 @@ class Plan:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        layout = str(self.layout) or "the empty layout"
-        head = f"{self.program.name} on {self.mesh} under {layout}, {self.hardware.title}"
+        head = f"{self.program.title}, {self.hardware.title}"
         rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
         lines = [head, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..layout import Layout
 from ..mesh import Mesh
-from ..text import columns, plural, size_text, time_text
+from ..text import columns, layout_text, plural, size_text, time_text
 from .cost import Plan
 from .hardware import Hardware
 
@@ -123,15 +123,13 @@ class Ranking(Sequence[Ranked]):
     def words(self) -> list[str]:
         """Which layout wins, the runner-up, and why the others lost, a line each."""
         best = self.best
-        found = [f"best: {best.mesh} under {str(best.layout) or 'the empty layout'}: {best.why}"]
+        found = [f"best: {best.mesh} under {layout_text(best.layout)}: {best.why}"]
         if len(self.plans) > 1:
             second = self.plans[1]
             times = second.seconds / best.seconds
             slower = f"{100 * (times - 1):.1f} % slower" if times < 2 else f"{times:.1f} times as long"
             behind = slower if second.fits else "does not fit"
-            found.append(
-                f"runner-up: {second.mesh} under {str(second.layout) or 'the empty layout'}: {behind}: {second.why}"
-            )
+            found.append(f"runner-up: {second.mesh} under {layout_text(second.layout)}: {behind}: {second.why}")
         found += [f"lost: {each}" for each in self.losers]
         found.append(
             f"{plural(self.searched, 'legal layout')}; "

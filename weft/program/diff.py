@@ -64,7 +64,7 @@ class Diff:
         return iter(self.changes)
 
     def __str__(self) -> str:
-        head = [f"- {_title(self.before)}", f"+ {_title(self.after)}", ""]
+        head = [f"- {self.before.title}", f"+ {self.after.title}", ""]
         if not self:
             return "\n".join([*head, "the programs are the same"])
         return "\n".join([*head, *(self._body() or ["the lines are the same, the sizes are not"]), "", *self.totals()])
@@ -85,10 +85,6 @@ class Diff:
         found = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
         found.append(f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor")
         return found
-
-
-def _title(program: "Program") -> str:
-    return f"{program.name} on {program.mesh} under {str(program.layout) or 'the empty layout'}"
 
 
 def _sent(ledger: Ledger, axis: str) -> str:

@@ -11,7 +11,7 @@ from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..record import Placed, Record, recording
 from ..spmd import Traced, spmd
-from ..text import flops_text
+from ..text import flops_text, layout_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, listing_text
@@ -54,11 +54,15 @@ class Program:
         """The printed program, line by line."""
         return listing(self.reading)
 
+    @property
+    def title(self) -> str:
+        """What the program is, where it runs and how it is laid out."""
+        return f"{self.name} on {self.mesh} under {layout_text(self.layout)}"
+
     def text(self, *, lines: bool = True) -> str:
         """The printed program; with `lines=False` the names of functions stand in place of line numbers."""
-        layout = str(self.layout) or "the empty layout"
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
-        head = f"{self.name} on {self.mesh} ({processors}) under {layout}"
+        head = f"{self.name} on {self.mesh} ({processors}) under {layout_text(self.layout)}"
         if sizes := self.reading.sizes:
             head += f"\n{sizes}"
         body = listing_text(self.lines, lines=lines) or "nothing runs"

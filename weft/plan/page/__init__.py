@@ -50,7 +50,7 @@ def page(
     shown = [panel for panel in panels if panel[2]]
     script = "".join(map(_file, _SCRIPTS))
     text = _filled(
-        title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
+        title=html.escape(program.title),
         policy=_policy(_FIRST, script),
         style=_file("page.css"),
         first=_FIRST,

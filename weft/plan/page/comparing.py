@@ -8,9 +8,9 @@ from ...layout import Layout
 from ...mesh import Mesh
 from ...program.diff import Change
 from ...program.lines import Line
-from ...text import flops_text, size_text, time_text
+from ...text import flops_text, layout_text, size_text, time_text
 from .listing import kind, line_type, part, said
-from .parts import Making, Side, cell, layout_text, row
+from .parts import Making, Side, cell, row
 from .tensors import Named
 
 _KEPT = 2

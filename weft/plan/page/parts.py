@@ -12,17 +12,13 @@ from ...program import Program
 from ...program.array_type import ArrayType
 from ...program.memory import Memory
 from ...tensor import short_dtype
+from ...text import layout_text
 from ..cost import Plan
 from .sources import Sources
 from .tensors import Named, Tensors
 
 COLOURS = 6
 """How many colours axes have; a seventh axis takes the first one again."""
-
-
-def layout_text(layout: Layout) -> str:
-    """A layout as it is written."""
-    return str(layout) or "the empty layout"
 
 
 @dataclass(frozen=True)
