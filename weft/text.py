@@ -1,4 +1,4 @@
-"""Quantities as text: sizes, times, counts, shares and columns, as people read them.
+"""Quantities as text: sizes, times, counts, shares, columns.
 
 The one place that says how a number looks; what prints a value takes its text from here, as late as it can. Imports
 nothing of weft.
@@ -124,7 +124,7 @@ def layout_text(layout: object) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines whose columns stand under each other; those in `right` end there.
+    """Rows of cells as lines of columns; those in `right` end under each other.
 
     >>> columns([("name", "bytes"), ("w", "8")], right=[1])
     ['name  bytes', 'w         8']

@@ -1,4 +1,4 @@
-"""The legal layouts of a search: what each costs at least, and why those that lost did.
+"""The legal layouts of a search: what each costs at least, and why it lost.
 
 All meshes of a search stand in one list, by number; the costs are put together by `compose.py`, without tracing.
 """
@@ -34,7 +34,10 @@ class Trial:
 
 
 class Candidates:
-    """All legal layouts on some meshes with lower bounds, numbered; `order` is the most promising first."""
+    """All legal layouts on some meshes, by number, with lower bounds.
+
+    `order` has the most promising first.
+    """
 
     def __init__(self, composer: Composer, meshes: Sequence[Mesh], hardware: Hardware, *, all_axes: bool):
         self.meshes, self.choices = list(meshes), composer.choices
@@ -117,7 +120,10 @@ class Candidates:
 
 
 def _worth_bounding(composer: Composer, shape: MeshShape, all_axes: bool) -> np.ndarray:
-    """Which layouts of a mesh are legal; with `all_axes` those that use every axis, neighbours not alike."""
+    """Which layouts of a mesh are legal.
+
+    With `all_axes` those that use every axis, and no two neighbours alike.
+    """
     legal = composer.legal(shape)
     sets = np.indices(legal.shape)
     for axis in range(len(shape)) if all_axes and math.prod(shape) > 1 else ():
@@ -130,7 +136,7 @@ def _worth_bounding(composer: Composer, shape: MeshShape, all_axes: bool) -> np.
 def _rates(
     hardware: Hardware, mesh: Mesh, shape: MeshShape, collective: str, axes: tuple[int, ...], most: float
 ) -> tuple[float, float]:
-    """Seconds a call and a byte of a collective: a line below its true cost, which bends down."""
+    """Seconds a call and a byte of a collective: a line below its true cost."""
     names = tuple(list(mesh.axes)[axis] for axis in axes)
     ways = math.prod(shape[axis] for axis in axes)
     if ways == 1:

@@ -1,4 +1,4 @@
-"""What a layout may say: the rules one mesh axis can hold together, and the shapes a mesh can have.
+"""The choices of a search: sets of rules for one mesh axis, shapes of meshes.
 
 A layout is one set of rules for each axis (`batch` and `d_ff` over x, `heads` over y, ...). Which sets are legal
 follows from the tensors of one traced program: no tensor may have two of its dims on one axis. So sets are found once,
@@ -31,7 +31,10 @@ MeshShape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Kept:
-    """The dims of a tensor of the program, and whether it is a parameter, which `params.` rules may split further."""
+    """The dims of a tensor, and whether it is a parameter.
+
+    Rules that begin with `params.` may split a parameter further.
+    """
 
     dims: tuple[Dim, ...]
     is_parameter: bool
@@ -48,7 +51,10 @@ class Choices:
         self.sets = self._legal_sets()
 
     def _usual(self, args: Any) -> RuleSet:
-        """What is searched where no dims are named: what a model among the arguments says of itself, else every dim."""
+        """What is searched where no dims are named.
+
+        A model among the arguments may say it of itself; else it is every dim.
+        """
         names = self._names(self.tensors)
         stored = [f"params.{name}" for name in self._names([kept for kept in self.tensors if kept.is_parameter])]
         found = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
@@ -70,7 +76,7 @@ class Choices:
         return tuple(name for name in self._names(self.tensors) if name not in self.rules and self._divisor(name) > 1)
 
     def _names(self, tensors: Sequence[Kept]) -> list[str]:
-        """The dims of these tensors as they come; those that follow another take its rule."""
+        """The dims of these tensors, but for those that follow another's rule."""
         dims = (dim for kept in tensors for dim in kept.dims)
         return list(dict.fromkeys(d.name for d in dims if d.follows is None and d.is_shown))
 
@@ -94,7 +100,10 @@ class Choices:
         return math.gcd(*(dim.size for kept in self.tensors for dim in kept.dims if dim.name == name))
 
     def _legal_sets(self) -> list[RuleSet]:
-        """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
+        """Every set of rules one axis can hold, the empty one first.
+
+        Of sets that place all tensors alike, the shortest is kept.
+        """
         found: dict[Any, RuleSet] = {}
         larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
@@ -115,7 +124,10 @@ class Choices:
         return list(found.values())
 
     def placed(self, rules: RuleSet) -> tuple[str | None, ...] | None:
-        """For each tensor of the program the dim that lies over an axis with these rules; None where two do."""
+        """For each tensor the dim that an axis with these rules splits.
+
+        None where it would split two dims of one tensor.
+        """
         layout = Layout(dict.fromkeys(rules, AXES[0]))
         region = Region(Mesh({AXES[0]: 2}), layout)
         found = []
@@ -161,13 +173,13 @@ class Choices:
         return {*names, *(each[1:] for each in names)}
 
     def layout(self, rules: Sequence[RuleSet], axes: Sequence[str]) -> Layout:
-        """The layout that gives each axis its rules, the rules in the order of the program's dims."""
+        """The layout that gives each axis its rules, in the order of the dims."""
         written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
         return Layout({rule: held for rule, held in written.items() if held})
 
 
 def _searched_dims(args: Any) -> Sequence[str] | None:
-    """The dims that a model among the arguments says are worth splitting (`searched_dims`)."""
+    """The `searched_dims` of a model among the arguments: those worth splitting."""
 
     def says(x: Any) -> bool:
         return hasattr(type(x), "searched_dims")
@@ -183,7 +195,9 @@ def tensors_of(program: Program, args: Any) -> list[Kept]:
 
 
 def shapes(processors: int, most_axes: int) -> list[MeshShape]:
-    """Every way to write a number of processors as a product of at most so many sizes, each at least 2, in any order.
+    """Every mesh shape of so many processors with at most so many axes.
+
+    Each size is at least 2; sizes stand in every order.
 
     >>> shapes(8, 2)
     [(8,), (2, 4), (4, 2)]

@@ -1,4 +1,4 @@
-"""Proof by compiling: a program compiled for a real target without owning one, and what XLA says of it.
+"""Proof by compiling: what XLA says of a program on a target one need not own.
 
 The program is lowered here and compiled in a process of its own (`compile_child`), since some failures of these
 compilers end the process. The compilers are optional extras of the package.
@@ -49,7 +49,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Proof:
-    """What XLA says of a program it has compiled for a target: bytes on one processor, and what is sent."""
+    """What XLA says of a compiled program: bytes on one processor, collectives."""
 
     target: str
     argument_bytes: int
@@ -95,7 +95,7 @@ class Proof:
 def compiled_for(
     fn: Callable[..., Any], args: Sequence[Any], mesh: Any, layout: Any, target: str, *, timeout: float = 1800
 ) -> Proof:
-    """What XLA says of `fn(*args)` on a mesh under a layout, compiled for a target like `"h100:1x64x8"`.
+    """What XLA says of `fn(*args)`, compiled for a target like `h100:1x64x8`.
 
     Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
     compiler: weft's extras `cuda` and `tpu`.
@@ -136,7 +136,7 @@ def _check(machine: Target, mesh: Mesh) -> None:
 def _flat(
     fn: Callable[..., Any], args: Sequence[Any], mesh: Mesh, layout: Layout
 ) -> tuple[list[Any], list[bool], Callable[..., Any]]:
-    """The shapes of a program's arrays, each with how it lies; which may be overwritten; the program of them alone."""
+    """The shapes and shardings of a program's arrays, which are donated, and the program."""
     bound: Any = spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
     devices = mesh.abstract()
     if hasattr(bound, "optimizer"):

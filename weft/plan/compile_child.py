@@ -1,4 +1,4 @@
-"""The process that compiles: takes up a lowered program, compiles it for its target, prints what XLA says of it.
+"""The process that compiles a lowered program and prints what XLA says of it.
 
 Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON.
 """

@@ -1,4 +1,4 @@
-"""The plan of a program on some hardware: how long a step takes, on what, and whether it fits.
+"""The cost of a program on some hardware: seconds of a step, memory, and why.
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
@@ -75,7 +75,7 @@ class _Part:
 
 @public(form="wf.Plan(program, 'h100')")
 class Plan:
-    """A program's course on some hardware: `seconds` of a step, `memory`, and `why` it takes them.
+    """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
     `memory` is what a processor has, if not what the table says. A program is traced with no devices, so it does not
     tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
@@ -148,7 +148,7 @@ class Plan:
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:
-        """What each op takes in each phase, the dearest first; together they take `seconds`."""
+        """What each op takes in each phase, the longest first; in all `seconds`."""
         reading, found = self.program.reading, []
         for part in sorted(self._parts.values(), key=lambda part: -part.seconds):
             entry = reading.entry(part.op)
@@ -161,13 +161,16 @@ class Plan:
 
     @property
     def peak_flops(self) -> float:
-        """Products a second at most, in the dtype in which most of the program's are made."""
+        """FLOP/s at most, in the dtype of most of the program's products."""
         dtype = max(self._dtypes, key=lambda name: self._dtypes[name], default="float32")
         return self.hardware.flops_of(dtype)
 
     @property
     def mfu(self) -> float:
-        """The share of the peak that goes into the model: work done again, or by several alike, does not count."""
+        """The model FLOPs utilization: the share of the peak the model gets.
+
+        Work done again, or by several processors alike, does not count.
+        """
         program = self.program
         again = program.flops_recomputed / program.flops if program.flops else 0.0
         useful = program.flops_useful * (1 - again)
@@ -186,7 +189,7 @@ class Plan:
 
     @functools.cached_property
     def tokens(self) -> int | None:
-        """Tokens of one step: batch times length of the ids the program is given; None where there are none."""
+        """Tokens of one step: batch times length of the ids; None without ids."""
         found = [
             placed.dims.find("batch").size * placed.dims.find("length").size
             for entry in self.program.reading.entries
@@ -206,7 +209,7 @@ class Plan:
         return _why(self)
 
     def table(self, most: int = _SHOWN) -> str:
-        """The dearest ops, a line each."""
+        """The longest ops, a line each."""
         lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
         for op in self.ops[:most]:
             share = op.seconds / self.seconds if self.seconds else 0.0
@@ -266,7 +269,10 @@ class Plan:
 
 
 def _why(plan: Plan) -> str:
-    """What most time goes to, and the largest waste: work done several times, or an axis busy sending."""
+    """What most time goes to, and the largest waste.
+
+    A waste is work done several times, or an axis that is waited for.
+    """
     by: dict[str, float] = defaultdict(float)
     for op in plan.ops:
         by[op.bound_by] += op.seconds

@@ -1,4 +1,4 @@
-"""What one traced program does, taken apart so that it can be put together with others (`compose.py`)."""
+"""What one traced program does, in parts that `compose.py` puts together."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,10 @@ from .traffic import Kernel, kernels
 
 
 def facts_of(plan: Plan) -> Facts:
-    """The work, the collectives and the memory of a plan, each under a name that is the same in every layout."""
+    """The work, the collectives and the memory of a plan.
+
+    Each stands under a name that is the same in every layout.
+    """
     found = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
     held = [Held(each.name, _dims(each.array_type), each.bytes) for each in memory.alive]
@@ -41,7 +44,7 @@ def _dims_of(entry: Entry) -> str:
 
 
 def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
-    """The rows of the ledger, each with the body it stands in and whether it can hide there."""
+    """The rows of the ledger, each with its body and whether it can hide there."""
     places = defaultdict(list)
     for kernel in found:
         if kernel.row is not None:
@@ -66,5 +69,5 @@ def _sides(kernel: Kernel) -> tuple[Kernel, Kernel]:
 
 
 def _dims(array: ArrayType) -> tuple[str, ...] | None:
-    """The dims of an array in memory; None where it has no names, or begins with a dim that has none."""
+    """The dims of an array in memory; None where the first has no name."""
     return array.names if array.dims and array.dims[0].name is not None else None

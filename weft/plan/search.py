@@ -1,4 +1,4 @@
-"""Searching layouts: every legal one, on every mesh shape, ranked by what its own traced program costs.
+"""Searching layouts: all legal ones on all mesh shapes, ranked by their cost.
 
 Each set of rules is traced alone on one axis; from these the cost of all layouts is put together (`compose.py`). Then
 layouts are traced, the most promising first, until the bound of the next is above the best that fits. Nothing is left
@@ -66,7 +66,7 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     **kwargs: Any,
 ) -> Ranking:
-    """The best layouts of a program on a mesh, or on every mesh of so many processors, ranked.
+    """The best layouts on a mesh, or on every mesh of so many processors, ranked.
 
     `dims` names what may be split (`params.d_model`: how parameters are stored): all dims unless given, or for a model
     of `weft.models` those worth it. `memory` is what a processor has, in bytes, where it is not all of the hardware's.
@@ -257,7 +257,7 @@ def _distinct(plans: Sequence[Ranked]) -> list[Ranked]:
 
 
 class _BestFirst:
-    """Best-first search with bounds: which candidates are worth tracing, and what those traced cost."""
+    """Best-first search with bounds: what is worth tracing, and what was traced."""
 
     def __init__(self, candidates: Candidates, capacity: int, keep: int):
         self.candidates, self.capacity, self.keep = candidates, capacity, keep

@@ -1,4 +1,4 @@
-"""The type of an array as a value: its dtype, and each dim with its name, its size and the axes it is sharded over.
+"""The type of an array as a value: its dtype, its dims and their sharding.
 
 Lines, memory and the page carry this and make text of it where they print; nobody reads the text again.
 """
@@ -40,7 +40,7 @@ class ArrayType:
         return tuple(dim.name for dim in self.dims if dim.name is not None)
 
     def text(self, axis: Callable[[str], str] = str, dtype: Callable[[Any], str] = short_dtype) -> str:
-        """The type as it is printed, with the axes and the dtype written by these functions."""
+        """The type as it is printed; `axis` and `dtype` write those parts of it."""
 
         def written(dim: ArrayDim) -> str:
             axes = "+".join(map(axis, dim.axes))

@@ -1,4 +1,4 @@
-"""What changes between two programs: two layouts of one function, or two versions of the code.
+"""The difference of two programs: two layouts, or two versions of the code.
 
 Lines are matched by what they are (the variable, the op, the phase and loop they stand in), not by where, so that a
 line that only moved in its file does not count.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """A line of two programs, None where one has no such line: a change unless both are there and alike."""
+    """A line of two programs; None where one has no such line."""
 
     path: tuple[str, ...]
     """The phase and the loops around it."""

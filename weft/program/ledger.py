@@ -1,4 +1,4 @@
-"""The ledger: every collective of a program, how often it runs, how much it carries, and why it is there.
+"""The ledger: every collective of a program, its bytes, its count and why.
 
 Read off the traced jaxpr, which is what is compiled. A loop of known length multiplies what is in it, a branch
 counts its larger side, and a `while_loop` counts one turn and says so.
@@ -20,7 +20,7 @@ from .walk import PHASES, Step, Tree, steps
 
 @dataclass(frozen=True)
 class Row:
-    """One collective: what one call of it carries on one processor, and how many calls there are."""
+    """One collective: what a call carries on one processor, and how many there are."""
 
     collective: str
     axes: Axes
@@ -95,11 +95,14 @@ class Ledger(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
     def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
-        """Bytes of all calls; with `axis`, of those that go over it, alone or with others; with `phase`, in it."""
+        """Bytes of all calls, of those over an axis, of those in a phase.
+
+        A call over several axes counts under each.
+        """
         return sum(row.bytes * row.count for row in self._chosen(axis, phase))
 
     def count(self, axis: str | None = None, phase: str | None = None) -> int:
-        """The number of all calls; with `axis`, of those that go over it; with `phase`, of those in it."""
+        """The number of all calls, of those over an axis, of those in a phase."""
         return sum(row.count for row in self._chosen(axis, phase))
 
     def _chosen(self, axis: str | None, phase: str | None) -> list[Row]:
@@ -125,7 +128,7 @@ class Ledger(Sequence[Row]):
         return "\n".join([*lines, "", *self.totals()])
 
     def totals(self) -> list[str]:
-        """What goes over each axis, a line each, and what is to be known of these figures."""
+        """What goes over each axis, a line each, and notes on these figures."""
         axes = self._axes or sorted({axis for row in self.rows for axis in row.axes})
         return [*(f"over {axis}: {self.total(axis)}" for axis in axes), *self.notes()]
 
@@ -135,7 +138,7 @@ class Ledger(Sequence[Row]):
         return f"{size_text(self.bytes(axis))} in {plural(count, 'call')}" if count else "nothing"
 
     def notes(self) -> list[str]:
-        """What is to be known of the totals: what is counted twice, what is a guess, what is for one turn."""
+        """Notes on the totals: what counts twice, is a guess, or is for one turn."""
         found = []
         if shared := sum(row.bytes * row.count for row in self.rows if len(row.axes) > 1):
             found.append(f"of which {size_text(shared)} over several axes at once, counted under each")
@@ -229,7 +232,10 @@ _RINGS = ("einsum",)  # whose permutes may carry pieces of the result
 
 
 def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
-    """The dims of what a collective carries: of its operand, or of the op's tensor that has as many elements."""
+    """The dims of what a collective carries, where they are known.
+
+    They are those of its operand, or of the op's tensor that has as many elements.
+    """
     entry = reading.entry(step.op)
     if entry is None:
         return ()
@@ -260,7 +266,7 @@ def ledger_of(reading: Reading) -> Ledger:
 
 
 def unknown_rows(reading: Reading) -> list[Row]:
-    """A row that says that more is sent, where JAX could not say how the update's values lie."""
+    """A row that says that more is sent, where the update's shardings are unknown."""
     axes = tuple(axis for axis, size in reading.mesh.axes.items() if size > 1)
     if reading.update_known or not axes:
         return []

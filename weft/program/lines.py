@@ -1,4 +1,4 @@
-"""Lines of a printed program: values, repeated ones folded, and their text in columns.
+"""Lines of a printed program: values, folded where they repeat, and their text.
 
 A line carries what it says as values (types, the collective, where it was written); its texts are made here, when they
 are asked for.
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """What stands in the line's widest column; of a collective, what one call carries."""
+        """What stands in the widest column; of a collective, what one call carries."""
         if self.sent is not None:
             return f"{'' if self.sent.exact else 'about '}{size_text(self.sent.bytes)}"
         return self.words + (f" x{self.times}" if self.times is not None else "") + self.aside
@@ -103,7 +103,7 @@ _LEAST_SAVED = 5
 
 
 def without_layers(name: str) -> str:
-    """A name the user gave, or a sentence with such names, with `*` for the numbers of layers.
+    """A name the user gave, or a sentence with some, with `*` for layer numbers.
 
     >>> without_layers("layers[3].w"), without_layers("h2")
     ('layers[*].w', 'h*')
@@ -123,7 +123,10 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 
 def fold(lines: Sequence[Line]) -> list[Line]:
-    """The lines, with neighbours that are alike but for the numbers of layers in one block."""
+    """The lines, with repeated layers once, in a block that says how often.
+
+    Lines are alike where they differ in the numbers of layers alone.
+    """
     anonymous = [_anonymous(line) for line in lines]
     keys = [_key(line) for line in anonymous]
     found: list[Line] = []
@@ -165,7 +168,10 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
 
 
 def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text; with `lines=False` functions stand in place of files and line numbers."""
+    """The listing as text.
+
+    With `lines=False` functions stand in place of files and line numbers.
+    """
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]

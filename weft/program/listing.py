@@ -1,4 +1,6 @@
-"""The printed program: one line an op, collectives standing out, loops once with their count, repeated layers fold.
+"""The printed program: a line for each op, collective and loop.
+
+Collectives stand out, a loop stands once with its count, repeated layers are folded.
 
 Forward lines are what the user wrote, in his order; backward lines say of which operand the gradient is; all of them
 only where the traced program has equations for them, or where nothing needs to run.
@@ -45,7 +47,10 @@ class _Group:
 
     @property
     def times(self) -> int:
-        """How often the same equations stand here: a function of the user's that is traced once and called again."""
+        """How often the same equations stand here.
+
+        More than once where a function of the user's is traced once and called again.
+        """
         # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
         work = [step for step in self.steps if step.eqn.primitive.name not in _TRIVIAL and step.collective is None]
         return min(Counter(id(step.eqn) for step in work).values(), default=1)
@@ -91,7 +96,7 @@ class _Level:
         return [item for item in found if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
-        """Whether a group is a gather repeated for the gradient, which then stands with the gradient."""
+        """Whether a group is a gather repeated for the gradient, and listed there."""
         if isinstance(item, Loop) or item.phase != "recompute" or self._is_made_again(item):
             return False
         later = groups.get((item.op, "backward", item.order))
@@ -100,7 +105,10 @@ class _Level:
         return later is not None
 
     def _is_made_again(self, group: _Group) -> bool:
-        """Whether a recomputation gives the op's result, and not only an index or a mask that its gradient needs."""
+        """Whether a recomputation gives the op's result.
+
+        Otherwise it makes only an index or a mask that the gradient needs.
+        """
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
@@ -128,7 +136,10 @@ class _Level:
         ]
 
     def _place(self, item: "_Group | Loop") -> tuple[int, int] | None:
-        """Where a forward item stands: in the order it was written; what was taken out of a loop, just before it."""
+        """Where a forward item stands: in the order of the source.
+
+        What was taken out of a loop stands just before it.
+        """
         entry = self.reading.entry(item.op)
         if entry is None:
             return None
@@ -138,14 +149,14 @@ class _Level:
         return at.id, 1 if at is entry else 0
 
     def _is_here(self, entry: Entry) -> bool:
-        """Whether an entry stands in this body itself; a mapped function has no body of its own."""
+        """Whether an entry stands in this body, or in a function mapped in it."""
         own = None if self.block is None else self.block.id
         while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op in MAPPED:
             entry = self.reading.entries[entry.parent]
         return entry.parent == own
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
-        """The lines of some items, under a heading for each phase where there are several."""
+        """The lines of some items; several phases have a heading each."""
         found: list[Line] = []
         phases = list(dict.fromkeys(item.phase for item in items))
         for phase, run in _runs(items):
@@ -265,7 +276,10 @@ class _Level:
         return [*(found or [plain]), *_collectives(left)]
 
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
-        """The operands whose gradients a group of equations makes: those of whose size it makes an array."""
+        """The operands whose gradients a group of equations makes.
+
+        Those are taken of whose size it makes an array.
+        """
         eqns = [s.eqn for s in group.steps if s.eqn.primitive.name not in _TRIVIAL or len(group.steps) == 1]
         if entry.op == "einsum" and any(eqn.primitive.name == "dot_general" for eqn in eqns):
             eqns = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
@@ -282,7 +296,7 @@ class _Level:
 
 
 def _gradient_name(of: str) -> str:
-    """What a gradient is called: that of a long path by its last word, that of an expression not at all.
+    """The name of a gradient: `d w`; of a long path, by its last word.
 
     >>> _gradient_name("w"), _gradient_name("layers.feed_forward_norm_scale"), _gradient_name("norm(x)")
     ('d w', 'd feed_forward_norm_scale', 'd ...')

@@ -1,4 +1,4 @@
-"""The memory of a program on one processor: the peak, what is alive there, and how it comes and goes.
+"""The memory of a program on one processor: its peak and what is alive then.
 
 Found by liveness on the traced program, by the rules of each target's compiler: nothing is compiled. `range` says how
 far the compiler's own peak may lie from it.
@@ -58,7 +58,10 @@ class Moment:
 
 
 class Memory:
-    """What a program holds in the memory of one processor, compiled for a `target`: `gpu`, `tpu` or `cpu`."""
+    """What a program holds in the memory of one processor of a `target`.
+
+    A target is `gpu`, `tpu` or `cpu`: each compiler has rules of its own.
+    """
 
     def __init__(self, jaxpr: Any, mesh_axes: dict[str, int], names: Names, target: str):
         if target not in RULES:
@@ -79,7 +82,10 @@ class Memory:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Between which two numbers the compiler's own peak lies; arguments are exact, the rest is not."""
+        """The least and the most that the compiler's own peak may be.
+
+        Arguments are exact, the rest is not.
+        """
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
@@ -118,7 +124,7 @@ class Memory:
 
     @functools.cached_property
     def course(self) -> list[Moment]:
-        """The program from start to end, loops entered once, with what is in memory at each point."""
+        """What is in memory from the program's start to its end, loops entered once."""
         return [self._moment(point, base) for point, base in _flat(self._course.points, 0)]
 
     def _moment(self, point: Point, base: int) -> Moment:

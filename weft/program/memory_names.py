@@ -1,4 +1,6 @@
-"""What the values of a program's memory are called: arguments by their path, the rest by the op that made them.
+"""Names of the values in a program's memory.
+
+Arguments go by their path, the rest by the op that made them.
 
 Joins what `liveness` read off the jaxpr with the record, as the listing does.
 """
@@ -24,7 +26,7 @@ from .walk import loop_parts, phase_of
 
 @dataclass(frozen=True)
 class Given:
-    """An array the program is given: its name, its dims where they are known, whether it may be overwritten."""
+    """An array the program is given; `dims` where it is a tensor's."""
 
     name: str
     dims: Shape | None
@@ -33,7 +35,10 @@ class Given:
 
 
 def given_to(bound: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Given]:
-    """The arrays of a call, in the order the traced program takes them; a train step may overwrite its state."""
+    """The arrays of a call, in the order the traced program takes them.
+
+    A train step may overwrite (donate) its state.
+    """
     if hasattr(bound, "optimizer"):
         return _given_to_step(*args, **kwargs)
     call, _ = bound._read(args, kwargs)
@@ -86,7 +91,7 @@ def _says_enough(path: Path) -> bool:
 
 
 def _dims_alike(path: Path, leaf: Any, params: dict[Path, Shape]) -> Shape | None:
-    """The dims of the parameter an array of the optimizer's state belongs to, where it has its shape."""
+    """The dims of the parameter that an array of the optimizer's state is like."""
     for of, dims in params.items():
         if _says_enough(of) and path[-len(of) :] == of and tuple(leaf.shape) == dims.sizes:
             return dims
@@ -153,7 +158,10 @@ class Names:
         return Label(f"gradient of {text}" if phase == "backward" else text, phase, str(self.reading.site(entry)), op)
 
     def _matched(self, value: Value, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
-        """The tensor of an op that a value is, by its size: a result, an operand brought there, a gradient."""
+        """The tensor of an op that a value is, by its size.
+
+        It may be a result, an operand that was brought there, or a gradient.
+        """
         elements, dtype = math.prod(value.aval.shape), value.aval.dtype
         own = self.reading.name(entry) or self.reading.text(entry)
         if phase == "backward":
@@ -207,7 +215,10 @@ class Names:
         return Called(given.name, named_type(value.aval.dtype, given.dims, placement))
 
     def _of_loop(self, value: Value, work: Work, course: Course) -> Called:
-        """A loop's result by what makes it inside; one piled up turn by turn has the loop's dim before its own."""
+        """A loop's result by what makes it inside.
+
+        One that is stacked turn by turn has the loop's dim before its own.
+        """
         index = next(i for i, result in enumerate(work.results) if result is value)
         inner = course.inner(work)
         body = inner.body

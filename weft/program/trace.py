@@ -1,4 +1,4 @@
-"""Tracing a function to the SPMD program it becomes, on a mesh of any size, with no devices."""
+"""Tracing a function to its SPMD program, on any mesh, with no devices."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ VERSION = 1
 
 @public(form="wf.trace(fn, *args, mesh=..., layout=...)")
 class Program:
-    """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
+    """A traced SPMD program: `print(program)` shows it, `jaxpr` is what is compiled."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Program:
         return f"{self.name} on {self.mesh} under {layout_text(self.layout)}"
 
     def text(self, *, lines: bool = True) -> str:
-        """The printed program; with `lines=False` the names of functions stand in place of line numbers."""
+        """The printed program; with `lines=False` functions in place of line numbers."""
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
         head = f"{self.name} on {self.mesh} ({processors}) under {layout_text(self.layout)}"
         if sizes := self.reading.sizes:
@@ -77,17 +77,23 @@ class Program:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the products and convolutions of one processor: loops, gradients and recomputation counted."""
+        """FLOPs of one processor's matrix products and convolutions.
+
+        Every turn of a loop, gradients and recomputation count.
+        """
         return self._work.total
 
     @property
     def flops_useful(self) -> float:
-        """This processor's share of `flops`, were no work done twice: of what n processors do alike, an n-th."""
+        """One processor's share of `flops`, were no work done twice.
+
+        Of what n processors do alike, an n-th counts.
+        """
         return self._work.useful
 
     @property
     def flops_duplicated(self) -> Duplicated:
-        """`flops - flops_useful`; its `reason` is a sentence that says what is done more than once, and why."""
+        """`flops - flops_useful`; its `reason` says what is done twice, and why."""
         return self._work.duplicated
 
     @property
@@ -101,13 +107,13 @@ class Program:
 
     @property
     def tensors(self) -> list[Placed]:
-        """The placed types of what its ops work on and give, in the order they were traced."""
+        """The placed types of all operands and results, in the order of the trace."""
         found = ((*entry.operands, *entry.results) for entry in self.reading.entries)
         return [placed for each in found for placed in each if placed is not None]
 
     @property
     def memory(self) -> Memory:
-        """What the program holds in the memory of one GPU, and at the peak; found without compiling."""
+        """What the program holds in the memory of one GPU; found without compiling."""
         return self.memory_on("gpu")
 
     def memory_on(self, target: str) -> Memory:
@@ -118,7 +124,10 @@ class Program:
         return self._memory[target]
 
     def diff(self, other: "Program") -> Diff:
-        """What changes from this program to another: another layout, or another version of the code."""
+        """What changes from this program to another.
+
+        That may be another layout, or another version of the code.
+        """
         return Diff(self, other)
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,7 +157,9 @@ class Program:
 
 @public
 def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = None, **kwargs: Any) -> Program:
-    """The program that `fn` becomes on a mesh under a layout; arguments may be `jax.ShapeDtypeStruct` tensors.
+    """The SPMD program that `fn` becomes on a mesh under a layout.
+
+    Arguments may be tensors of `jax.ShapeDtypeStruct`.
 
     A function made by `wf.spmd`, or a train step with a mesh, brings its own.
     """

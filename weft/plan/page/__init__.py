@@ -1,4 +1,6 @@
-"""The page: one HTML file that shows a program on its mesh, what it sends and holds, and how it differs from another.
+"""The page: one HTML file about a program on its mesh, or about two.
+
+It shows what a program sends and holds, and how it differs from another.
 
 It needs no network and no library. What is on it stands in the HTML itself as text, and its script only brings it to
 life: it draws the mesh, walks the lines and shows the source of what is picked.
@@ -36,7 +38,10 @@ _FIRST = 'document.documentElement.classList.add("live");'
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
 ) -> str:
-    """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
+    """The HTML text of a page about a program.
+
+    With a plan it is about its time too; with `against`, about both side by side.
+    """
     given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
     making = Making(sides, Sources(each for each, _ in given))

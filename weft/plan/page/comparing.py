@@ -1,4 +1,4 @@
-"""Two programs side by side on a page: what each sends, computes and holds, and their lines with the changes marked."""
+"""Two programs side by side on a page: their totals, and their lines."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ def comparing(making: Making) -> str:
 def titles(
     sides: Sequence[Side], mesh: Callable[[Mesh], str] = str, layout: Callable[[Layout], str] = layout_text
 ) -> list[str]:
-    """What tells two sides apart: their layouts, their meshes, or both; written by these functions."""
+    """What tells two sides apart: their layouts, their meshes, or both."""
     meshes, layouts = [mesh(side.program.mesh) for side in sides], [layout(side.program.layout) for side in sides]
     if len(set(meshes)) == 1:
         return layouts
@@ -118,7 +118,10 @@ def _near_changes(lines: Sequence[Change]) -> list[bool]:
 
 
 def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterator[tuple[int, str]]:
-    """The phases and loops that a line is in and the one before is not, less a loop that has just had its own line."""
+    """The phases and loops that a line is in and the one before is not.
+
+    A loop that has just had its own line needs no heading.
+    """
     same = 0
     while same < min(len(before), len(path)) and before[same] == path[same]:
         same += 1

@@ -1,4 +1,4 @@
-"""What a processor holds, on a page: memory over the program's course, and what is alive where it is most."""
+"""Memory on a page: its course over the program, and what is alive at the peak."""
 
 import html
 import itertools
@@ -43,7 +43,7 @@ def _donated(memory: Memory) -> str:
 
 
 def _course(side: Side, top: float) -> str:
-    """An area as high as what is held at each moment, under bands that name the phases."""
+    """An area as high as the memory at each moment, under bands of the phases."""
     moments = course(side.memory)
     if not moments:
         return ""
@@ -73,7 +73,7 @@ def _course(side: Side, top: float) -> str:
 
 
 def course(memory: Memory) -> list[Moment]:
-    """The moments of a course, those of one op in a row as one: the one that holds most."""
+    """The moments of a course; of one op in a row, the one that holds most."""
     runs = itertools.groupby(memory.course, lambda moment: (moment.label, moment.phase, moment.source))
     return [max(run, key=lambda moment: moment.bytes) for _, run in runs]
 

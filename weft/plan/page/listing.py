@@ -1,4 +1,4 @@
-"""The program on a page: a line an op, collectives standing out, each with its tensors and its source."""
+"""The program on a page: a line for each op, with its tensors and its source."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def kind(making: Making, line: Line) -> str:
 
 
 def picked(making: Making, side: Side, line: Line, above: Sequence[tuple[str, int]]) -> int:
-    """What a line shows when it is picked: its tensors on the mesh, or who sends to whom, and its source."""
+    """What a line shows when it is picked: its tensors or groups, and its source."""
     return making.pick(said(line), part(side, line, above), note=line.reason, source=line.source)
 
 
@@ -73,7 +73,7 @@ def said(line: Line) -> str:
 
 
 def part(side: Side, line: Line, above: Sequence[tuple[str, int]]) -> dict:
-    """What is drawn for a line; `above` are the tensors of the op that a collective belongs to."""
+    """What is drawn for a line; `above` are the tensors of a collective's op."""
     if line.sent is not None:
         return drawn(side, above, line.sent.axes)
     return drawn(side, side.tensors.of_line(line))

@@ -1,4 +1,4 @@
-"""What the parts of a page share: escaped text, coloured axes, bars, rows that can be picked."""
+"""What the parts of a page share: escaped text, coloured axes, bars, rows."""
 
 import html
 import json
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass
 class Making:
-    """A page while it is made: its sides, the source lines it needs, and what can be picked on it."""
+    """A page while it is made: its sides, its source lines, its picks."""
 
     sides: list[Side]
     sources: Sources
@@ -57,7 +57,7 @@ class Making:
         return self.sides[0]
 
     def pick(self, title: str, *parts: dict[str, Any], note: str = "", source: str = "") -> int:
-        """The number of something that can be picked: what is drawn on the mesh for it, and its source line."""
+        """The number of a new pick: what the mesh draws for it, and its source line."""
         self.picks.append({"title": title, "note": note, "parts": parts, "source": self.sources.link(source)})
         return len(self.picks) - 1
 
@@ -102,7 +102,7 @@ class Making:
 
 
 def drawn(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
-    """What is drawn on a side's mesh: one of some tensors, or who takes part in a collective over some axes."""
+    """What is drawn on a side's mesh: tensors, or the groups of a collective."""
     return {"side": side.number, "tensors": list(tensors), "axes": list(axes)}
 
 
@@ -133,7 +133,7 @@ def cell(name: str, content: str) -> str:
 
 
 def path(name: str, text: str) -> str:
-    """A column whose text, where it is too long, is cut at its start: the end of a path says most."""
+    """A column whose text is cut at its start: the end of a path says most."""
     return f'<span class="{name} path"><bdi>{html.escape(text)}</bdi></span>'
 
 

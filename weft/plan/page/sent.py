@@ -1,4 +1,4 @@
-"""What a program sends, on a page: bars for each axis, and the collectives with what they carry and why."""
+"""What a program sends, on a page: bars for each axis, and the collectives."""
 
 import html
 from dataclasses import replace
@@ -92,7 +92,7 @@ def _collective(making: Making, side: Side, sent: Row, most: int) -> str:
 
 
 def alike(ledger: Ledger) -> list[Row]:
-    """The rows of a ledger, those of one line of source that differ by the number of a layer taken together."""
+    """The rows of a ledger, the layers of one line of source taken together."""
     found: dict[Row, int] = {}
     for each in ledger:
         key = replace(each, count=0, reason=without_layers(each.reason))

@@ -1,4 +1,4 @@
-"""The lines of source a page shows: a few around each line that the program names, read when the page is made."""
+"""The source lines a page shows: a few around each that the program names."""
 
 import html
 import linecache
@@ -13,7 +13,7 @@ _LONGEST = 400
 
 
 class Sources:
-    """The source lines of some programs, each asked for by the place as it is printed: `net.py:6`."""
+    """The source lines of some programs, by place as it is printed: `net.py:6`."""
 
     def __init__(self, programs: Iterable[Program]):
         self._sites: dict[str, Site] = {}

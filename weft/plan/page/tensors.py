@@ -1,4 +1,7 @@
-"""The tensors of a page: each placed type with its sizes, from which follows the slice that each processor holds."""
+"""The tensors of a page: each placed type with its sizes.
+
+From these follows the slice that each processor holds.
+"""
 
 import math
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ class Tensors:
         self._table: dict[ArrayType, int] = {}
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The table as plain values: a type, its dims with sizes and axes, and how much a processor holds."""
+        """The table as plain values: types, dims, and how much a processor holds."""
         return [self._plain(type_) for type_ in self._table]
 
     def _plain(self, type_: ArrayType) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a step takes, on a page: the phases, what is sent over which axes, and the ops that take longest."""
+"""What a step takes, on a page: the phases, the sending, the longest ops."""
 
 import html
 
