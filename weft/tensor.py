@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from .dims import Dim, Shape, new_dims
+from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
 from .dtypes import has_values, need_room, short_dtype
 from .elsewhere import unknown_method, wrong_rename
@@ -64,7 +64,7 @@ class Tensor(Operators):
     _memo: dict[Any, Any]
 
     @public(form="wf.tensor(array, 'batch d_model')")
-    def __init__(self, array: Any, dims: Any):
+    def __init__(self, array: Any, dims: Dims):
         made = tensor(array, dims)
         self._fill(made._array, made._dims, None, PLAIN)
 
@@ -109,23 +109,23 @@ class Tensor(Operators):
         return checkpoint_name(array, SLICE)  # asked for by name, it may be treated as the slice it is
 
     @public
-    def dim(self, name: Dim | str) -> Dim:
+    def dim(self, name: DimLike) -> Dim:
         """The dim of that name."""
         return self._dims.find(name)
 
     @public
-    def size(self, name: Dim | str) -> int:
+    def size(self, name: DimLike) -> int:
         """The global size of the dim of that name."""
         return self.dim(name).size
 
     @public
-    def ways(self, dim: Dim | str) -> int:
+    def ways(self, dim: DimLike) -> int:
         """Into how many slices a dim is split; 1 outside a region. For schedules only."""
         self._dims.find(dim)
         return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
 
     @folded
-    def rename(self, *wrong: Any, **names: Dim | str) -> "Tensor":
+    def rename(self, *wrong: Any, **names: DimLike) -> "Tensor":
         """This tensor with some dims renamed, moved where the new names are split otherwise."""
         if wrong:
             raise wrong_rename(wrong)
@@ -263,13 +263,13 @@ class Tensor(Operators):
 
 
 @public(form="wf.tensor(array, 'batch d_model')")
-def tensor(array: Any, dims: Any) -> Tensor:
+def tensor(array: Any, dims: Dims) -> Tensor:
     """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
     return _named(array, dims, PLAIN)
 
 
 @public(form="wf.parameter(array, 'd_model d_ff')")
-def parameter(array: Any, dims: Any = None) -> Tensor:
+def parameter(array: Any, dims: Dims | None = None) -> Tensor:
     """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
 
     `dims` may be left out where `array` is a tensor already.
