@@ -25,9 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OF = {
     "compat": [],
     "errors": ["compat"],
-    "small_files": ["errors"],
-    "dims": ["errors"],
-    "dtypes": ["errors"],
+    "checks": ["errors"],
+    "small_files": ["checks"],
+    "dims": ["checks"],
+    "dtypes": ["checks"],
     "elsewhere": ["errors"],
     "devices": ["errors"],
     "mesh": ["dims", "devices"],
