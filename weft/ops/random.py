@@ -15,13 +15,14 @@ from jax import lax
 
 from ..dims import Dim, Shape, only, resolve
 from ..dtypes import is_key
-from ..elsewhere import RANDOM, unknown_name
-from ..errors import DimError, TensorError, folded
+from ..elsewhere import RANDOM
+from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
 from ..lower.collectives import as_varying, index
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
+from ..namespace import namespace
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .create import slice_of
 from .elementwise import cast, where
@@ -260,7 +261,4 @@ __all__ = [
     "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("wf.random", name, __all__, RANDOM)
+__dir__, __getattr__ = namespace(globals(), called="wf.random", written=RANDOM)
