@@ -58,7 +58,7 @@ def _given_to_step(state: Any, batch: Any, key: Any = None) -> list[Given]:
         for path, leaf in _leaves(tree):
             if is_tensor(leaf):
                 params |= {path: leaf.dims} if part == "params" else {}
-                found.append(Given(_path_name(part, path), leaf.dims, leaf._kind.store, True))
+                found.append(Given(_path_name(part, path), leaf.dims, leaf.kind.store, True))
             else:
                 found.append(Given(_path_name(part, path), _dims_alike(path, leaf, params), "optimizer", True))
     for part, tree in (("batch", batch), ("key", key)):
@@ -76,7 +76,7 @@ def _leaves(tree: Any) -> list[tuple[Path, Any]]:
     return [
         (tuple(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]
-        if not is_tensor(leaf) or hasattr(leaf._array, "shape")
+        if not is_tensor(leaf) or hasattr(leaf.raw, "shape")
     ]
 
 
