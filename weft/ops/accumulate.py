@@ -26,7 +26,7 @@ from .control import sliced
 _TURN = f"{UNSHOWN}microbatch"
 
 
-@recorded_block
+@recorded_block(reason_else="because it is the same for every microbatch, and the rows are split over {axes}")
 def accumulate(
     fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int
 ) -> Tensor:
@@ -49,7 +49,7 @@ def accumulate(
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
     turn = Dim(_TURN, count)
-    note_loop(count, turn.name)
+    note_loop(turn.name)
     # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
     with bringing(brought) if taken_axes() else contextlib.nullcontext():
         return _accumulated(fn, bring_in(params), bring_in(data), name, turn)

@@ -24,11 +24,12 @@ from ..lower.move import aligned
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
 from ..lower.trees import Slot, numbers, put_together, slot_of, take_apart
+from ..record import BRANCHES
 from ..tensor import is_tensor, make
 from .debug import only_where
 
 
-@recorded_block
+@recorded_block()
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
     """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
     for branch in (on_true, on_false):
@@ -43,8 +44,8 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
     arrays, slots, structure = take_apart(bring_in(operands))
     arrays = numbers(arrays, "the operands of cond")
     branches = [
-        _Branch(recorded_block(fn, name), is_on, slots, structure)
-        for fn, name, is_on in ((on_true, "on_true", lambda: chosen), (on_false, "on_false", lambda: ~chosen))
+        _Branch(recorded_block(name=BRANCHES[holds])(fn), is_on, slots, structure)
+        for fn, holds, is_on in ((on_true, True, lambda: chosen), (on_false, False, lambda: ~chosen))
     ]
     traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)

@@ -30,10 +30,8 @@ from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, 
 from .debug import only_where
 from .mapping import is_mapped
 
-_STEP = f"{UNSHOWN}step"
 
-
-@recorded_block
+@recorded_block(reason_else="because the carry starts the same on all of {axes} and differs there after a turn")
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
@@ -50,7 +48,7 @@ def scan(
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
     need_no_padding([dim], "scan")
-    note_loop(dim.size, dim.name)
+    note_loop(dim.name)
     inputs, slots, structure = take_apart(_along(xs, dim))
     inner = [slot.inner(dim, slot.region) for slot in slots]
 
@@ -216,7 +214,7 @@ class _Loop:
         return is_fixed
 
 
-@recorded_block
+@recorded_block()
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
     need_function(condition, "while_loop", takes=1)
@@ -285,13 +283,13 @@ def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry:
     def any_holds(state: Any) -> Any:
         region = open_region()
         assert region is not None
-        with region.record.op("any", reason=_TURNED_TOGETHER):
+        with region.record.unasked("any", _TURNED_TOGETHER):
             return all_max(state[1], rows)
 
     return lax.while_loop(any_holds, turn_all, (carry, holds(carry)))[0]
 
 
-@recorded_block
+@recorded_block()
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
 
@@ -309,7 +307,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
-        steps = Dim(_STEP, upper - lower)
+        steps = Dim(UNSHOWN, upper - lower)  # a dim of which no name is shown
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
         return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
 

@@ -26,8 +26,10 @@ from ..lower.recorded import recorded
 from ..tensor import is_tensor, placement
 from .uneven import or_padding
 
+_LOOKS = "because {op} looks at the whole value"
 
-@recorded
+
+@recorded(arguments_before=1, reason=_LOOKS)
 def print(fmt: str, *xs: Any) -> None:
     """Prints `fmt.format(*xs)` with the global values of the tensors, once."""
     if not isinstance(fmt, str):
@@ -125,7 +127,7 @@ class Failures:
 failures = Failures()
 
 
-@recorded
+@recorded(reason=_LOOKS)
 def check(predicate: Any, message: str, **tensors: Any) -> None:
     """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
     if not isinstance(message, str):

@@ -24,11 +24,12 @@ from ..lower.collectives import level_of
 from ..lower.meet import Meeting, common_region, meet, need_function, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
+from ..lower.trees import map_tensors
 from ..operators import operation
-from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, marked, placement
 
 
-@recorded
+@recorded(arguments_before=1)
 def elementwise(fn: Callable[..., Any], *xs: Any, names: str = "any") -> Tensor:
     """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name.
 
@@ -174,28 +175,28 @@ def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
         )
 
 
-def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+def _function(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> Callable[..., Tensor]:
     name = name or fn.__name__
 
     def apply(x: Any, *more: Any) -> Tensor:
         return _elementwise(fn, name, [x, *more])
 
-    return _registered(apply, name)
+    return _registered(apply, name, sign)
 
 
-def _binary(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+def _binary(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> Callable[..., Tensor]:
     name = name or fn.__name__
 
     def apply(x: Any, y: Any, *, names: str = "any") -> Tensor:
         return _elementwise(fn, name, [x, y], names)
 
-    return _registered(apply, name)
+    return _registered(apply, name, sign)
 
 
-def _registered(apply: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+def _registered(apply: Callable[..., Tensor], name: str, sign: str) -> Callable[..., Tensor]:
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
-    return operation(name)(recorded(apply, name))
+    return operation(name)(recorded(name=name, sign=sign)(apply))
 
 
 abs = _function(jnp.abs, "abs")
@@ -231,9 +232,10 @@ erf, erfc, erfinv = _function(_erf, "erf"), _function(_erfc, "erfc"), _function(
 gammaln, digamma = _function(special.gammaln, "gammaln"), _function(special.digamma, "digamma")
 sign, floor, ceil, trunc, rint = map(_function, (jnp.sign, jnp.floor, jnp.ceil, jnp.trunc, jnp.rint))
 round = _function(jnp.round, "round")
-negative, positive, reciprocal = _function(jnp.negative), _function(jnp.positive), _function(jnp.reciprocal)
+negative, positive = _function(jnp.negative, sign="-"), _function(jnp.positive)
+reciprocal = _function(jnp.reciprocal)
 isnan, isinf, isfinite = _function(jnp.isnan), _function(jnp.isinf), _function(jnp.isfinite)
-logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert")
+logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert", sign="~")
 real, imag, conj = _function(jnp.real), _function(jnp.imag), _function(jnp.conj, "conj")
 
 relu, relu6, silu, sigmoid = map(_function, (jax.nn.relu, jax.nn.relu6, jax.nn.silu, jax.nn.sigmoid))
@@ -258,17 +260,19 @@ def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
     return _elementwise(lambda a: jax.nn.leaky_relu(a, negative_slope), "leaky_relu", [x])
 
 
-add, subtract, multiply = _binary(jnp.add), _binary(jnp.subtract), _binary(jnp.multiply)
-divide, floor_divide = _binary(jnp.divide, "divide"), _binary(jnp.floor_divide)
-remainder, power = _binary(jnp.remainder, "remainder"), _binary(jnp.power, "power")
+add, subtract = _binary(jnp.add, sign="+"), _binary(jnp.subtract, sign="-")
+multiply, divide = _binary(jnp.multiply, sign="*"), _binary(jnp.divide, "divide", sign="/")
+floor_divide, remainder = _binary(jnp.floor_divide, sign="//"), _binary(jnp.remainder, "remainder", sign="%")
+power = _binary(jnp.power, "power", sign="**")
 maximum, minimum = _binary(jnp.maximum), _binary(jnp.minimum)
 arctan2, hypot, logaddexp = _binary(jnp.arctan2), _binary(jnp.hypot), _binary(jnp.logaddexp)
-equal, not_equal = _binary(jnp.equal), _binary(jnp.not_equal)
-less, less_equal = _binary(jnp.less), _binary(jnp.less_equal)
-greater, greater_equal = _binary(jnp.greater), _binary(jnp.greater_equal)
+equal, not_equal = _binary(jnp.equal, sign="=="), _binary(jnp.not_equal, sign="!=")
+less, less_equal = _binary(jnp.less, sign="<"), _binary(jnp.less_equal, sign="<=")
+greater, greater_equal = _binary(jnp.greater, sign=">"), _binary(jnp.greater_equal, sign=">=")
 logical_and, logical_or, logical_xor = map(_binary, (jnp.logical_and, jnp.logical_or, jnp.logical_xor))
-bitwise_and, bitwise_or, bitwise_xor = map(_binary, (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
-left_shift, right_shift = _binary(jnp.left_shift), _binary(jnp.right_shift)
+bitwise_and, bitwise_or = _binary(jnp.bitwise_and, sign="&"), _binary(jnp.bitwise_or, sign="|")
+bitwise_xor = _binary(jnp.bitwise_xor, sign="^")
+left_shift, right_shift = _binary(jnp.left_shift, sign="<<"), _binary(jnp.right_shift, sign=">>")
 nextafter = _binary(jnp.nextafter)
 
 
@@ -286,7 +290,7 @@ def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
     return _elementwise(jnp.where, "where", [condition, a, b], names)
 
 
-@recorded
+@recorded(is_cast=True)
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
     dtype = as_dtype(dtype)
@@ -311,4 +315,4 @@ def stop_gradient(x: Any) -> Any:
     """`x`, through which no gradient flows; takes a tree of tensors too."""
     for leaf in jax.tree.leaves(x, is_leaf=is_tensor):
         operand(leaf, "stop_gradient")
-    return lax.stop_gradient(x)
+    return map_tensors(lambda y: marked(y, {"has_gradient": False}), lax.stop_gradient(x))

@@ -21,7 +21,7 @@ from ..tensor import Tensor, as_dtype
 from .reshape import rename
 
 
-@recorded
+@recorded(reason_along="because {along_is} looked up in, and split over {axes}")
 def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
 

@@ -21,6 +21,7 @@ from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..lower.unchecked import call_unchecked
+from ..record import SUMS
 from ..tensor import Tensor, is_tensor
 from .elementwise import primitives_in
 
@@ -42,7 +43,11 @@ class Here:
         return self._meeting.local_sizes([self._meeting.dims.find(dim)])[0]
 
 
-@recorded
+@recorded(
+    arguments_before=1,
+    reason_along=SUMS,
+    reason_else="because the function given to local calls it over {axes}",
+)
 def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: Any = ()) -> Any:
     """`fn` of the local arrays of `xs`, giving an array of the dims `out` (or several, for a list of such).
 

@@ -54,7 +54,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         dim = _mapped_dim(over, tensors)
         region = _region_of(tensors)
         taken = axes_taken(dim, region, tensors)
-        note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+        note_loop(dim.name, examples=dim.size // (region.ways(taken) if region is not None else 1))
         inner = region.within(taken) if region is not None else None
         leaves = [_filled(prepared(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
@@ -74,7 +74,8 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
         return jax.tree.unflatten(found[1], outputs)
 
-    return recorded_block(mapped, "vmap")
+    because = "because it is the same for every {over}, which is split over {axes}"
+    return recorded_block(name="vmap", is_mapped=True, reason_else=because)(mapped)
 
 
 def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:

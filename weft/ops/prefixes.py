@@ -24,7 +24,7 @@ from .control import sliced
 from .mapping import axes_taken, prepared
 
 
-@recorded_block
+@recorded_block(is_mapped=True, reason_else="because associative_scan goes over {over}, split over {axes}")
 def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> Any:
     """The prefixes of `xs`, a tree of tensors, along the dim `over`, joined by `fn`; the same tree with the same dims.
 
@@ -40,7 +40,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
         same_size(dim, x.dims.find(dim))
     region = common_region(tensors)
     taken = axes_taken(dim, region, tensors)
-    note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+    note_loop(dim.name)
     inner = region.within(taken) if region is not None else None
     shapes = [x.dims.without([dim]) for x in tensors]
     at = _shared_position(tensors, dim)

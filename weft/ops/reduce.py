@@ -19,6 +19,7 @@ from ..lower.meet import Meeting, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.padding import highest, lowest
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .einsum import checked_rename
 from .elementwise import cast
@@ -53,7 +54,7 @@ class Reduction:
         return result(array, self.x.dims, self.meeting.region)
 
 
-@recorded
+@recorded(reason_along=SUMS)
 def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = Reduction(x, over, "sum")
@@ -62,7 +63,7 @@ def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -
     return r.reduced(array, partial=r.axes, rename=rename)
 
 
-@recorded
+@recorded(reason_along=SUMS)
 def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
     """The mean of `x` over the dims `over`; `dtype` as in `einsum`."""
     r = Reduction(x, over, "mean")

@@ -19,7 +19,7 @@ from ..tensor import Tensor, make
 
 
 @operation("rename")
-@recorded
+@recorded(is_rename=True)
 def rename(x: Tensor, **names: Any) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")

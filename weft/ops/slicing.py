@@ -399,7 +399,7 @@ def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
     return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region, kind)
 
 
-_strided = recorded(_strided, "slice")
+_strided = recorded(name="slice")(_strided)
 
 
 def _scalar(at: Any, name: str) -> Tensor:

@@ -6,20 +6,11 @@ it, which is whole where others are split. A gradient's collective has the reaso
 
 from collections.abc import Iterable, Sequence
 
-from ..record import Axes, Entry, Placed
+from ..record import SUMS, Axes, Entry, Placed
 from .reading import Reading
 from .walk import Step
 
-_SUMMED = ("einsum", "sum", "mean", "local")
-_MOVED = ("rename", "einsum", "sum")
-_CHANNELS = ("conv", "conv_transpose")
-_SHOWN = ("print", "check")
-_BLOCKS = {
-    "scan": "because the carry starts the same on all of {axes} and differs there after a turn",
-    "vmap": "because it is the same for every {over}, which is split over {axes}",
-    "associative_scan": "because associative_scan goes over {over}, split over {axes}",
-    "accumulate": "because it is the same for every microbatch, and the rows are split over {axes}",
-}
+_REDUCES = ("all_reduce", "reduce_scatter")
 
 
 def reason(reading: Reading, step: Step, axes: Axes) -> str:
@@ -28,17 +19,15 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     if entry is None:
         return ""
     over = _joined(axes)
-    if entry.reason:
-        return entry.reason.format(axes=over, name=reading.operand_name(entry.id, 0) or "a parameter")
-    if entry.op in _SHOWN:
-        return f"because {entry.op} looks at the whole value"
+    if entry.traits.reason:
+        name = reading.operand_name(entry.id, 0) or "a parameter"
+        return entry.traits.reason.format(axes=over, op=entry.op, name=name)
     placed = entry.operands[step.operand] if step.operand is not None and step.operand < len(entry.operands) else None
     if placed is not None and step.operand is not None:
         name = reading.operand_name(entry.id, step.operand) or f"operand {step.operand + 1}"
         return _of_operand(reading, entry, placed, name, step, axes)
     if entry.is_block:
-        form = _BLOCKS.get(entry.op, "because it is the same on all of {axes} before, and differs there after")
-        return form.format(axes=over, over=_and(entry.over))
+        return entry.traits.reason_else.format(axes=over, over=_and(entry.over))
     if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
         return f"because {_is(_held(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
@@ -87,8 +76,8 @@ class _Op:
             dim.name: held for p in entry.results for dim, held in zip(p.dims, p.placement, strict=True)
         }  # of the result
         self.split = [dim for dim, held in entry.dims.items() if set(axes) & set(held)]
-        self.gone = [dim for dim in self.split if self._is_gone(dim)]
-        self.along = [dim for dim in self.split if dim in entry.over] or self.gone
+        self.lost = [dim for dim in self.split if self._new(dim) not in self.lies]
+        self.along = [dim for dim in self.split if dim in entry.over] if entry.over else self.lost
         self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
         self.moved = [
             dim for dim in self.split if not set(axes) <= set(self.lies.get(self._new(dim), ()))
@@ -98,41 +87,28 @@ class _Op:
     def _new(self, dim: str) -> str:
         return self.entry.renamed.get(dim, dim)
 
-    @property
-    def summed(self) -> list[str]:
-        """The dims split here that the result no longer has, by whatever way they went."""
-        return [dim for dim in self.split if self._new(dim) not in self.lies]
-
-    def _is_gone(self, dim: str) -> bool:
-        return dim in self.entry.over if self.entry.over else self._new(dim) not in self.lies
-
     def forward(self, collective: str | None) -> str:
-        op, over = self.entry.op, self.over
-        if collective == "reduce_scatter" and op in _MOVED:
-            return (
-                f"because {_is(self.gone)} summed and split over {over}, where {_and(self.arrived)} of the result lies"
-            )
+        entry, over = self.entry, self.over
         if collective == "all_to_all" and self.is_back:
-            return f"because {op} needs {_and(self.split)} whole, split over {over}"
+            return f"because {entry.op} needs {_and(self.split)} whole, split over {over}"
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
-        if collective == "all_gather" and op in _MOVED:
+        if collective == "all_gather" and entry.renamed:
             return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
-        if op == "take":
-            return f"because {_is(self.along)} looked up in, and split over {over}"
-        if not self.along and self.split and op == "scatter_add":
-            return f"because {_is(self.split)} summed and split over {over}"
-        if op in _CHANNELS and collective == "all_reduce":
-            return f"because {_is(self.summed)} summed and split over {over}"
-        if not self.along and op == "local":
-            return f"because the function given to local calls it over {over}"
-        if not self.along and self.split and collective == "all_gather":
+        if self.along:
+            why = self._filled(entry.traits.reason_along, self.along)
+            is_scattered = collective == "reduce_scatter" and entry.traits.reason_along == SUMS
+            return f"{why}, where {_and(self.arrived)} of the result lies" if is_scattered else why
+        if self.lost and collective in _REDUCES:
+            return self._filled(SUMS, self.lost)
+        if entry.traits.reason_else:
+            return self._filled(entry.traits.reason_else, [])
+        if self.split and collective == "all_gather":
             return f"because {_is(self.moved)} split over {over}, where the result is whole"
-        if not self.along:
-            return f"because of equal copies along {over} the first is taken for all"
-        if op in _SUMMED:
-            return f"because {_is(self.along)} summed and split over {over}"
-        return f"because {op} goes over {_and(self.along)}, split over {over}"
+        return f"because of equal copies along {over} the first is taken for all"
+
+    def _filled(self, reason: str, along: list[str]) -> str:
+        return reason.format(op=self.entry.op, axes=self.over, along=_and(along), along_is=_is(along))
 
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
@@ -140,12 +116,10 @@ class _Op:
             return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
         if collective == "all_gather":
             return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"
-        if collective == "reduce_scatter":
-            if op not in _MOVED:
-                return self._goes_over()
+        if collective == "reduce_scatter" and self.entry.renamed:
             otherwise = self._otherwise()
             return f"because {_is(self.moved)} split over {over} and {otherwise}: the parts of the gradient are summed"
-        if self.along or self.split:
+        if collective == "reduce_scatter" or self.along or self.split:
             return self._goes_over()
         return f"because the result of {op} is the same on all of {over}, used with data split there"
 

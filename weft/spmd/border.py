@@ -281,7 +281,7 @@ class _Leaving:
             )
         fits = x._region is not None or tuple(x._array.shape) == x.dims.sizes
         placed: list[Any] = list(placement(checked(x))) if fits else [()] * x._array.ndim
-        with region.record.op("return", reason=_LEAVING, at=self.at):
+        with region.record.unasked("return", _LEAVING, at=self.at):
             array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
@@ -348,7 +348,7 @@ def _moved(tree: Any, target: Region) -> Any:
         if not is_tensor(x) or x._region is None:
             return x
         have, want = placement(checked(x)), target.placement(x.dims, x._kind.store)
-        with target.record.op("spmd", reason=_OTHER_LAYOUT):
+        with target.record.unasked("spmd", _OTHER_LAYOUT):
             moved = relocate(x._array, have, want, target)
         return result(moved, x.dims, target, Kind(store=x._kind.store, frozen=x._kind.frozen))
 

@@ -144,7 +144,7 @@ def _gradient_of(x: Any, gradient: Any) -> Any:
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
     if x._kind.equal:
         assert x._region is not None
-        with x._region.record.op("gradient", reason=_OF_COPIES):
+        with x._region.record.unasked("gradient", _OF_COPIES):
             gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
     return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
 
