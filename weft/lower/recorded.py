@@ -102,10 +102,10 @@ def _finish(draft: Draft, region: Region, args: Sequence[Any], kwargs: Mapping[s
     draft.note(renamed={_name(old): _name(new) for old, new in names.items()})
     if not draft.is_block and not draft.noted.get("operands"):
         dims = {dim.name: axes for x in given for dim, axes in zip(x.dims, placement(x), strict=True)}
-        _note(draft, given, [None] * len(given), stays_stored=any(x._kind.store is not None for x in results))
+        _note(draft, given, [None] * len(given), stays_stored=any(x.kind.store is not None for x in results))
         draft.note(dims={**draft.noted.get("dims", {}), **dims})
-    arrays = {id(x._array) for x in given}
-    draft.note(is_free=bool(results) and all(id(x._array) in arrays for x in results))
+    arrays = {id(x.raw) for x in given}
+    draft.note(is_free=bool(results) and all(id(x.raw) in arrays for x in results))
     gradients = draft.noted.get("gradients", ())
     flows = any(gradients) or (None if draft.is_block or None in gradients else False)
     for x in results:
@@ -192,7 +192,7 @@ def _note(draft: Draft, xs: Sequence[Any], wants: Sequence[Placement | None], *,
 
 def _has_gradient(x: Tensor) -> bool | None:
     """Whether a gradient flows back to a tensor; None where a function of JAX's own hides it."""
-    if x._region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+    if x.region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return False
     return x._memo.get("has_gradient")
 
@@ -200,8 +200,8 @@ def _has_gradient(x: Tensor) -> bool | None:
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
     """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
     have = placement(x)
-    is_finer = x._region is not None and have != x._region.placement(x.dims) and have != want
-    return Placed(x.dtype, x.dims, have, x._kind.store if is_finer else None)
+    is_finer = x.region is not None and have != x.region.placement(x.dims) and have != want
+    return Placed(x.dtype, x.dims, have, x.kind.store if is_finer else None)
 
 
 def _name(dim: Any) -> str:

@@ -284,9 +284,9 @@ def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractConte
 
 
 def _is_on_gpu(x: Tensor) -> bool:
-    if x._region is None:
+    if x.region is None:
         return jax.default_backend() == "gpu"
-    return x._region.mesh.platform == "gpu"
+    return x.region.mesh.platform == "gpu"
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

@@ -75,10 +75,8 @@ class Sources:
         node = self._file(code.co_filename).find(position)
         if node is None:
             return Site(file, position[0], function)
-        writer = _Writer(
-            lambda inner: (code.co_filename, _place(inner)) in self._ops,
-            self._ops.get((code.co_filename, position), {}),
-        )
+        here = self._ops.get((code.co_filename, position), {})
+        writer = _Writer(lambda inner: (code.co_filename, _place(inner)) in self._ops, here)
         called, text, arguments = writer.written(node)
         return Site(
             file, position[0], function, writer.targets(node), called, _shortened(text, _LONGEST_TEXT), arguments
