@@ -1,4 +1,4 @@
-"""The record: every op of a traced program, where it stands in the user's source, and what it was done with.
+"""The record: every op of a traced program and its place in the source.
 
 A jaxpr knows primitives, not ops. So each op takes a number here and runs in a JAX scope of that name, which
 survives differentiation, loops and recomputation; whoever reads the jaxpr finds its way back by the number. Holds
@@ -32,7 +32,7 @@ BRANCHES = ("on_false", "on_true")
 
 @dataclass(frozen=True)
 class Placed:
-    """The type of a tensor: its dtype, its dims, and over which axes each of them is split."""
+    """The type of a tensor: dtype, dims, and the axes each dim is sharded over."""
 
     dtype: Any
     dims: Shape
@@ -43,7 +43,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Argument:
-    """An array a region is given: an argument by itself, or a leaf of a tree, called by its path."""
+    """An array given to a region: an argument, or a leaf of one, called by its path."""
 
     name: str
     is_leaf: bool
@@ -55,7 +55,7 @@ SUMS = "because {along_is} summed and split over {axes}"
 
 @dataclass(frozen=True)
 class Traits:
-    """What an op says of itself, so that whoever reads programs need not know its name.
+    """What an op says of itself, so that readers of programs need no names of ops.
 
     Reasons say why it sends. In their texts `{axes}`, `{op}` and `{over}` are filled in, `{name}` by its first operand,
     and `{along}` or `{along_is}` by the dims it goes over.
@@ -88,7 +88,7 @@ _PLAIN = Traits()
 
 @dataclass(frozen=True, eq=False)
 class FusedAttention:
-    """One attention, of ops that on a GPU are one fused kernel: its sizes, none of which is split."""
+    """The whole sizes of an attention whose ops are one fused kernel on a GPU."""
 
     length: int
     memory_length: int
@@ -98,7 +98,7 @@ class FusedAttention:
 
 @dataclass(frozen=True)
 class Entry:
-    """One op as it was traced, or one loop or branch with the ops in it; made when the op has ended."""
+    """One op as it was traced, or a loop or branch; made when the op has ended."""
 
     id: int
     op: str
@@ -134,7 +134,7 @@ class Entry:
 
 
 class Draft:
-    """An op while it is traced: what is noted of it, by the names of `Entry`, becomes its entry when it ends."""
+    """An op while it is traced; what is noted, by the fields of `Entry`, becomes one."""
 
     def __init__(self, op: str, traits: Traits, at: Place, **facts: Any):
         self.op, self.traits, self.at = op, traits, at
@@ -146,7 +146,7 @@ class Draft:
         self.noted.update(facts)
 
     def includes(self, block: str, at: Place) -> bool:
-        """Whether a block is made by one call together with this one around it: `fori_loop` is a scan."""
+        """Whether one call made this block and another inside it: `fori_loop` is a scan."""
         return at[0] is not None and self.at == at and self.op != block
 
     def entry(self) -> Entry:
@@ -193,7 +193,7 @@ class Record:
             self.current, self._entries[draft.id] = None, draft.entry()
 
     def unasked(self, name: str, reason: str = "", *, at: Place | None = None) -> AbstractContextManager[Draft]:
-        """While something is traced that no line of the program asks for, and that has none in the printed one."""
+        """While something is traced that no line asks for, and that has no line itself."""
         return self.op(name, Traits(reason=reason, has_line=False), at=at)
 
     @contextlib.contextmanager
@@ -213,7 +213,10 @@ class Record:
 
     @contextlib.contextmanager
     def fusing(self, attention: FusedAttention) -> Iterator[None]:
-        """While a function writes out ops that are one kernel on a GPU; those of functions it calls are no part."""
+        """While a function writes out an attention that a GPU does by one fused kernel.
+
+        Ops of functions that it calls, those of the mask, are no part of it.
+        """
         before, self._attention = self._attention, (place()[0], attention)
         try:
             yield
@@ -229,12 +232,12 @@ class Record:
         return draft
 
     def forget(self, mark: int) -> None:
-        """Marks all entries from number `mark` on as superseded: their body is traced again."""
+        """Marks all entries from number `mark` on as gone: their body is traced again."""
         self._entries[mark:] = [entry and replace(entry, is_gone=True) for entry in self._entries[mark:]]
 
 
 def operand_scope(index: int) -> AbstractContextManager[Any]:
-    """While an op brings one operand to where it is needed, so that what this sends can be told from the rest."""
+    """While an op brings one operand to where it is needed: marks what that sends."""
     return jax.named_scope(f"of{index}")
 
 
@@ -244,22 +247,20 @@ _OPERAND = re.compile(r"\bof(\d+)\b")
 
 
 def entry_and_operand(scopes: str) -> tuple[int | None, int | None]:
-    """The number of the innermost op among JAX's scope names, and of its operand, if one was being brought.
+    """The innermost op among JAX's scope names, and its operand if one is brought.
 
     >>> entry_and_operand("transpose(jvp(wf3_scan))/wf12_einsum/of1")
     (12, 1)
     """
-    found = None
-    for found in _NUMBER.finditer(scopes):  # noqa: B007
-        pass
-    if found is None:
+    ops = list(_NUMBER.finditer(scopes))
+    if not ops:
         return None, None
-    operands = _OPERAND.findall(scopes, found.end())
-    return int(found[1]), int(operands[-1]) if operands else None
+    operands = _OPERAND.findall(scopes, ops[-1].end())
+    return int(ops[-1][1]), int(operands[-1]) if operands else None
 
 
 def is_within_op(scopes: str) -> bool:
-    """Whether the innermost of JAX's scopes that is one of ours is an op's, and not that of a loop or a branch."""
+    """Whether the innermost scope of ours is an op's, not a loop's or a branch's."""
     names = [name for _, name in _NUMBER.findall(scopes)]
     return bool(names) and names[-1] not in _BLOCKS
 
@@ -268,13 +269,13 @@ _PROGRAMS: list[str] = []  # folders
 
 
 def show_as_source(folder: str) -> None:
-    """Shows the files in a folder of the package as a user's own source: they are written in the language."""
+    """Shows a room's files as a user's own source: they are written in the language."""
     _PROGRAMS.append(folder + os.sep)
     is_source.cache_clear()
 
 
 def place() -> Place:
-    """Where the program stands: a user's own line, or one of a model written in the language."""
+    """The innermost frame that is shown as source: a user's own line, or a model's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_source(frame.f_code.co_filename):
         frame = frame.f_back
@@ -283,7 +284,7 @@ def place() -> Place:
 
 @functools.cache
 def is_source(filename: str) -> bool:
-    """Whether printed programs show a file's lines: a user's, or those of a room written in the language."""
+    """Whether printed programs show a file's lines: a user's own, or a model's."""
     return filename.startswith(tuple(_PROGRAMS)) or is_users(filename)
 
 
@@ -292,7 +293,7 @@ _listening: contextvars.ContextVar[Record | None] = contextvars.ContextVar("reco
 
 @contextlib.contextmanager
 def recording() -> Iterator[Record]:
-    """While a program is traced to be read: all regions opened meanwhile write to one record."""
+    """While a program is traced to be read: all regions write to one record."""
     record = Record()
     token = _listening.set(record)
     try:

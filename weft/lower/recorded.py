@@ -1,4 +1,4 @@
-"""Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
+"""Every public op is `recorded`: it has an entry in its region's record."""
 
 import contextlib
 import contextvars
@@ -25,7 +25,7 @@ _bring = contextvars.ContextVar("brings what ops are given", default=None)
 
 @contextlib.contextmanager
 def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
-    """While every op is given tensors that `bring` has brought into the region being traced."""
+    """While ops get tensors that `bring` has brought into the region being traced."""
     token = _bring.set(bring)
     try:
         yield
@@ -34,7 +34,7 @@ def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
 
 
 def bring_in(tree: Any) -> Any:
-    """The tree as an op is given it: as it is, but for where tensors are brought into the region first."""
+    """The tree as an op gets it: where tensors are brought into the region, brought."""
     bring, region = _bring.get(), open_region()
     if bring is None or region is None:
         return tree
@@ -42,7 +42,7 @@ def bring_in(tree: Any) -> Any:
 
 
 def axes_brought_to() -> frozenset[str]:
-    """The axes over which a plain number may differ: ops are given tensors that do so too."""
+    """The axes over which a plain number may differ, as the tensors ops get do too."""
     region = open_region()
     return frozenset(region.taken) if region is not None and _bring.get() is not None else frozenset()
 
@@ -66,7 +66,7 @@ _BLOCK = "because it is the same on all of {axes} before, and differs there afte
 def recorded_block(
     *, name: str | None = None, reason_else: str = _BLOCK, **traits: Any
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `recorded`, for a loop or a branch: the ops in its body are entries of their own."""
+    """As `recorded`, for a loop or a branch: ops of its body have their own entries."""
     traits["reason_else"] = reason_else
     return functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=True)
 
@@ -119,7 +119,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _shown(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of dims as programs show them; none for a dim that has no name to show."""
+    """The names of dims as programs show them; none for a dim that has none to show."""
     return tuple(name.removeprefix(UNSHOWN) for name in names if name != UNSHOWN)
 
 
@@ -135,20 +135,20 @@ def part_of_block() -> Iterator[None]:
 
 
 def note_loop(over: str, *, examples: int = 1) -> None:
-    """Notes along which dim the loop being traced goes, and how many examples of it are worked on at once."""
+    """Notes the dim of the loop being traced, and how many examples run at once."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
         draft.note(over=_shown([over]), examples=examples)
 
 
 def note_over(dims: Sequence[Dim]) -> None:
-    """Notes along which dims the op being traced goes, where no `over` of its own says so."""
+    """Notes the dims the op being traced goes over, where no `over` of its own does."""
     if (region := open_region()) is not None and (draft := region.record.current) and not draft.noted.get("over"):
         draft.note(over=tuple(dim.name for dim in dims))
 
 
 @contextlib.contextmanager
 def fused_attention(length: int, memory_length: int, width: int, *, causal: bool) -> Iterator[None]:
-    """While a function writes out an attention of these sizes, which a GPU would do by one fused kernel."""
+    """While a function writes out an attention that a GPU does by one fused kernel."""
     region = open_region()
     attention = FusedAttention(length, memory_length, width, causal)
     with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
@@ -156,7 +156,10 @@ def fused_attention(length: int, memory_length: int, width: int, *, causal: bool
 
 
 def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
-    """`trace()` of a body, and the mark where its entries start; those from the mark `previous` on no longer count."""
+    """`trace()` of a body, and the mark where its entries start.
+
+    Those from the mark `previous` on, of the same body traced before, no longer count.
+    """
     record = region.record if (region := open_region()) is not None else Record()
     if previous is not None:
         record.forget(previous)
@@ -172,7 +175,7 @@ def note_operands(
     *,
     stay_stored: bool = False,
 ) -> None:
-    """Notes what the op being traced works on, and how its operands are placed where they meet."""
+    """Notes the operands of the op being traced, and how they are sharded to meet."""
     draft = region.record.current
     if draft is None:
         return
@@ -191,14 +194,14 @@ def _note(draft: Draft, xs: Sequence[Any], wants: Sequence[Placement | None], *,
 
 
 def _has_gradient(x: Tensor) -> bool | None:
-    """Whether a gradient flows back to a tensor; None where a function of JAX's own hides it."""
+    """Whether a gradient flows back to `x`; None where a function of JAX hides it."""
     if x.region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return False
     return x._memo.get("has_gradient")
 
 
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
-    """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
+    """The placed type of a tensor, with its store where that is finer than its use."""
     have = placement(x)
     is_finer = x.region is not None and have != x.region.placement(x.dims) and have != want
     return Placed(x.dtype, x.dims, have, x.kind.store if is_finer else None)

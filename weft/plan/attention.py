@@ -26,7 +26,7 @@ class Group:
 
     @property
     def seen_share(self) -> float:
-        """The share of the scores that are computed: tiles above the diagonal are left out."""
+        """The share of the scores computed: tiles above the diagonal are left out."""
         if not self.is_causal:
             return 1.0
         tiles = max(self.memory / _TILE, 1.0)
@@ -34,7 +34,7 @@ class Group:
 
 
 def groups_of(reading: Reading) -> dict[int | None, Group]:
-    """For each entry of an attention that is fused on a GPU the attention it belongs to."""
+    """For each entry of an attention that a GPU fuses, the attention it belongs to."""
     groups: dict[FusedAttention, Group] = {}
     by_entry: dict[int | None, Group] = {}
     for entry in reading.entries:

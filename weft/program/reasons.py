@@ -1,7 +1,8 @@
 """Why a collective is there, in words.
 
-Worked out from what the record says of its op: which dims are summed, which operand lies otherwise than the op needs
-it, which is whole where others are split. A gradient's collective has the reason of what it is the gradient of.
+Worked out from what the record says of its op: which dims are summed, which operand is sharded otherwise than the op
+needs it, which is whole where others are split; and from what the op says of itself (`weft.record.Traits`). A
+gradient's collective has the reason of what it is the gradient of.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     entry = reading.entry(step.op)
     if entry is None:
         return ""
-    over = _joined(axes)
+    over = _plus(axes)
     if entry.traits.reason:
         name = reading.operand_name(entry.id, 0) or "a parameter"
         return entry.traits.reason.format(axes=over, op=entry.op, name=name)
@@ -36,10 +37,10 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
 
 def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step: Step, axes: Axes) -> str:
     """The op brings an operand to where it needs it, or sums its gradient."""
-    over = _joined(axes)
+    over = _plus(axes)
     if step.collective == "all_reduce":
-        own = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
-        data = [dim for dim, held in entry.dims.items() if set(axes) & set(held) - own]
+        held = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
+        data = [dim for dim, meeting in entry.dims.items() if set(axes) & set(meeting) - held]
         if set(axes) & set(entry.taken):
             data += reading.mapped_dims(entry)
         if not data:
@@ -68,19 +69,19 @@ def _rules(placed: Placed, axes: Axes) -> str:
 
 
 class _Op:
-    """An op that needs a collective by itself: a sum over a split dim, a dim that changes its place."""
+    """An op that sends by itself: sums over a split dim, or moves one elsewhere."""
 
     def __init__(self, entry: Entry, axes: Axes):
-        self.entry, self.over = entry, _joined(axes)
-        self.lies = {
+        self.entry, self.over = entry, _plus(axes)
+        self.held_after = {  # the axes that hold each dim of the result
             dim.name: held for p in entry.results for dim, held in zip(p.dims, p.placement, strict=True)
-        }  # of the result
+        }
         self.split = [dim for dim, held in entry.dims.items() if set(axes) & set(held)]
-        self.lost = [dim for dim in self.split if self._new(dim) not in self.lies]
+        self.lost = [dim for dim in self.split if self._new(dim) not in self.held_after]
         self.along = [dim for dim in self.split if dim in entry.over] if entry.over else self.lost
-        self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
+        self.arrived = [dim for dim, held in self.held_after.items() if set(axes) & set(held)]
         self.moved = [
-            dim for dim in self.split if not set(axes) <= set(self.lies.get(self._new(dim), ()))
+            dim for dim in self.split if not set(axes) <= set(self.held_after.get(self._new(dim), ()))
         ] or self.split
         self.is_back = self.arrived == self.split and not entry.renamed  # to where the axes were (sort)
 
@@ -133,22 +134,22 @@ class _Op:
         return _and(f"{old[dim]} (now {dim})" if dim in old else dim for dim in self.arrived)
 
     def _otherwise(self) -> str:
-        """How the dims that are split here lie in the result."""
+        """How the dims that are split here are sharded in the result."""
         words = []
         for dim in self.moved:
             new = self._new(dim)
-            held = self.lies.get(new, ())
-            words.append(f"{new} lies over {_joined(held)}" if held else f"{new} is whole")
+            held = self.held_after.get(new, ())
+            words.append(f"{new} lies over {_plus(held)}" if held else f"{new} is whole")
         return _and(words)
 
 
-def _joined(axes: Axes) -> str:
+def _plus(axes: Axes) -> str:
     return "+".join(axes)
 
 
 def _and(words: Iterable[str]) -> str:
-    found = list(words)
-    return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else "".join(found)
+    *first, last = [*words] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _is(words: Sequence[str]) -> str:
