@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
-from ..lower.collectives import as_varying
+from ..lower.collectives import as_varying, varying
 from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
@@ -164,8 +164,8 @@ def _feeding(closed: ClosedJaxpr) -> list[bool]:
 
 
 def _zeros(like: Any) -> Any:
-    kind = like if hasattr(like, "manual_axis_type") else jax.typeof(like)
-    return as_varying(jnp.zeros(kind.shape, kind.dtype), kind.manual_axis_type.varying)
+    aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    return as_varying(jnp.zeros(aval.shape, aval.dtype), varying(like))
 
 
 def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:

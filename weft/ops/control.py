@@ -209,7 +209,7 @@ class _Loop:
                     f"the carry of {self.what} enters with shape {array.shape} and leaves with {aval.shape}",
                     fix="keep its shape",
                 )
-            elif missing := aval.manual_axis_type.varying - varying(array):
+            elif missing := varying(aval) - varying(array):
                 self.carry[i], is_fixed = as_varying(array, missing), False
         return is_fixed
 

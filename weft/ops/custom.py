@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..compat import is_differentiated
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
@@ -96,7 +97,7 @@ def _check_closure(fn: Any) -> None:
         except ValueError:
             continue  # not there yet
         for leaf in jax.tree.leaves(held, is_leaf=is_tensor):
-            if is_tensor(leaf) and type(leaf.raw).__name__ in ("JVPTracer", "LinearizeTracer"):
+            if is_tensor(leaf) and is_differentiated(leaf.raw):
                 raise TensorError(
                     f"a custom_vjp closes over `{name}`, a tensor whose gradient is asked for",
                     fix=f"pass `{name}` as an argument, and let `backward` give its gradient",

@@ -88,7 +88,7 @@ class _Join:
             closed, mark = forgetting(
                 lambda: sliced(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
-            found = [aval.manual_axis_type.varying for aval in closed.out_avals]
+            found = [varying(aval) for aval in closed.out_avals]
             if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
                 break
             self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, found, strict=True)]
