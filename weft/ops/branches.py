@@ -31,7 +31,10 @@ from .debug import only_where
 
 @recorded_block()
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
+    """`on_true(*operands)` where the predicate holds, else `on_false(*operands)`.
+
+    The predicate is one boolean.
+    """
     for branch in (on_true, on_false):
         need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
@@ -97,7 +100,10 @@ def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], a
 
 
 def _guarded(array: Any, is_on: Any) -> Any:
-    """`array`; no gradient flows back to it from rows that took the other branch, where one could be NaN."""
+    """`array`, with no gradient from rows that took the other branch.
+
+    There it could be NaN.
+    """
     if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
         return array
     return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
@@ -114,7 +120,10 @@ def _joined(a: Slot, b: Slot) -> Slot:
 
 
 class _Branch:
-    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
+    """A branch of `cond` as a function of arrays.
+
+    Its results are brought to one form once the other's is known.
+    """
 
     structure: Any
     leaves: list[Any]

@@ -18,6 +18,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
 from ..dims import Dim, union
+from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
 from ..lower.meet import Meeting, common_region, hoist, meet, need_function, operand
 from ..lower.move import aligned, result
@@ -29,7 +30,7 @@ from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, marked, placement,
 
 @recorded(arguments_before=1)
 def elementwise(fn: Callable[..., Any], *xs: Any, names: str = "any") -> Tensor:
-    """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name.
+    """`fn`, an elementwise function of arrays, on tensors matched by name.
 
     With `names="subset"` one of the tensors must have the dims of all.
     """
@@ -61,7 +62,10 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: st
 
 
 def _along_padding(array: Any, meeting: Meeting) -> Any:
-    """An aligned array repeated along padded dims, so that what is summed for its gradient leaves padding out."""
+    """An aligned array repeated along padded dims.
+
+    So that what is summed for its gradient leaves padding out.
+    """
     sizes = meeting.local_sizes(meeting.dims)
     padded = [size if dim.is_padded else own for dim, size, own in zip(meeting.dims, sizes, array.shape, strict=True)]
     return meeting.guarded(jnp.broadcast_to(array, padded), meeting.dims)
@@ -80,7 +84,10 @@ def is_elementwise(primitive: str) -> bool:
 
 
 def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
-    """`fn` of the arrays, if nothing in it looks at more than one place at a time: that would depend on the slices."""
+    """`fn` of the arrays, if it looks at one place at a time.
+
+    What looks at more would depend on the slices.
+    """
     closed = jax.make_jaxpr(fn)(*arrays)
     if used := next((word for word in primitives_in(closed.jaxpr) if not is_elementwise(word)), None):
         raise TensorError(
@@ -99,7 +106,7 @@ def primitives_in(jaxpr: Any) -> Iterator[str]:
 
 
 def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
-    """The dims of the first operand that has those of all others, whose order the result then takes.
+    """The dims of the first operand that has those of all: the order of the result.
 
     A mask named first would else turn round the large tensor it masks.
     """
@@ -108,7 +115,7 @@ def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
 
 
 def _check_names(tensors: Sequence[Tensor], name: str, names: str) -> None:
-    """Raises where one tensor is to have the dims of all (`names="subset"`) and none has."""
+    """Raises where under `names="subset"` no tensor has the dims of all."""
     if names == "any":
         return
     if names != "subset":
@@ -146,7 +153,10 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
 
 
 def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
-    """The kind of the result where only parameters of one shape meet: it stays stored, and nothing is gathered."""
+    """The kind of a result of stored parameters of one shape, which stays stored.
+
+    Nothing is gathered.
+    """
     named = [x for x in tensors if x.dims]
     region = common_region(tensors)
     # Inside a mapped dim even a number differs between processors, and a parameter from outside no longer fits.
@@ -276,7 +286,7 @@ nextafter = _binary(jnp.nextafter)
 
 @recorded
 def clip(x: Any, min: Any = None, max: Any = None, *, names: str = "any") -> Tensor:
-    """`x` held between `min` and `max`; either may be left out, and either may be a tensor."""
+    """`x` held between `min` and `max`, each of which may be None or a tensor."""
     if min is not None:
         x = maximum(x, min, names=names)
     return minimum(x, max, names=names) if max is not None else x
@@ -289,8 +299,11 @@ def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
 
 
 @recorded(is_cast=True)
-def cast(x: Any, dtype: Any) -> Tensor:
-    """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
+def cast(x: Any, dtype: DTypeLike) -> Tensor:
+    """`x` in another dtype.
+
+    Casting one value twice gives one tensor, so its gradient is summed once.
+    """
     dtype = as_dtype(dtype)
     if not is_tensor(operand(x, "cast")):
         return make(jnp.asarray(x, dtype), (), None)
