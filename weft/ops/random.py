@@ -106,7 +106,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
         raise TensorError(
             f"{what} got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
         )
-    key, dim = _checked_key(key, what), only(resolve(over, logits.dims, what="over"), what)
+    key, dim = _need_key(key, what), only(resolve(over, logits.dims, what="over"), what)
     noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
     return argmax(noise + logits, over=dim)
 
@@ -117,7 +117,7 @@ def split(key: Any, dim: Dim) -> Tensor:
 
     For `wf.scan` and `wf.vmap`; samplers take one.
     """
-    key = _checked_key(key, "random.split")
+    key = _need_key(key, "random.split")
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
         raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
@@ -139,7 +139,7 @@ def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
         if rate == 0:
             return x
     keep = 1 - rate
-    mask = bernoulli(_checked_key(key, "dropout"), x.dims, like=x, p=keep)
+    mask = bernoulli(_need_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
@@ -182,12 +182,12 @@ def _whole(value: Any, what: str) -> Any:
 
 def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) -> Tensor:
     """The slice that is due here of `sampler` on the whole shape."""
-    key = _checked_key(key, what)
+    key = _need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
     is_sliced = any(placement) or shape.is_padded
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
+        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
 
 
@@ -195,7 +195,7 @@ def _is_key(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _checked_key(key: Any, what: str) -> Any:
+def _need_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
     if is_tensor(key) and _is_key(key):
@@ -218,7 +218,7 @@ def _checked_key(key: Any, what: str) -> Any:
     return key
 
 
-def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
+def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
     """A kind of key whose bits are this processor's slice of those of the whole.
 
     The whole has no padding.
