@@ -13,10 +13,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal
 
+from ..checks import is_whole, need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
+from ..lower.meet import brought, gathered_for, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import taken_axes
@@ -39,7 +40,7 @@ def accumulate(
     Differentiated, gradients are summed over processors once, at the end.
     """
     need_function(fn, "accumulate", takes=2)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_whole(count, 1):
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over
     tensors = _tensors_with(name, data)

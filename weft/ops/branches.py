@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Axes, Region
 from ..leaves import array_of
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import aligned
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
-from ..lower.meet import brought, need_function, need_tensor, operand, rematted, with_layout
+from ..lower.meet import brought, need_tensor, operand, rematted, with_layout
 from ..lower.move import aligned, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes

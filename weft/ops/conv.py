@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..checks import is_whole
 from ..dims import Dim, DimLike, Shape
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
@@ -61,7 +62,7 @@ class _Operands:
 
     def _check_groups(self) -> None:
         groups, name = self.groups, self.channels_in.name
-        if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+        if not is_whole(groups, 1):
             raise DimError(f"{self.what} got groups={groups!r}", fix="give a whole number of at least 1")
         if self.is_depthwise and groups != self.channels_in.size:
             raise DimError(

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import need_function
 from ..compat import is_differentiated
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
 from ..lower.collectives import as_varying, from_first, index, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import result
 from ..lower.padding import filled
 from ..lower.recorded import bring_in

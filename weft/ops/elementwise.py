@@ -17,10 +17,11 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
+from ..checks import need_function
 from ..dims import Dim, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
-from ..lower.meet import Meeting, common_region, hoist, meet, need_function, operand
+from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
 from ..lower.trees import map_tensors

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..checks import need_function
 from ..dims import Dim, DimLike, Dims, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..layout import Region
 from ..lower.collectives import index, varying
-from ..lower.meet import Meeting, meet, need_function, operand
+from ..lower.meet import Meeting, meet, operand
 from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 from jax import lax
 
+from ..checks import need_function
 from ..dims import Dim, DimLike, Shape, listed, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import from_first, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import common, relocate, settle
 from ..lower.padding import filled
 from ..lower.recorded import note_loop, recorded_block

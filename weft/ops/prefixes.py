@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import Dim, DimLike, Shape, only, resolve, same_size
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import all_gather, as_varying, index, varying
-from ..lower.meet import common_region, need_function, need_tensor, with_layout
+from ..lower.meet import common_region, need_tensor, with_layout
 from ..lower.move import aligned, result, settle
 from ..lower.recorded import forgetting, note_loop, recorded_block
 from ..tensor import Tensor, is_tensor

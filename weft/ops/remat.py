@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from ..checks import need_function
 from ..errors import TensorError, closest, folded, public
 from ..leaves import is_data
-from ..lower.meet import need_function, need_tensor, rematted
+from ..lower.meet import need_tensor, rematted
 from ..lower.recorded import bring_in, recorded
 from ..lower.trees import numbers
 from ..tensor import is_tensor, make, marked, marks_of
