@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import closest
+from ..fields import bounded, one_of
 from ..small_files import is_file, is_text, short
 from .files import (
     LONGEST_LINE,
@@ -33,15 +34,36 @@ from .unpacking import COMPRESSED, EXPANSION
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
 PYTHON = "python"
 HELD_OUT = 0.05
-SOURCE_KEYS = (
-    "path format glob documents field fields source target dtype vocab end range held_out evaluation longest_line "
-    "expansion"
-).split()
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
 _SKIPPED = {"test", "tests", "idle_test", "idlelib_test", "site-packages", "dist-packages", "__pycache__"}
 
 Piece = tuple[str | bytes, bool]
 """A piece of a document, and whether the document ends with it."""
+
+
+@dataclass(kw_only=True)
+class SourceTable:
+    """The keys of the table `data` in a run's file, as `open_source` reads them."""
+
+    path: str | list[str]
+    format: str = one_of(*FORMATS)
+    glob: str
+    documents: str = one_of("lines", "files")
+    field: str
+    fields: list[str]
+    source: str
+    target: str
+    dtype: str
+    vocab: int
+    end: int = bounded(least=0)
+    range: list[int]
+    held_out: int | float = bounded(least=0)
+    evaluation: str | list[str] | dict[str, Any]
+    longest_line: int
+    expansion: int
+
+
+SOURCE_KEYS = list(SourceTable.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import WeftError, closest
+from ..fields import one_of
 from ..small_files import Reader, is_file, short
 from .cache import made_once
 from .files import Progress, content_key
@@ -30,7 +32,7 @@ _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
-TOKENIZER_KEYS = "kind path vocab model sample specials end pad".split()
+KINDS, MODELS = ("bytes", "sentencepiece", "json"), ("unigram", "bpe")
 _FETCH = "fetch it again, or train one"
 _LONGEST_TOKEN = 4096  # letters; the library keeps a node for each, and ends the process when it frees too many
 _LONG_TOKEN = re.compile(
@@ -39,6 +41,23 @@ _LONG_TOKEN = re.compile(
 _LONGEST_SENTENCE = 16_384
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
+
+
+@dataclass(kw_only=True)
+class TokenizerTable:
+    """The keys of the table `tokenizer` in a run's file, as `open_tokenizer` reads them."""
+
+    kind: str = one_of(*KINDS)
+    path: str
+    vocab: int
+    model: str = one_of(*MODELS)
+    sample: int
+    specials: bool
+    end: str
+    pad: str
+
+
+TOKENIZER_KEYS = list(TokenizerTable.__dataclass_fields__)
 
 
 class Tokenizer(Protocol):
@@ -265,10 +284,8 @@ def open_tokenizer(
     if (unknown := next((key for key in told if key not in TOKENIZER_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, TOKENIZER_KEYS))
     kind = told.get("kind")
-    if kind not in (None, "bytes", "sentencepiece", "json"):
-        raise DataError(
-            f"there is no kind of tokenizer {kind!r}", fix=closest(str(kind), ["bytes", "sentencepiece", "json"])
-        )
+    if kind is not None and kind not in KINDS:
+        raise DataError(f"there is no kind of tokenizer {kind!r}", fix=closest(str(kind), KINDS))
     if told.get("path") is not None:
         return load_tokenizer(told["path"], end=told.get("end"), pad=told.get("pad"))
     if kind == "bytes":
@@ -320,8 +337,8 @@ def train_sentencepiece(
 
     Nothing of a text is changed or lost: spaces and line ends are kept. A pure function of what it is given.
     """
-    if model not in ("unigram", "bpe"):
-        raise DataError(f"there is no model {model!r}", fix=closest(str(model), ["unigram", "bpe"]))
+    if model not in MODELS:
+        raise DataError(f"there is no model {model!r}", fix=closest(str(model), MODELS))
     folder = Path(cache)
     key = content_key("sentencepiece", source.key(folder), vocab, model, sample)
 

@@ -5,13 +5,13 @@ Imports what stands left of the layers. A configuration is checked where it is m
 
 import abc
 import dataclasses
-import math
-from typing import Any, get_args
+from typing import Any
 
 import jax.numpy as jnp
 
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
+from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn import weights
@@ -23,23 +23,6 @@ from ..tensor import as_dtype
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
-
-_RANGES = {  # least, below, and whether it may be the least; other floats are above 0
-    "dropout": (0.0, 1.0, True),
-    "smoothing": (0.0, 1.0, True),
-    "jitter": (0.0, 1.0, True),
-    "hidden_share": (0.0, 1.0, False),
-    "balance_loss": (0.0, math.inf, True),
-    "router_z_loss": (0.0, math.inf, True),
-    "z_loss": (0.0, math.inf, True),
-}
-_CHOICES = {
-    "norm": ("rms", "layer"),
-    "positions": ("sinusoid", "learned", "rotary", "relative", "none"),
-    "activation": tuple(ACTIVATIONS),
-    "gating": GATINGS,
-    "attention": ("auto", "plain"),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,9 +52,9 @@ class TransformerConfig(abc.ABC):
     """Of the first vectors of words."""
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
-    norm: str = "rms"
+    norm: str = one_of("rms", "layer")
     epsilon: float = 1e-6
-    positions: str = "sinusoid"
+    positions: str = one_of("sinusoid", "learned", "rotary", "relative", "none")
     rotary_base: float = 10_000.0
     rotary_stretch: float = 1.0
     """By how much the slowest rotations are made slower still, as Llama 3.1 does; 1 leaves all as they are."""
@@ -86,23 +69,23 @@ class TransformerConfig(abc.ABC):
     scale_scores: bool = True
     softcap: float | None = None
     window: int | None = None
-    activation: str = "relu"
+    activation: str = one_of(*ACTIVATIONS, default="relu")
     gated: bool = False
     bias: str = ""
     """Which maps have a bias: some of `q k v o in out norm`."""
-    dropout: float = 0.0
-    experts: int = 0
+    dropout: float = bounded(0.0, least=0, below=1)
+    experts: int = bounded(0, least=0)
     """How many experts the feed-forward part of a layer has; 0 for a plain one."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
-    gating: str = "switch"
+    gating: str = one_of(*GATINGS, default="switch")
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
-    balance_loss: float = 0.01
-    router_z_loss: float = 0.0
-    jitter: float = 0.0
-    smoothing: float = 0.0
-    z_loss: float = 0.0
+    balance_loss: float = bounded(0.01, least=0)
+    router_z_loss: float = bounded(0.0, least=0)
+    jitter: float = bounded(0.0, least=0, below=1)
+    smoothing: float = bounded(0.0, least=0, below=1)
+    z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
     scanned: bool = True
@@ -115,12 +98,12 @@ class TransformerConfig(abc.ABC):
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
-    attention: str = "auto"
+    attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, field.type, getattr(self, field.name)))
+            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -208,28 +191,26 @@ def stream(length: int) -> Dim:
     return Dim("stream", length, follows="length")
 
 
-def _checked(name: str, kind: Any, value: Any) -> Any:
-    """The value of one field, if it is of its kind."""
+def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """The value of one field, if it is of its kind, and within its bounds or among its choices."""
+    name, kinds, choices, bounds = field.name, kinds_of(field), choices_of(field), bounds_of(field)
     if name in ("dtype", "param_dtype"):
         dtype = as_dtype(value)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TensorError(f"`{name}` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
         return str(dtype)
-    if name in _CHOICES and value not in _CHOICES[name]:
+    if choices is not None and value not in choices:
         top1 = name == "gating" and "1" in str(value)
-        fix = "top-1 is `switch`" if top1 else closest(str(value), _CHOICES[name])
-        raise TensorError(f"`{name}` is {value!r}", fix=fix)
-    kinds = get_args(kind) or (kind,)
+        raise TensorError(f"`{name}` is {value!r}", fix="top-1 is `switch`" if top1 else closest(str(value), choices))
     if int in kinds and bool not in kinds and value is not None:
-        least = 0 if name in ("experts", "padding", "start", "classes", "hidden_id") else 1
-        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) not in bounds:
             raise DimError(f"`{name}` is {value!r}, which is no size", fix=f"give a whole number, e.g. `{name}=8`")
         return int(value)
     if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
-        lowest, below, may_be_it = _RANGES.get(name, (0.0, math.inf, False))
-        return float(number(value, name, least=lowest, below=below, may_be_least=may_be_it))
+        is_least_in = bounds.least is not None
+        return float(number(value, name, least=bounds.least or 0, below=bounds.below, may_be_least=is_least_in))
     if not isinstance(value, kinds):
         example = f"{name}=True` or `{name}=False" if bool in kinds else f"{name}='my-lm'" if str in kinds else "0.1"
-        named = " or ".join(k.__name__ for k in kinds)
+        named = " or ".join(kind.__name__ for kind in kinds)
         raise DimError(f"`{name}` is {value!r}, which is no {named}", fix=f"say `{example}`")
     return value

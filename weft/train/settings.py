@@ -12,6 +12,7 @@ import tomli_w
 
 from .. import models
 from ..errors import WeftError
+from ..fields import bounded
 from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
 from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Train
@@ -33,7 +34,7 @@ class RunConfig:
 
     model: models.TransformerConfig
     name: str = "run"
-    seed: int = 0
+    seed: int = bounded(0, least=0, below=2**32)
     mesh: str = ""
     layout: str = ""
     init_from: str | None = None
