@@ -19,7 +19,7 @@ from weft import models
 from weft.plan import Plan
 from weft.plan.page import page
 from weft.plan.page.sources import AROUND
-from weft.program.ledger import size_text
+from weft.text import size_text
 
 BATCH, D_IO, HIDDEN = wf.dims(batch=16, d_io=8, hidden=32)
 HOSTILE = "</script><script>hacked=1</script><!--<b onclick='hacked=2'>&amp;"

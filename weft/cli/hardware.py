@@ -8,7 +8,7 @@ import typer
 
 from ..plan.hardware import HARDWARE, Hardware
 from ..plan.hardware import hardware as find_hardware
-from ..program.ledger import size_text
+from ..text import size_text
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:

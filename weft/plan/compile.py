@@ -23,9 +23,9 @@ from jax.sharding import NamedSharding
 from ..errors import WeftError
 from ..layout import Layout, Region, as_layout
 from ..mesh import Mesh, as_mesh
-from ..program.ledger import size_text
 from ..spmd import spmd
 from ..spmd.arguments import with_statics
+from ..text import size_text
 from .sent import Sent
 from .targets import Target, read_target
 

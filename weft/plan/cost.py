@@ -14,7 +14,7 @@ from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program import Program
-from ..program.ledger import size_text
+from ..text import size_text, time_text
 from . import links, roofline
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
@@ -249,18 +249,6 @@ class Plan:
             "why": self.why,
             "ops": [asdict(op) for op in self.ops],
         }
-
-
-def time_text(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> time_text(0.0773), time_text(2.5), time_text(3e-5)
-    ('77.3 ms', '2.5 s', '30 us')
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale or unit == "us":
-            return f"{seconds / scale:.3g} {unit}"
-    raise AssertionError
 
 
 def _why(plan: Plan) -> str:

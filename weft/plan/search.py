@@ -22,11 +22,12 @@ from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
 from ..mesh import Mesh, as_mesh
 from ..program import trace
-from ..program.ledger import Row, size_text
+from ..program.ledger import Row
+from ..text import size_text, time_text
 from . import links
 from .choices import AXES, Choices, Shape, named, shapes
 from .compose import Composer, Facts, Grid
-from .cost import Plan, time_text
+from .cost import Plan
 from .facts import facts_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .ledger import Ledger, size_text
+from ..text import flops_text, size_text
+from .ledger import Ledger
 from .lines import Line
-from .work import flops_text
 
 if TYPE_CHECKING:
     from .trace import Program

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import LayoutError, closest
 from ..record import Axes
+from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
 from .update import implied
@@ -75,7 +76,7 @@ class Ledger(Sequence[Row]):
         return self.rows[index]
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {_calls(self.count())})"
+        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {plural(self.count(), 'call')})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.rows == other.rows
@@ -109,23 +110,14 @@ class Ledger(Sequence[Row]):
         if not self.rows:
             return "nothing is sent"
         titles = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
-        cells = [titles, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(titles) - 1)]
-        right = {4, 5, 6}
-
-        def line(cells: Sequence[str]) -> str:
-            padded = [
-                c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))
-            ]
-            return "  ".join([*padded, cells[-1]]).rstrip()
-
-        return "\n".join([line(cells[0]), *map(line, cells[1:]), "", *self.totals()])
+        lines = columns([titles, *(_cells(row) for row in self.rows)], right=(4, 5, 6))
+        return "\n".join([*lines, "", *self.totals()])
 
     def totals(self) -> list[str]:
         """What goes over each axis, a line each."""
         axes = self._axes or sorted({axis for row in self.rows for axis in row.axes})
         found = [
-            f"over {axis}: {size_text(self.bytes(axis))} in {_calls(count)}"
+            f"over {axis}: {size_text(self.bytes(axis))} in {plural(count, 'call')}"
             if (count := self.count(axis))
             else f"over {axis}: nothing"
             for axis in axes
@@ -140,10 +132,6 @@ class Ledger(Sequence[Row]):
 
     def __str__(self) -> str:
         return self.table()
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count:,} calls"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -161,18 +149,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.source,
         row.reason,
     )
-
-
-def size_text(size: int) -> str:
-    """Bytes as people read them.
-
-    >>> size_text(524288), size_text(1536), size_text(4)
-    ('512 KiB', '1.5 KiB', '4 B')
-    """
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.4g} {unit}" if size < 1000 * scale else f"{size / scale:,.0f} {unit}"
-    return f"{size} B"
 
 
 def carried(step: Step) -> tuple[Axes, list[Any]]:

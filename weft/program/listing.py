@@ -13,7 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..record import MAPPED, Entry, Placed
-from .ledger import Row, rows_of, size_text, unknown_rows
+from ..text import size_text
+from .ledger import Row, rows_of, unknown_rows
 from .lines import Line, folded
 from .reading import Reading, type_text
 from .walk import Loop, Step, Tree, steps

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
+from ..text import size_text
 from . import liveness
-from .ledger import size_text
 from .memory_course import RULES, Course, Point
 from .memory_names import Names
 

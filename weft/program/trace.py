@@ -11,6 +11,7 @@ from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..record import Placed, Record, recording
 from ..spmd import Traced, spmd
+from ..text import flops_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, text_of
@@ -18,7 +19,7 @@ from .listing import listing
 from .memory import Memory
 from .memory_names import Given, Names, given_to
 from .reading import Reading
-from .work import Duplicated, Work, flops_text
+from .work import Duplicated, Work
 
 VERSION = 1
 

@@ -14,10 +14,9 @@ from importlib import resources
 from typing import Any
 
 from ...program import Program
-from ...program.ledger import size_text
 from ...program.memory import Memory
-from ...program.work import flops_text
-from ..cost import Plan, time_text
+from ...text import flops_text, plural, size_text, time_text
+from ..cost import Plan
 from .comparing import comparing, titles
 from .holding import course, holding, said
 from .listing import listing
@@ -86,11 +85,11 @@ def _header(making: Making) -> str:
 
 def _setting(making: Making, side: Side) -> str:
     mesh = side.program.mesh
-    count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
     letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
     duplicated = side.program.flops_duplicated
     twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
-    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b>{twice}</p>"
+    on = f"<b>{making.axes(str(mesh))}</b> ({plural(mesh.size, 'processor')})"
+    return f"<p>{letter}{on} under <b>{making.axes(side.layout)}</b>{twice}</p>"
 
 
 def _figures(making: Making, side: Side) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...program.diff import Change
-from ...program.ledger import size_text
 from ...program.lines import Line
-from ...program.work import flops_text
-from ..cost import time_text
+from ...text import flops_text, size_text, time_text
 from .listing import kind, part, said
 from .parts import Making, Side, cell, row
 from .tensors import Named

@@ -4,8 +4,8 @@ import html
 import itertools
 from collections.abc import Iterator
 
-from ...program.ledger import size_text
 from ...program.memory import Alive, Memory, Moment
+from ...text import size_text
 from .parts import Making, Side, bar, cell, drawn, figure, row
 
 _HEIGHT = 100.0

@@ -4,8 +4,9 @@ import html
 import re
 from dataclasses import replace
 
-from ...program.ledger import Ledger, Row, size_text
+from ...program.ledger import Ledger, Row
 from ...program.walk import PHASES
+from ...text import plural, size_text
 from .parts import Making, Side, bar, cell, drawn, row
 
 _NUMBER = re.compile(r"(?<=[.\[\w])\d+\b")
@@ -47,8 +48,7 @@ def _bytes(side: Side, axis: str) -> int:
 
 def _said(ledger: Ledger, axis: str) -> str:
     count = ledger.count(axis)
-    calls = "1 call" if count == 1 else f"{count:,} calls"
-    return f"<b>{size_text(ledger.bytes(axis))}</b> in {calls}" if count else "nothing"
+    return f"<b>{size_text(ledger.bytes(axis))}</b> in {plural(count, 'call')}" if count else "nothing"
 
 
 def _legend(making: Making) -> str:

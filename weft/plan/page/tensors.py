@@ -9,11 +9,11 @@ from typing import Any
 
 from ...layout import Region, typed
 from ...program import Program
-from ...program.ledger import size_text
 from ...program.lines import Line
 from ...program.reading import type_text
 from ...record import Entry, Placed
 from ...tensor import short_dtype
+from ...text import size_text
 
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 _DIM = re.compile(r"([A-Za-z_]\w*)(?:/([\w+]+))?")

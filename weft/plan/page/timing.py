@@ -4,7 +4,8 @@ import html
 import re
 
 from ...program.walk import PHASES
-from ..cost import OpCost, Plan, time_text
+from ...text import time_text
+from ..cost import OpCost, Plan
 from .parts import Making, Side, bar, cell, drawn, figure, row
 
 _MOST = 300
