@@ -18,8 +18,9 @@ from ..train.config import RunConfig
 from ..train.continuing import Continued, Drawing, continued
 from ..train.stopping import Interrupted
 from ..train.translating import BATCH, DecodingError, Translator
+from .progress import Reporter, stderr_console
 from .terminal import reported, write
-from .trained import Average, Best, Counter, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
+from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
 
 GENERATE_EXAMPLES = """Examples:
 
@@ -155,19 +156,20 @@ def translate(
 
 def _write_translations(translator: Translator) -> None:
     """Writes the translations of standard input, chunk by chunk; Ctrl-C leaves what was written."""
-    lines, tell, is_told = _Lines(), Counter(), False
-    began, done = time.monotonic(), 0
+    lines, is_told, began, done = _Lines(), False, time.monotonic(), 0
     size = 1 if _is_typed() else CHUNK * translator.batch
     try:
-        while chunk := list(itertools.islice(lines, size)):
-            found = translator(chunk)
-            sys.stdout.buffer.write("".join(line + "\n" for line in found).encode())
-            sys.stdout.buffer.flush()
-            done += len(chunk)
-            if translator.cut and not is_told:
-                is_told = True
-                say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
-            tell(f"{done:,} lines, {done / (time.monotonic() - began):.0f} a second")
+        # Where translations are read on a terminal, they tell themselves how far it is.
+        with Reporter(stderr_console(), is_writer=not sys.stdout.isatty()) as reporter:
+            while chunk := list(itertools.islice(lines, size)):
+                sys.stdout.buffer.write("".join(line + "\n" for line in translator(chunk)).encode())
+                sys.stdout.buffer.flush()
+                done += len(chunk)
+                if translator.cut and not is_told:
+                    is_told = True
+                    say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
+                rate = done / (time.monotonic() - began)
+                reporter.progress("translating", done, 0, f"{done:,} lines, {rate:.0f} a second")
     except KeyboardInterrupt as error:
         say(f"stopped after {done:,} lines")
         raise typer.Exit(error.status if isinstance(error, Interrupted) else INTERRUPTED) from None

@@ -13,16 +13,17 @@ from .. import data as texts
 from ..data.tokenizers import NAMES
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
+from ..text import columns
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
 from ..train.evaluation import EvaluationError, Judge
 from ..train.feeding import Feed, open_data, whole_batch
 from ..train.folder import learned_files
+from .progress import Reporter, stderr_console
 from .terminal import reported, write
 from .trained import (
     Average,
     Best,
-    Counter,
     Folder,
     Json,
     Layout,
@@ -115,7 +116,8 @@ def _judged_by(
             state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
             fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
         )
-    tokenizer, learned, held_out = open_data(settings, run.folder, Counter().reading)
+    with Reporter(stderr_console()) as reporter:
+        tokenizer, learned, held_out = open_data(settings, run.folder, reporter.progress)
     is_other = bool(paths) or not _is_of_same_data(run.settings, settings)
     if is_other and (seen := learned_files(run.folder, source.held_apart or source)):
         say(f"warning: {run.folder} has learned from {', '.join(seen)}: this is no loss on unseen data")
@@ -167,5 +169,4 @@ _LINES = {
 def shown(found: Mapping[str, Any]) -> str:
     """What was found, a line each."""
     rows = [(name.replace("_", " "), how.format(found[name])) for name, how in _LINES.items() if name in found]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return "\n".join(columns(rows))

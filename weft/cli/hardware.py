@@ -8,7 +8,7 @@ import typer
 
 from ..plan.hardware import HARDWARE, Hardware
 from ..plan.hardware import hardware as find_hardware
-from ..text import size_text
+from ..text import columns, size_text
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
@@ -44,9 +44,9 @@ def _table(chosen: list[Hardware]) -> str:
         links = ", ".join(f"{link.name} {link.bandwidth / 1e9:,.0f} GB/s" for link in each.links)
         speed = f"{each.flops_of('bfloat16') / 1e12:,.0f} T"
         rows.append((each.name, each.title, speed, size_text(each.memory), f"{each.bandwidth / 1e9:,.0f} GB/s", links))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", "`weft hardware NAME` gives the source of each figure; `this` is this machine"])
+    return "\n".join(
+        [*columns(rows), "", "`weft hardware NAME` gives the source of each figure; `this` is this machine"]
+    )
 
 
 def _sheet(each: Hardware) -> str:
@@ -56,8 +56,5 @@ def _sheet(each: Hardware) -> str:
         "bandwidth": f"{each.bandwidth / 1e9:,.4g} GB/s",
         **{link.name: f"{link.bandwidth / 1e9:,.4g} GB/s one way, {1e6 * link.latency:,.3g} us" for link in each.links},
     }
-    wide, long = max(map(len, figures)), max(map(len, figures.values()))
-    lines = [
-        f"  {name:{wide}}  {figure:{long}}  {each.sources.get(name, '')}".rstrip() for name, figure in figures.items()
-    ]
-    return "\n".join([f"{each.name}: {each.title}", *lines])
+    rows = [(f"  {name}", figure, each.sources.get(name, "")) for name, figure in figures.items()]
+    return "\n".join([f"{each.name}: {each.title}", *columns(rows)])

@@ -19,7 +19,7 @@ from ..train.foresight import with_layout
 from ..train.runs import CHECKPOINTS
 from ..train.telling import NOTHING_LOST, before_a_step
 from ..train.trainer import Options, Outcome, Trainer
-from .progress import Progress
+from .progress import Reporter
 from .terminal import reported, write
 
 EXAMPLES = """Examples:
@@ -68,15 +68,15 @@ def train(
         last = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
         stop.at, stop.lost = before_a_step(last, found.train.steps, command)
         began = time.perf_counter()
-        with Progress(is_writer=jax.process_index() == 0) as progress:
-            found = with_layout(found, folder, progress, started=joined.started)
-            trainer = Trainer(found, folder, progress, options)
+        with Reporter(is_writer=jax.process_index() == 0) as reporter:
+            found = with_layout(found, folder, reporter, started=joined.started)
+            trainer = Trainer(found, folder, reporter, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
-            progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
-            progress.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            reporter.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
+            reporter.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            progress.said(_ended(outcome, folder, began, command))
+            reporter.said(_ended(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 

@@ -3,12 +3,9 @@
 Everything told goes to stderr: stdout is for what was asked for.
 """
 
-import contextlib
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import typer
@@ -73,36 +70,7 @@ def has_tokenizer(run: Run) -> bool:
     return any((run.folder / name).is_file() for name in NAMES)
 
 
-# What is told.
-
-
 def say(text: str) -> None:
-    """A line on stderr."""
-    with _cleared():
-        sys.stderr.write(text + "\n")
-
-
-class Counter:
-    """Tells how far work has come: on a terminal in a line that is written over, else now and then a line."""
-
-    def __init__(self, every: float = 10.0):
-        self._every = 0.2 if sys.stderr.isatty() else every
-        self._told = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._told >= self._every:
-            self._told = time.monotonic()
-            with _cleared():
-                sys.stderr.write(text + ("" if sys.stderr.isatty() else "\n"))
-
-    def reading(self, what: str, done: int, whole: int) -> None:
-        """As data tell of themselves: so many bytes of all."""
-        self(f"{what}: {done / max(whole, 1):.0%}")
-
-
-@contextlib.contextmanager
-def _cleared() -> Iterator[Any]:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    yield
+    """A line on stderr; above the bar, where one is shown."""
+    sys.stderr.write(text + "\n")
     sys.stderr.flush()
