@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..train import metrics
-from ..train.curves import Curve, as_ascii, drawn_curves, panels
+from ..train.curves import Curve, panels, text_chart, to_ascii
 from .terminal import reported, write
 
 EXAMPLES = """Examples:
@@ -63,12 +63,12 @@ def _draw(curves: list[Curve]) -> None:
     size = shutil.get_terminal_size((80, 24)) if sys.stdout.isatty() else os.terminal_size((80, 17))
     for run in dict.fromkeys(curve.run for curve in curves):
         own = [curve for curve in curves if curve.run == run]
-        drawing = drawn_curves(own, size.columns - 1, min(size.lines - 1, 24), beside=curves)
+        chart = text_chart(own, size.columns - 1, min(size.lines - 1, 24), beside=curves)
         try:
-            drawing.encode(sys.stdout.encoding or "utf-8")
+            chart.encode(sys.stdout.encoding or "utf-8")
         except UnicodeEncodeError:
-            drawing = as_ascii(drawing)
-        write(drawing)
+            chart = to_ascii(chart)
+        write(chart)
 
 
 def _save(path: Path, found: dict[str, list[Curve]], title: str) -> None:
