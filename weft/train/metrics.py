@@ -10,7 +10,6 @@ JSON has no word for what is not finite. Such a number is written as null and na
 import json
 import math
 import os
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 from ..data.whole import write_whole
 from ..errors import WeftError, closest
 from ..small_files import Reader
+from . import tensorboard
 
 METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
 Row = dict[str, Any]
@@ -282,30 +282,22 @@ class _Growing:
 
 
 class _Events:
-    """Numbers by step in one file of TensorBoard's, which hides what files before it told of later steps."""
+    """Scalars by step in one file of TensorBoard's, which hides what files before it told of later steps."""
 
     def __init__(self, folder: Path, from_step: int, said: Said):
         self.folder, self.from_step, self.said = folder, from_step, said
         self.file: _Growing | None = None
 
     def open(self) -> None:
-        """Begins a file, unless the library is not there."""
-        try:
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import masked_crc32c
-        except Exception as error:  # a protobuf it does not go with raises errors of its own
-            self.said(f"nothing is written for TensorBoard: {error}. To have it: pip install tensorboardX")
-            return
-        self.protos, self.summaries, self.checksum = event_pb2, summary_pb2, masked_crc32c
+        """Begins a file."""
         second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         self.file = _Growing(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
-        self._add(file_version="brain.Event:2")
+        self._add(tensorboard.version_event(time.time()))
         self.go_back(self.from_step)
 
     def go_back(self, to: int) -> None:
         """Hides what was told of later steps."""
-        if self.file is not None:
-            self._add(step=to + 1, session_log=self.protos.SessionLog(status=self.protos.SessionLog.START))
+        self._add(tensorboard.start_event(time.time(), to + 1))
 
     def add(self, row: Row) -> None:
         """Writes the numbers of a row, as `train/NAME` and `eval/NAME`."""
@@ -313,18 +305,14 @@ class _Events:
             name.replace(".", "/") if name.startswith("eval.") else f"train/{name}": value
             for name, value in numbers(_plain(row)).items()
         }
-        if self.file is not None and tags:
-            values = [self.summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
-            self._add(step=int(row["step"]), summary=self.summaries.Summary(value=values))
+        if tags:
+            self._add(tensorboard.scalars_event(time.time(), int(row["step"]), tags))
 
     def close(self) -> None:
         """Tries once more what could not be written."""
         if self.file is not None:
             self.file.close()
 
-    def _add(self, **fields: Any) -> None:
-        assert self.file is not None
-        event = self.protos.Event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        sums = [struct.pack("<I", self.checksum(part)) for part in (length, event)]
-        self.file.add(length + sums[0] + event + sums[1])
+    def _add(self, event: bytes) -> None:
+        if self.file is not None:
+            self.file.add(tensorboard.record(event))
