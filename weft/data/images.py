@@ -1,4 +1,4 @@
-"""Images and their labels, from idx files (MNIST and its kin).
+"""Image classification: images and their labels, from idx files (MNIST and its kin).
 
 Imports the errors of the house alone.
 """
@@ -19,7 +19,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 class Images:
-    """`images`, float32 (bytes become 0 to 1), and `labels`, int32."""
+    """A dataset of `images`, float32 (bytes become 0 to 1), their `labels`, int32, and `weights`, 0 on padding."""
 
     vocab = None
     bucket_of = None
@@ -36,13 +36,13 @@ class Images:
         return int(self._labels.max()) + 1
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        there = numbers >= 0
+        is_there = numbers >= 0
         images = self._images[np.maximum(numbers, 0)].astype(np.float32)
         if self._images.dtype == np.uint8:
             images /= 255
-        images[~there] = 0
-        labels = np.where(there, self._labels[np.maximum(numbers, 0)], 0).astype(np.int32)
-        return {"images": images, "labels": labels}
+        images[~is_there] = 0
+        labels = np.where(is_there, self._labels[np.maximum(numbers, 0)], 0).astype(np.int32)
+        return {"images": images, "labels": labels, "weights": is_there.astype(np.float32)}
 
 
 def image_dataset(source: Source, *, part: str = "train") -> Images:

@@ -3,7 +3,6 @@
 Imports the errors of the house alone.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -64,8 +63,3 @@ def border(source: Source, count: int, what: str) -> int:
             fix="hold out less, or more, so that something is in each part",
         )
     return int(kept)
-
-
-def shapes(batch: Mapping[str, np.ndarray]) -> str:
-    """What is in a batch, for the reader: `tokens int32[8 256]`."""
-    return ", ".join(f"{name} {x.dtype}[{' '.join(map(str, x.shape))}]" for name, x in batch.items())

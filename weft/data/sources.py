@@ -401,10 +401,11 @@ def _images(files: list[Path], names: list[str], told: Mapping[str, Any]) -> Sou
     found: dict[bool, list[Path]] = {False: [], True: []}
     for file in files:
         if "images-idx3" in file.name:
-            beside = [file.with_name(file.name.replace("images-idx3", "labels-idx1"))]
-            labels = next((path for path in beside if path.is_file()), None)
+            beside = file.with_name(plain_name(file).replace("images-idx3", "labels-idx1"))
+            compressed = [beside.with_name(f"{beside.name}{ending}") for ending in COMPRESSED]
+            labels = next((path for path in (beside, *compressed) if path.is_file()), None)
             if labels is None:
-                raise DataError(f"there is no {beside[0]} for {file}", fix="put the labels beside the images")
+                raise DataError(f"there is no {beside} for {file}", fix="put the labels beside the images")
             found[file.name.startswith(("t10k", "test")) and len(files) > 1] += [file, labels]
     train = found[False] or found[True]
     apart = {"path": [str(file) for file in found[True][::2]]} if found[False] and found[True] else None
