@@ -1,4 +1,4 @@
-"""Bounds and choices of a configuration's fields, said beside each field in its metadata.
+"""Bounds and choices of a configuration's fields, said beside each field.
 
 Imports nothing. Models, runs and tables of data are checked by what is said here. A number of which nothing is said is
 above 0.
@@ -31,12 +31,12 @@ class Bounds:
 
 
 def bounded(default: Any = None, *, least: float | None = None, below: float = math.inf) -> Any:
-    """A field whose number is bounded: from `least` on (above 0 if not said), and below `below`."""
+    """A field for a number from `least` on, or above 0, and below `below`."""
     return dataclasses.field(default=default, metadata={_BOUNDS: Bounds(least, below)})
 
 
 def one_of(*choices: str, default: Any = ...) -> Any:
-    """A field whose text, or each text of a list, is one of some; the first unless another `default` is said."""
+    """A field for one of some texts, or a list of them; by default the first."""
     return dataclasses.field(default=choices[0] if default is ... else default, metadata={_CHOICES: choices})
 
 

@@ -12,7 +12,7 @@ import pytest
 import weft as wf
 from weft.cli import main
 from weft.cli.model import Optimizer, load_preset
-from weft.cli.terminal import painted
+from weft.cli.terminal import colour
 
 from . import nets
 from .command import NETS, ON, ROOT, error_of, misuse_of, started, weft
@@ -183,13 +183,13 @@ def test_colours_are_for_a_terminal_and_leave_the_text_alone():
     ],
 )
 def test_collectives_headers_and_changes_stand_out(line, style):
-    text = painted(line)
+    text = colour(line)
     assert (text.plain, text.style, text.spans) == (line, style, [])
 
 
 def test_sources_step_back():
     line = "h   f32[batch/rows hidden/cols]  relu(...)  net.py:6"
-    (span,) = painted(line).spans
+    (span,) = colour(line).spans
     assert (line[span.start : span.end], span.style) == ("net.py:6", "not bold dim")
 
 

@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_stops_nothing(tmp_path):
 
 
 def test_rows_a_disk_refuses_do_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics._Growing, "MOST", 3)
+    monkeypatch.setattr(metrics._RecordFile, "MOST", 3)
     said = []
     with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
         with no_file_larger_than(0):

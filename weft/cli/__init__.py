@@ -1,4 +1,4 @@
-"""The command line: each command of `weft` is a function in one of these files, and is listed here.
+"""The command line: each command is a function in one of these files.
 
 May import every room but the front door. Options are read by Typer and are text; what they mean is said by the rooms
 that own them, so that a mesh or a layout reads the same here as in a program.

@@ -38,7 +38,7 @@ def plot(
     with reported():
         if out is not None and out.suffix.lower() not in (".png", ".html"):
             raise metrics.MetricsError(f"`{out}` is neither .png nor .html", fix="name it like `curve.png`")
-        rows = {name: metrics.read(folder) for name, folder in _named(runs).items()}
+        rows = {name: metrics.read(folder) for name, folder in _folders_by_name(runs).items()}
         wanted = [key.strip() for key in keys.split(",") if key.strip()]
         found = panels(rows, wanted)
         if terminal:
@@ -51,8 +51,8 @@ def plot(
             write(str(out))
 
 
-def _named(folders: list[Path]) -> dict[str, Path]:
-    """Runs by the names of their folders; by their paths where two are called the same."""
+def _folders_by_name(folders: list[Path]) -> dict[str, Path]:
+    """Runs by the names of their folders; by paths where two are called the same."""
     folders = list(dict.fromkeys(folders))
     names = [folder.resolve().name for folder in folders]
     return {str(folder) if names.count(name) > 1 else name: folder for folder, name in zip(folders, names, strict=True)}
@@ -62,8 +62,8 @@ def _draw(curves: list[Curve]) -> None:
     """Draws what shares an axis: runs beneath each other, on one scale."""
     size = shutil.get_terminal_size((80, 24)) if sys.stdout.isatty() else os.terminal_size((80, 17))
     for run in dict.fromkeys(curve.run for curve in curves):
-        own = [curve for curve in curves if curve.run == run]
-        chart = text_chart(own, size.columns - 1, min(size.lines - 1, 24), beside=curves)
+        of_run = [curve for curve in curves if curve.run == run]
+        chart = text_chart(of_run, size.columns - 1, min(size.lines - 1, 24), beside=curves)
         try:
             chart.encode(sys.stdout.encoding or "utf-8")
         except UnicodeEncodeError:

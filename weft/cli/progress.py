@@ -21,7 +21,7 @@ REFRESHES = 4  # of the bar in a second
 
 
 class Reporter:
-    """Tells a person how far a run, a search or a translation is; `step` costs next to nothing."""
+    """Tells a person how far something long is; `step` costs next to nothing."""
 
     def __init__(self, console: Any = None, *, is_writer: bool = True):
         self.console: Any = (console or _console()) if is_writer else None
@@ -51,7 +51,10 @@ class Reporter:
             self._print(text)
 
     def logged(self, row: dict[str, Any]) -> None:
-        """A row of metrics: the bar shows its numbers, a log gets its line; an evaluation is a line in both."""
+        """A row of metrics: numbers of the bar, or a line of a log.
+
+        An evaluation is a line in both.
+        """
         if self.console is None:
             return
         self._end_stage()
@@ -64,7 +67,10 @@ class Reporter:
             self._print(evaluation_line(row))
 
     def stage(self, what: str) -> "Task":
-        """Something long without parts: `compiling the step… 12.3 s`. Ends with its `with`, or with the next step."""
+        """Something long without parts: `compiling the step… 12.3 s`.
+
+        It ends with its `with`, or with the next step.
+        """
         self._end_stage()
         stage = Task(what, self)
         if self.console is not None:
@@ -76,7 +82,7 @@ class Reporter:
         return stage
 
     def progress(self, what: str, done: int, whole: int, note: str = "") -> None:
-        """How far something long has come; `whole` is 0 where nobody knows, and then a note tells."""
+        """How far something long has come; a note tells where `whole` is not known, 0."""
         if self.console is None:
             return
         if self._long is None or self._long.what != what or done < self._long.done:
@@ -223,7 +229,7 @@ class Task:
 
 
 class _Pace:
-    """Seconds a step, over the last rows, evaluations and saves between them included."""
+    """Seconds a step, over the last rows; evaluations and saves count too."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -242,18 +248,18 @@ class _Pace:
 
 
 class _Memory:
-    """Memory of this process and of the fullest of its devices, looked up at most once a second."""
+    """Memory of this process and its fullest device, looked up once a second."""
 
     def __init__(self) -> None:
-        self.looked, self.found, self.has_device = -math.inf, "", True
+        self.looked, self.shown, self.has_device = -math.inf, "", True
 
     def text(self) -> str:
         if time.monotonic() - self.looked >= 1.0:
             self.looked = time.monotonic()
             device = self._device() if self.has_device else None
             self.has_device = device is not None
-            self.found = f"mem {file_size_text(host_memory())}" + (f"  device {device}" if device else "")
-        return self.found
+            self.shown = f"mem {file_size_text(host_memory())}" + (f"  device {device}" if device else "")
+        return self.shown
 
     def _device(self) -> str | None:
         """Bytes in use of how many; None where devices do not tell."""
@@ -261,10 +267,10 @@ class _Memory:
         if jax is None:
             return None
         try:
-            stats = [found for device in jax.local_devices() if (found := device.memory_stats())]
+            stats = [held for device in jax.local_devices() if (held := device.memory_stats())]
         except Exception:  # each kind of device refuses with an error of its own
             return None
-        fullest = max(stats, key=lambda found: found.get("bytes_in_use", 0), default=None)
+        fullest = max(stats, key=lambda held: held.get("bytes_in_use", 0), default=None)
         if fullest is None:
             return None
         limit = fullest.get("bytes_limit")
@@ -272,7 +278,7 @@ class _Memory:
 
 
 def host_memory() -> int:
-    """Bytes of memory this process holds; the most it ever held where the system does not tell."""
+    """Bytes of memory this process holds, or the most it ever held."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -283,7 +289,10 @@ def host_memory() -> int:
 
 
 def _console() -> Any:
-    """Of a run: stderr where it and stdout are terminals, else stdout as a plain file, whatever FORCE_COLOR says."""
+    """Of a run: stderr where it and stdout are terminals, else stdout.
+
+    That is a plain file then, whatever FORCE_COLOR says.
+    """
     from rich.console import Console
 
     if sys.stdout.isatty() and sys.stderr.isatty():
@@ -299,7 +308,7 @@ def stderr_console() -> Any:
 
 
 def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> Any:
-    """One line: what it is, a bar in the room that is left (unless `whole` is 0), and fields."""
+    """One line: what it is, a bar in the room left unless `whole` is 0, and fields."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

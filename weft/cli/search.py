@@ -1,4 +1,4 @@
-"""`weft search`: every legal layout of a model, on a mesh or on every mesh of so many processors, ranked."""
+"""`weft search`: every legal layout of a model, on one mesh or many, ranked."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
 from ..plan.search import Progress
 from ..text import time_text
-from .model import BATCH, LENGTH, LOSS, MODEL, OPTIMIZER, loaded
+from .model import BATCH, LENGTH, LOSS, MODEL, OPTIMIZER, load
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
 from .terminal import reported, users_code, write, write_program
@@ -49,24 +49,31 @@ def search(
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many plans to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plans as JSON.")] = False,
 ) -> None:
-    """Find the best layouts: all legal ones, each costed from its own program. Ctrl-C ends with the best so far."""
+    """Find the best layouts: all legal ones, each costed from its own program.
+
+    Ctrl-C ends with the best so far.
+    """
     if (mesh is None) == (processors is None):
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
-        how: dict[str, Any] = dict(mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top)
+        options: dict[str, Any] = dict(
+            mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top
+        )
         try:
-            with users_code(f"`{found.name}` failed while it was traced"), Reporter(stderr_console()) as bar:
-                ranking = search_layouts(found.fn, *found.args, hardware=machine, progress=partial(_tell, bar), **how)
+            with users_code(f"`{chosen.name}` failed while it was traced"), Reporter(stderr_console()) as bar:
+                ranking = search_layouts(
+                    chosen.fn, *chosen.args, hardware=machine, progress=partial(_tell, bar), **options
+                )
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before any layout was costed\n")
             raise typer.Exit(INTERRUPTED) from None
         if as_json:
             return write(json.dumps(ranking.to_dict(), indent=1))
         count = ranking.best.mesh.size
-        head = f"{found.name} on {machine}, {count} processor{'s' * (count != 1)}"
+        head = f"{chosen.name} on {machine}, {count} processor{'s' * (count != 1)}"
         write_program(f"{head}\n\n{ranking}")
 
 

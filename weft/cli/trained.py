@@ -1,4 +1,4 @@
-"""What the commands that use a trained run share: their options, the model of a checkpoint, and what is told meanwhile.
+"""What commands on a trained run share: options, checkpoint, mesh and tokenizer.
 
 Everything told goes to stderr: stdout is for what was asked for.
 """
@@ -41,9 +41,10 @@ def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
 
 
 def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True) -> Where:
-    """The mesh and layout that are given, or the run's own if the processors are here; None for one processor.
+    """The mesh and layout of the options, or the run's; None for one processor.
 
-    Virtual processors share one machine: what gains nothing from them leaves them out unless they are asked for.
+    The run's own are taken if their processors are here. Virtual processors share one machine: what gains nothing from
+    them leaves them out unless they are asked for.
     """
     if (mesh is None and layout is not None) or (mesh and layout is None):
         raise WeftError("only one of --mesh and --layout was given", fix="give both, or neither")
@@ -61,7 +62,7 @@ def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_v
 
 
 def tokenizer_of(run: Run) -> data.Tokenizer | None:
-    """What its texts became tokens by; None where there is nothing of that kind in its folder."""
+    """The tokenizer of a run; None where there is none in its folder."""
     return run.tokenizer if has_tokenizer(run) else None
 
 

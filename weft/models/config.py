@@ -1,4 +1,4 @@
-"""What all Transformers of the package have in common: their sizes, their parts, and how they are computed.
+"""The configuration of a Transformer: sizes, parts, and how it is computed.
 
 Imports what stands left of the layers. A configuration is checked where it is made; the models trust it.
 """
@@ -37,7 +37,7 @@ class TransformerConfig(abc.ABC):
     d_ff: int
     vocab: int
     group: int = 1
-    """How many query heads share one head of keys and values."""
+    """GQA: how many query heads share one head of keys and values."""
     batch: int = 256
     """How many sequences `dims` counts on; the data may bring another number."""
     length: int = 256
@@ -47,7 +47,7 @@ class TransformerConfig(abc.ABC):
     vocab_multiple: int = 128
     """The vocab is padded to a multiple of this; the padding is never predicted."""
     tied: bool = False
-    """Whether the logits are made with the embedding instead of a table of their own."""
+    """Tied embeddings: whether the logits are made with the embedding instead of a table of their own."""
     embedding_stddev: float = 1.0
     """Of the first vectors of words."""
     tied_scale: bool = True
@@ -55,9 +55,10 @@ class TransformerConfig(abc.ABC):
     norm: str = one_of("rms", "layer")
     epsilon: float = 1e-6
     positions: str = one_of("sinusoid", "learned", "rotary", "relative", "none")
+    """`rotary` is RoPE, `relative` are T5's biases by bucket of distance, `none` leaves order to the causal mask."""
     rotary_base: float = 10_000.0
     rotary_stretch: float = 1.0
-    """By how much the slowest rotations are made slower still, as Llama 3.1 does; 1 leaves all as they are."""
+    """RoPE scaling: by how much the slowest rotations are slowed down, as in Llama 3.1; 1 for none."""
     rotary_low: float = 1.0
     """Rotations that turn fewer times than this within `rotary_length` are stretched fully."""
     rotary_high: float = 4.0
@@ -75,7 +76,7 @@ class TransformerConfig(abc.ABC):
     """Which maps have a bias: some of `q k v o in out norm`."""
     dropout: float = bounded(0.0, least=0, below=1)
     experts: int = bounded(0, least=0)
-    """How many experts the feed-forward part of a layer has; 0 for a plain one."""
+    """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
@@ -93,7 +94,7 @@ class TransformerConfig(abc.ABC):
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
     remat: bool | str = True
-    """Whether a layer is computed again in the backward pass; or the names of what of it is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
@@ -149,19 +150,19 @@ class TransformerConfig(abc.ABC):
         sizes = {
             name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
         }
-        found = [Dim(name, size) for name, size in sizes.items()]
-        found += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims = [Dim(name, size) for name, size in sizes.items()]
+        dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         if self.group > 1:
-            found.append(Dim("group", self.group))
+            dims.append(Dim("group", self.group))
         if self.positions == "relative":
-            found.append(Dim("buckets", self.buckets))
+            dims.append(Dim("buckets", self.buckets))
         if self.positions == "learned":
-            found.append(Dim("positions", self.max_positions))
+            dims.append(Dim("positions", self.max_positions))
         if self.experts:
             slots = slots_for(self.length, self.experts, self.gating, self.capacity)
-            found += [Dim("experts", self.experts), Dim("router", self.experts)]
-            found += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
-        return Shape([*found, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
+            dims += [Dim("experts", self.experts), Dim("router", self.experts)]
+            dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
+        return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 
     def dim(self, name: str) -> Dim:
         return self.dims.find(name)
@@ -187,12 +188,12 @@ def need_config(config: Any, kind: type = TransformerConfig) -> None:
 
 
 def stream(length: int) -> Dim:
-    """The dim of positions between the layers: split as `length` is, unless a rule of its own says otherwise."""
+    """The positions of the residual stream, split as `length` unless a rule names it."""
     return Dim("stream", length, follows="length")
 
 
 def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """The value of one field, if it is of its kind, and within its bounds or among its choices."""
+    """The value of one field, if it is of its kind, within bounds, among its choices."""
     name, kinds, choices, bounds = field.name, kinds_of(field), choices_of(field), bounds_of(field)
     if name in ("dtype", "param_dtype"):
         dtype = as_dtype(value)

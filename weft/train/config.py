@@ -1,6 +1,7 @@
-"""The configuration of a run: one TOML file, with `a.b=3` on top; checked where it is read, trusted afterwards.
+"""The configuration of a run, read from one TOML file with `a.b=3` on top.
 
-Imports the models' configurations. An error names the key, the file and the line.
+Checked where it is read, trusted afterwards: an error names the key, the file and the line. Imports the models'
+configurations.
 """
 
 import dataclasses
@@ -53,31 +54,31 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
     for key in ("data", "tokenizer"):
         if isinstance(values.get(key), str):
             values[key] = _stands_for(key, values[key])
-    own = {field.name: field for field in dataclasses.fields(RunConfig) if field.name != "where"}
+    known = {field.name: field for field in dataclasses.fields(RunConfig) if field.name != "where"}
     for key in values:
-        if key not in own:
-            raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, own), at=where(key))
-    found: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
+        if key not in known:
+            raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, known), at=where(key))
+    checked: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
     for key, value in values.items():
         if key in OPEN_TABLES:
-            found[key] = _open_table(key, value, where)
+            checked[key] = _open_table(key, value, where)
         elif key in TABLES:
-            found[key] = _table(key, value, where)
+            checked[key] = _table(key, value, where)
         else:
-            found[key] = _value(key, own[key], value, where)
-    config = RunConfig(**found, where=where)
+            checked[key] = _value(key, known[key], value, where)
+    config = RunConfig(**checked, where=where)
     check_together(config, where)
     return config
 
 
 def _stands_for(key: str, text: str) -> dict[str, Any]:
-    """The table that a text in its place is short for: that of `data = "python"` is `{path = "python"}`."""
+    """The table a text is short for: `{path = "python"}` for `data = "python"`."""
     short_for = {"data": "path", "tokenizer": "kind" if text in TOKENIZERS else "path"}
     return {short_for.get(key, "preset"): text}
 
 
 def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
-    """What is said of data or of a tokenizer; the rooms that own them check it further."""
+    """The keys of data or of a tokenizer; the rooms that own them check them further."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"`{name}` is {values!r}", fix=f'write  {name} = "..."  or a table', at=where(name))
     read = _values(name, values, OPEN_TABLES[name], where)
@@ -105,7 +106,7 @@ def _values(table: str, values: Mapping[str, Any], schema: type, where: Where) -
 
 
 def _value(key: str, field: "dataclasses.Field[Any]", value: Any, where: Where) -> Any:
-    """A value, if it is of its field's kind, and within its bounds or among its choices."""
+    """A value, if it is of its field's kind, within its bounds, among its choices."""
     kinds = {get_origin(kind) or kind: get_args(kind) for kind in kinds_of(field) if kind is not type(None)}
     if tuple in kinds:
         return _tuple(key, field, value, where)
@@ -151,14 +152,14 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
             return models.preset(values["preset"], **changes)
         if "kind" in values:
             return models.from_fields(values, where=where("model"))
-        return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
+        return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_check_known(changes))
     except WeftError as error:
         named = [f"model.{key}" for key in values if f"`{key}`" in error.fact]
         named = named or ["model.preset" if {"preset", "kind"} & values.keys() else "init_from"]
         raise ConfigError(f"in `{named[0].split('.')[0]}`: {error.fact}", fix=error.fix, at=where(*named)) from None
 
 
-def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _check_known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
     if (unknown := next((key for key in changes if key not in known), None)) is not None:
         raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
@@ -166,26 +167,26 @@ def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_in(folder: Path) -> models.TransformerConfig:
-    """The configuration of the model in a folder: that of a run, or one of Hugging Face's."""
+    """The configuration of the model in a run's folder, or in one of Hugging Face's."""
     path = folder / CONFIG
     if not path.exists():
         return interop.read_config(folder)
-    found, _ = _TOML.toml(path)
-    if not isinstance(found.get("model"), dict):
-        raise ConfigError(f"{path} has no table `model`", fix=closest("model", found))
-    return models.from_fields(found["model"], where=str(path))
+    values, _ = _TOML.toml(path)
+    if not isinstance(values.get("model"), dict):
+        raise ConfigError(f"{path} has no table `model`", fix=closest("model", values))
+    return models.from_fields(values["model"], where=str(path))
 
 
 # Changes.
 
 
 def _value_of(text: str, at: str) -> Any:
-    """The value that a text of TOML stands for, or else the text itself: quotes may be left out."""
+    """The value of a text of TOML, or the text itself: quotes may be left out."""
     try:
-        found = _CHANGE.parse_toml(f"x = {text}", at)
+        values = _CHANGE.parse_toml(f"x = {text}", at)
     except ConfigError:
         return text.strip()
-    return found["x"] if found.keys() == {"x"} else text.strip()
+    return values["x"] if values.keys() == {"x"} else text.strip()
 
 
 def _change(values: dict[str, Any], change: str, where: Where) -> None:

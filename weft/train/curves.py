@@ -1,4 +1,4 @@
-"""Loss curves of runs: numbers by step, smoothed; ticks of axes; a chart in characters for the terminal.
+"""Loss curves of runs: numbers by step, moving averages, a chart for terminals.
 
 Imports the metrics. A number that is not finite is a gap in its curve, never a point of it.
 """
@@ -45,7 +45,7 @@ class Curve:
 
 
 def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, list[Curve]]:
-    """The curves of runs, those that share an axis together: `loss` and `eval.loss` under `loss`."""
+    """The curves of runs by their axis: `loss` and `eval.loss` under `loss`."""
     tables = {name: [(row["step"], numbers(row)) for row in rows] for name, rows in runs.items()}
     known = {key for table in tables.values() for _, found in table for key in found}
     wanted = list(dict.fromkeys(keys)) or [key for key in KEYS if key in known]
@@ -170,7 +170,7 @@ _ASCII = str.maketrans({_POINT: "o", "│": "|", "┤": "+", "└": "+", "─": 
 
 
 def text_chart(curves: list[Curve], width: int, height: int, beside: Sequence[Curve] = ()) -> str:
-    """Curves that share an axis in `height` lines, with the last value of each beneath.
+    """Curves that share an axis in `height` lines, with their last values beneath.
 
     Evaluations are the points marked. The scale is that of the charts `beside` it too.
     """

@@ -1,4 +1,4 @@
-"""Pictures of curves, drawn by Matplotlib: PNG, and HTML as one file that needs nothing else.
+"""Pictures of loss curves by Matplotlib: PNG, and HTML that needs nothing else.
 
 Imports the curves, and Matplotlib where a picture is made. Names of runs and keys are text: they are escaped, and not
 read as formulas.
@@ -28,7 +28,7 @@ def png(panels: Panels, title: str = "") -> bytes:
 
 
 def html(panels: Panels, title: str = "") -> str:
-    """The curves as one HTML file: an SVG, and a script that shows the values under the pointer."""
+    """The curves as one HTML file: an SVG, and values under the pointer."""
     figure = _figure(panels, title)
     svg = _save(figure, "svg", facecolor="none", metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"])).decode()
     shown = [
@@ -54,7 +54,7 @@ def _figure(panels: Panels, title: str) -> Any:
     FigureCanvasAgg(figure)
     for axes, (name, curves) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
         _draw_panel(axes, name, curves)
-    style = dict(fontsize=13, fontweight="bold", color="#1e293b", parse_math=False)
+    style: dict[str, Any] = dict(fontsize=13, fontweight="bold", color="#1e293b", parse_math=False)
     figure.axes[0].set_title(title, loc="left", pad=10, **style)
     return figure
 
@@ -65,11 +65,12 @@ def _draw_panel(axes: Any, name: str, curves: list[Curve]) -> None:
         f"{name} ({_UNITS[name]})" if name in _UNITS else name, fontsize=11, color="#334155", parse_math=False
     )
     axes.set_xlabel("step", fontsize=11, color="#334155")
-    low, high = limits([curve.values for curve in curves])
-    first, last = step_limits(curves)
-    axes.set(xlim=(first, last + 0.01 * (last - first)), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
-    axes.set_xticks(marks := step_ticks(*axes.get_xlim(), 9), tick_labels(marks))
-    axes.set_yticks(marks := ticks(*axes.get_ylim(), 8), tick_labels(marks))
+    (low, high), (first, last) = limits([curve.values for curve in curves]), step_limits(curves)
+    left, right = first, last + 0.01 * (last - first)
+    bottom, top = low - 0.05 * (high - low), high + 0.05 * (high - low)
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+    axes.set_xticks(marks := step_ticks(left, right, 9), tick_labels(marks))
+    axes.set_yticks(marks := ticks(bottom, top, 8), tick_labels(marks))
     axes.grid(color="#e2e8f0", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=10, colors="#475569", length=0)
@@ -108,7 +109,7 @@ def _save(figure: Any, form: str, **options: Any) -> bytes:
 
 
 def _box(axes: Any) -> list[float]:
-    """Left, top, right and bottom of a panel in its SVG, in points from the upper left."""
+    """Left, top, right and bottom of a panel in its SVG, from the upper left."""
     place, (wide, tall) = axes.get_position(), 72 * axes.figure.get_size_inches()
     return [place.x0 * wide, (1 - place.y1) * tall, place.x1 * wide, (1 - place.y0) * tall]
 

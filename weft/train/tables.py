@@ -1,4 +1,4 @@
-"""The tables of a run's TOML file: their keys, the values they have where none is given, and what they mean.
+"""The tables of a run's TOML file: keys, defaults, bounds and what they mean.
 
 Imports the data's formats. `config` reads and checks them.
 """
@@ -22,10 +22,10 @@ class Train:
     length: int | None = None
     """Tokens in a sequence; by default the model's."""
     microbatches: int = 1
-    """In how many parts a batch is computed, one after the other; gradients are summed once."""
+    """Gradient accumulation: in how many parts a batch is computed; gradients are summed once."""
     log_every: int = 10
     peak_flops: float | None = None
-    """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
+    """What one processor can do at most, in FLOP/s; then the share of it that is used, the MFU, is logged."""
     bad_steps: int = 10
     """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
     spikes: str = one_of("keep", "skip", "rollback")
@@ -38,9 +38,9 @@ class Train:
     watchdog_minutes: float = bounded(60.0, least=0)
     """After so many minutes without a step a process writes its stacks and ends with status 75; 0: it waits on."""
     average: float | None = bounded(below=1)
-    """The share of the old in a running average of the weights, with which is evaluated; none by default."""
+    """The decay of an EMA of the weights, which is then what is evaluated; none by default."""
     loss_scale: float | None = None
-    """By what the loss is multiplied before gradients are taken, for narrow floats; they are divided by it again."""
+    """Loss scaling: the loss times this is differentiated, for narrow floats; gradients are divided by it again."""
     sum_dtype: str | None = one_of("float32", "bfloat16", "float16", default=None)
     """In which dtype sums of gradients travel; by default that in which a weight is computed."""
     pack: bool = True
@@ -66,12 +66,12 @@ class Optimizer:
     no_decay: tuple[str, ...] = ("*norm*", "*bias*")
     """Paths of weights that do not decay."""
     clip: float = bounded(1.0, least=0)
-    """The largest norm of all gradients together; longer ones are made shorter. 0 for none."""
+    """Gradient clipping: the largest norm of all gradients together. 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate by step: a warmup, then `kind`."""
+    """The learning-rate schedule: a warmup, then `kind`."""
 
     kind: str = one_of("constant", "linear", "cosine", "rsqrt", default="cosine")
     rate: float = 1e-3
@@ -84,7 +84,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When and with what the model is judged."""
+    """Evaluation: when, and with what."""
 
     every: int = bounded(200, least=0)
     batches: int | None = None
@@ -92,16 +92,16 @@ class Evaluation:
     metrics: tuple[str, ...] = one_of("bleu", "chrf", default=())
     """Beside the perplexity: `bleu`, `chrf`."""
     beams: int = 5
-    """How many translations of a text are followed at once."""
+    """Beam search: how many translations of a text are followed at once."""
     alpha: float = bounded(0.6, least=0)
-    """How much longer translations are favoured."""
+    """The length penalty: how much longer translations are favoured."""
     bleu_tokenize: str = one_of(*"13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
     """How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When the state is saved, and what is kept."""
+    """Checkpoints: when the state is saved, and what is kept."""
 
     every: int = bounded(200, least=0)
     keep: int = 3
@@ -113,11 +113,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Thin weights beside frozen ones; rank 0 for none."""
+    """LoRA: two low-rank weights beside each frozen one; rank 0 for none."""
 
     rank: int = bounded(0, least=0)
     where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
-    """Paths of the weights they stand beside."""
+    """Paths of the weights that get them."""
     alpha: float | None = None
 
 

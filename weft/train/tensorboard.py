@@ -1,4 +1,4 @@
-"""TensorBoard event files: scalars by step, as protobuf messages in checksummed records.
+"""TensorBoard event files: scalars by step, in records with checksums.
 
 Imports nothing of weft. What is needed of the format is three messages of a few fields each and a CRC, so they are
 written out here: the writers of libraries wait for ever on a full disk, and the file must stay whole on one.
@@ -24,7 +24,7 @@ def version_event(seconds: float) -> bytes:
 
 
 def start_event(seconds: float, step: int) -> bytes:
-    """A session that begins with a step: what was said of it and of later ones before is hidden."""
+    """The start of a session at a step, which hides what was said of later steps."""
     return _event(seconds, step, _bytes(7, _number(1, 1)))
 
 
