@@ -1,4 +1,4 @@
-"""Small files of JSON and TOML, read with limits on size, depth and digits; and names of files that may be anything.
+"""Small files of JSON and TOML, read with limits on size, depth and digits.
 
 Imports the errors of the house alone. Whatever is in such a file, the outcome is plain values of the shape that was
 asked for, or an error of the caller's kind that names the file, the place in it where that is known, and the fix.
@@ -30,7 +30,7 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one kind of small file: what is wrong is an error of this kind, with this fix."""
+    """Reads small files; what is wrong is an error of this kind, with this fix."""
 
     error: type[WeftError]
     fix: str = "fetch or write the file again"
@@ -53,7 +53,7 @@ class Reader:
         return found
 
     def summed_json(self, path: Path, shape: Any = dict, *, older: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """What `summed` made of an object, without its sum; a bit that is another now is an error.
+        """What `summed` made of an object, without its checksum, which is compared.
 
         A file without a sum, and with none but these `older` keys, was written before there were sums.
         """
@@ -85,7 +85,7 @@ class Reader:
         return found
 
     def check_limits(self, found: Any, where: str) -> None:
-        """Raises for values nested too deep, numbers of too many digits, and text that cannot be written."""
+        """Raises for values nested too deep, too many digits, and text that is none."""
         for path, depth, value in () if _is_within_limits(found) else _walk(found):
             inside = f" (at `{path[:60]}`)" if path else ""
             if depth > DEEPEST:
@@ -218,7 +218,7 @@ def _is_within_limits(value: Any) -> bool:
 
 
 def _walk(value: Any) -> Iterator[tuple[str, int, Any]]:
-    """Every value and key inside a value, with its path and depth; no stack grows with the depth."""
+    """Every value and key inside a value, with its path and depth, without recursion."""
     left = [("", 0, value)]
     while left:
         path, depth, value = left.pop()

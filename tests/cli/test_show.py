@@ -11,7 +11,7 @@ import pytest
 
 import weft as wf
 from weft.cli import main
-from weft.cli.model import Optimizer, load_preset
+from weft.cli.model import PresetOptimizer, load_preset
 from weft.cli.terminal import colour
 
 from . import nets
@@ -88,8 +88,8 @@ def test_a_preset_is_shown_as_its_train_step_with_adam():
 def test_the_optimizer_is_the_one_asked_for():
     rows = json.loads(weft(*TINY, "--optimizer", "adafactor", "--json")[0])["ledger"]
     assert any(row["phase"] == "update" for row in rows)  # its row and column means; the other two send nothing
-    states = [load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in Optimizer]
-    assert len({str(jax.tree.structure(state)) for state in states}) == len(Optimizer)
+    states = [load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in PresetOptimizer]
+    assert len({str(jax.tree.structure(state)) for state in states}) == len(PresetOptimizer)
 
 
 def test_loss_shows_the_forward_part_of_the_train_step():

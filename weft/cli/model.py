@@ -32,7 +32,7 @@ from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
 
 
-class Optimizer(StrEnum):
+class PresetOptimizer(StrEnum):
     """The optimizers a preset can be read with, by their names in Optax."""
 
     adam = "adam"
@@ -53,7 +53,7 @@ LAYOUT = Annotated[str | None, typer.Option(metavar="LAYOUT", help="The layout, 
 BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of the preset.")]
 LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of the preset.")]
 OPTIMIZER = Annotated[
-    Optimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
+    PresetOptimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
 ]
 LOSS = Annotated[bool, typer.Option("--loss", help="The preset's loss alone, not its train step.")]
 
@@ -87,7 +87,7 @@ class Model:
         return program
 
 
-def load(name: str, *, batch: int | None, length: int | None, optimizer: Optimizer | None, loss: bool) -> Model:
+def load(name: str, *, batch: int | None, length: int | None, optimizer: PresetOptimizer | None, loss: bool) -> Model:
     """What MODEL names; of presets sizes, an optimizer or the loss can be asked."""
     check_only_one(loss and "--loss", optimizer is not None and "--optimizer")
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
@@ -97,7 +97,7 @@ def load(name: str, *, batch: int | None, length: int | None, optimizer: Optimiz
                 what = "file" if is_run(name) else "function"
                 raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{option}")
         return load_run(name) if is_run(name) else load_function(name)
-    return load_preset(name, optimizer=None if loss else optimizer or Optimizer.adam, **sizes)
+    return load_preset(name, optimizer=None if loss else optimizer or PresetOptimizer.adam, **sizes)
 
 
 def check_only_one(*options: str | bool) -> None:

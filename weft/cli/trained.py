@@ -30,7 +30,7 @@ Mesh = Annotated[
 Layout = Annotated[str | None, typer.Option(metavar="LAYOUT", help="How it is split over the mesh, like `vocab:cols`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-Where = tuple[Processors, Rules] | tuple[None, None]
+MeshAndLayout = tuple[Processors, Rules] | tuple[None, None]
 
 
 def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
@@ -40,7 +40,9 @@ def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
     return run.checkpoints.chosen(step, best=best)
 
 
-def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True) -> Where:
+def place_for(
+    settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True
+) -> MeshAndLayout:
     """The mesh and layout of the options, or the run's; None for one processor.
 
     The run's own are taken if their processors are here. Virtual processors share one machine: what gains nothing from

@@ -8,6 +8,7 @@ import typer
 
 from .. import data, interop, nn
 from ..errors import WeftError
+from ..text import file_size_text
 from ..train import Run
 from ..train.runs import ORIGIN
 from .terminal import reported, write
@@ -105,4 +106,4 @@ def _summary(model: object) -> str:
     dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model)})
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
     config = model.config  # type: ignore[attr-defined]
-    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {size / 1e6:,.3g} MB"
+    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {file_size_text(size)}"
