@@ -40,14 +40,14 @@ def plot(
             raise metrics.MetricsError(f"`{out}` is neither .png nor .html", fix="name it like `curve.png`")
         rows = {name: metrics.read(folder) for name, folder in _folders_by_name(runs).items()}
         wanted = [key.strip() for key in keys.split(",") if key.strip()]
-        found = panels(rows, wanted)
+        charts = panels(rows, wanted)
         if terminal:
-            for curves in found.values():
+            for curves in charts.values():
                 _draw(curves)
         if out is None and not terminal:
             out = runs[0] / ("curve.png" if len(rows) == 1 else "curves.png")
         if out is not None:
-            _save(out, found, title=next(iter(rows)) if len(rows) == 1 else "")
+            _save(out, charts, title=next(iter(rows)) if len(rows) == 1 else "")
             write(str(out))
 
 
@@ -71,12 +71,12 @@ def _draw(curves: list[Curve]) -> None:
         write(chart)
 
 
-def _save(path: Path, found: dict[str, list[Curve]], title: str) -> None:
+def _save(path: Path, charts: dict[str, list[Curve]], title: str) -> None:
     """Writes the picture beside and renames it, so that what was there stays whole."""
     from ..train import pictures
 
     is_page = path.suffix.lower() == ".html"
-    picture = pictures.html(found, title).encode() if is_page else pictures.png(found, title)
+    picture = pictures.html(charts, title).encode() if is_page else pictures.png(charts, title)
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.write_bytes(picture)

@@ -54,13 +54,13 @@ def place_for(
         return (as_mesh(mesh), as_layout(layout)) if mesh else (None, None)
     if mesh is not None or not settings.mesh or (not is_virtual_too and jax.default_backend() == "cpu"):
         return None, None
-    own = as_mesh(settings.mesh)
+    trained_on = as_mesh(settings.mesh)
     try:
-        own.jax_mesh()
+        trained_on.jax_mesh()
     except MeshError as error:
         say(f"{error.fact}: runs on one")
         return None, None
-    return own, as_layout(settings.layout)
+    return trained_on, as_layout(settings.layout)
 
 
 def tokenizer_of(run: Run) -> data.Tokenizer | None:

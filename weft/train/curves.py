@@ -47,15 +47,15 @@ class Curve:
 def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, list[Curve]]:
     """The curves of runs by their axis: `loss` and `eval.loss` under `loss`."""
     tables = {name: [(row["step"], numbers(row)) for row in rows] for name, rows in runs.items()}
-    known = {key for table in tables.values() for _, found in table for key in found}
+    known = {key for table in tables.values() for _, values in table for key in values}
     wanted = list(dict.fromkeys(keys)) or [key for key in KEYS if key in known]
     if not wanted:
         raise MetricsError(f"{_listed(runs)} told of no loss", fix=f"name what to show with --keys: {_listed(known)}")
-    found: dict[str, list[Curve]] = {}
+    by_axis: dict[str, list[Curve]] = {}
     for key in wanted:
         if key not in known:
             raise MetricsError(f"there is no number `{key}` in {_listed(runs)}", fix=closest(key, known))
-        curves = found.setdefault(key.rpartition(".")[2], [])
+        curves = by_axis.setdefault(key.rpartition(".")[2], [])
         for number, (name, table) in enumerate(tables.items()):
             points = [(step, values[key]) for step, values in table if key in values]
             if any(math.isfinite(value) for _, value in points):
@@ -64,7 +64,7 @@ def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, li
                 curves.append(Curve(name, label, key, colour, steps, np.where(np.isfinite(values), values, np.nan)))
         if not any(curve.key == key for curve in curves):
             raise MetricsError(f"no `{key}` in {_listed(runs)} is finite", fix="show other keys with --keys")
-    return found
+    return by_axis
 
 
 def _listed(names: Sequence[str] | dict[str, list[Row]] | set[str]) -> str:
@@ -84,12 +84,12 @@ def moving_average(values: np.ndarray) -> np.ndarray:
     begin = np.maximum(at - reach, 0)
     end = np.minimum(at + np.minimum(reach, at), count - 1) + 1  # no further ahead than back, so that 4 2 2 begins at 4
     is_known = np.isfinite(values)
-    found = np.where(is_known, values, 0.0)
+    average = np.where(is_known, values, 0.0)
     known = np.concatenate([[0], np.cumsum(is_known)])
     for _ in range(3):
-        sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, found, 0.0))])
-        found = (sums[end] - sums[begin]) / np.maximum(known[end] - known[begin], 1)
-    return np.where(is_known, found, np.nan)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, average, 0.0))])
+        average = (sums[end] - sums[begin]) / np.maximum(known[end] - known[begin], 1)
+    return np.where(is_known, average, np.nan)
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
