@@ -2,7 +2,7 @@
 
 Where stdout and stderr are terminals the bar of a run and the messages above it go to stderr, and stdout stays empty;
 elsewhere all of it is plain lines on stdout, in the order it happened. Only one process of a run prints. That nothing
-can be printed (a full disk, a reader that has gone) never stops the work. Imports texts of quantities alone.
+can be printed (a full disk, a reader that has gone) never stops the work. Imports checks and texts of values alone.
 """
 
 import math
@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from numbers import Real
 from typing import Any
 
+from ..checks import is_real
 from ..text import count_text, duration_text, file_size_text, seconds_text
 
 BETWEEN = 10.0  # seconds from one plain line on something long to the next
@@ -132,9 +132,9 @@ class Reporter:
         """The numbers of the last row as text, by name."""
         row, left = self._row, self._pace.left(at, self.steps)
         fields = {
-            "loss": f"loss {row['loss']:.3f}" if _is_number(row.get("loss")) else None,
-            "speed": f"{count_text(row['tokens_per_s'])} tokens/s" if _is_number(row.get("tokens_per_s")) else None,
-            "mfu": f"mfu {100 * row['mfu']:.1f} %" if _is_number(row.get("mfu")) else None,
+            "loss": f"loss {row['loss']:.3f}" if is_real(row.get("loss")) else None,
+            "speed": f"{count_text(row['tokens_per_s'])} tokens/s" if is_real(row.get("tokens_per_s")) else None,
+            "mfu": f"mfu {100 * row['mfu']:.1f} %" if is_real(row.get("mfu")) else None,
             "left": None if left is None or at >= self.steps else f"ETA {duration_text(left)}",
             "memory": self._memory.text(),
             "bad": f"{row['bad_steps']:.0f} bad steps" if row.get("bad_steps") else None,
@@ -340,7 +340,7 @@ def evaluation_line(row: dict[str, Any]) -> str:
     """
     parts = [f"step {row['step']}"]
     for name, value in row["eval"].items():
-        if not _is_number(value) or name in _NOT_TOLD or (name == "word_perplexity" and value > _WORDLESS):
+        if not is_real(value) or name in _NOT_TOLD or (name == "word_perplexity" and value > _WORDLESS):
             continue
         if name == "loss":
             parts.insert(1, f"eval loss {value:.3f}")
@@ -362,7 +362,3 @@ def encodable(text: str, file: Any) -> str:
     except UnicodeEncodeError:
         return text.replace("…", "...").encode(encoding, "replace").decode(encoding)
     return text
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real
 from ..errors import closest
 from ..fields import bounded, one_of
 from ..small_files import is_file, is_text, short
@@ -307,7 +308,7 @@ def _open_paths(table: dict[str, Any], form: str | None) -> Source:
 def _make_source(form: str, files: Iterable[Path], names: Iterable[str], table: Mapping[str, Any]) -> Source:
     plain = {key: table[key] for key in ("longest_line", "expansion", "field", "dtype", "vocab", "end") if key in table}
     held_out, apart = table.get("held_out", 0), table.get("evaluation")
-    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not _is_share(held_out):
+    if not is_real(held_out) or not _is_share(held_out):
         raise DataError(f"`held_out` is {held_out!r}", fix="say a share of the end as `0.05`, or a number as `5000`")
     files = tuple(files)
     if not files or not any(file.exists() and file.stat().st_size for file in files):

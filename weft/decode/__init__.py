@@ -1,6 +1,9 @@
 """Decoding: continuations of prompts by sampling or beam search, under any layout."""
 
+from ..namespace import namespace as _namespace
 from .beam import Hypotheses, beam_search
 from .generate import Continuations, generate
 
 __all__ = ["Continuations", "Hypotheses", "beam_search", "generate"]
+
+__dir__, __getattr__ = _namespace(globals(), called="decode")

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
@@ -204,10 +205,10 @@ def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
         top1 = name == "gating" and "1" in str(value)
         raise TensorError(f"`{name}` is {value!r}", fix="top-1 is `switch`" if top1 else closest(str(value), choices))
     if int in kinds and bool not in kinds and value is not None:
-        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) not in bounds:
+        if not is_whole(value) or int(value) not in bounds:
             raise DimError(f"`{name}` is {value!r}, which is no size", fix=f"give a whole number, e.g. `{name}=8`")
         return int(value)
-    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+    if float in kinds and is_real(value):
         is_least_in = bounds.least is not None
         return float(number(value, name, least=bounds.least or 0, below=bounds.below, may_be_least=is_least_in))
     if not isinstance(value, kinds):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real
 from ..data.whole import write_whole
 from ..errors import WeftError, closest
 from ..small_files import Reader
@@ -125,7 +126,7 @@ def numbers(row: Row) -> dict[str, float]:
     {'eval.loss': 2.2}
     """
     values = {name: x for name, x in flat(row).items() if name != "step"}
-    return {name: float(x) for name, x in values.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    return {name: float(x) for name, x in values.items() if is_real(x)}
 
 
 def read(folder: Path) -> list[Row]:
