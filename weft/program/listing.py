@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..record import MAPPED, Entry, Placed
+from ..record import BRANCHES, Entry, Placed
 from .array_type import placed_type
 from .ledger import Row, rows_of, unknown_rows
 from .lines import Line, fold
@@ -151,8 +151,10 @@ class _Level:
     def _is_here(self, entry: Entry) -> bool:
         """Whether an entry stands in this body, or in a function mapped in it."""
         own = None if self.block is None else self.block.id
-        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op in MAPPED:
-            entry = self.reading.entries[entry.parent]
+        for outer in self.reading.around(entry):
+            if entry.parent == own or not outer.traits.is_mapped:
+                break
+            entry = outer
         return entry.parent == own
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
@@ -174,7 +176,7 @@ class _Level:
         sent = _collectives(item.rows)
         if entry is None or not self._has_line(item, entry):
             return sent
-        if entry.is_block or entry.reason or entry.op == "whole":
+        if entry.is_block or not entry.traits.has_line:
             return sent
         if any(map(self.reading.is_gradient, item.steps)):
             lines = self._backward(item, entry)
@@ -195,7 +197,7 @@ class _Level:
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
             entry = self.reading.entries[entry.parent]
-            if entry.op in MAPPED:
+            if entry.traits.is_mapped:
                 lines = [self._header(entry, f"{entry.op} over {entry.over[0]}", lines)]
         return lines
 
@@ -209,14 +211,14 @@ class _Level:
         if not lines:
             return []
         what = entry.op if entry is not None else loop.kind
-        over = f" over {entry.over[0]}" if entry is not None and entry.over and what != "fori_loop" else ""
+        over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
         unknown = "" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
         return [self._header(entry, f"{what}{over}", lines, times=loop.turns, aside=unknown + order)]
 
     def _branches(self, loop: Loop, entry: Entry | None) -> list[Line]:
         parts = []
-        for name, body in zip(("on_false", "on_true"), loop.bodies, strict=False):
+        for name, body in zip(BRANCHES, loop.bodies, strict=False):
             inside = (e for e in self.reading.entries if entry is not None and e.parent == entry.id and e.op == name)
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
             lines = level.lines(level.items) or [Line("note", words="nothing")]
@@ -243,7 +245,7 @@ class _Level:
         found: list[Line] = []
         for line in lines:
             entry = self.reading.entry(line.op) if line.kind == "block" else None
-            is_mapped = entry is not None and entry.op in MAPPED
+            is_mapped = entry is not None and entry.traits.is_mapped
             if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
                 found[-1] = replace(line, lines=tuple(self._join_mapped((*found[-1].lines, *line.lines))))
             else:
@@ -281,7 +283,7 @@ class _Level:
         Those are taken of whose size it makes an array.
         """
         eqns = [s.eqn for s in group.steps if s.eqn.primitive.name not in _TRIVIAL or len(group.steps) == 1]
-        if entry.op == "einsum" and any(eqn.primitive.name == "dot_general" for eqn in eqns):
+        if entry.traits.is_product and any(eqn.primitive.name == "dot_general" for eqn in eqns):
             eqns = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
         made = [_elements(var) for eqn in eqns for var in eqn.outvars]
         shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]

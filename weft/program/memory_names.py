@@ -138,7 +138,7 @@ class Names:
             is_update = phase == "update"
             name, site = ("update", str(self.reading.update_site)) if is_update else (work.kind, "")
             return Called(name, unnamed_type(value.aval), phase, site)
-        if phase == "backward" and entry.op == "cast" and work.operands[0].maker is not None:
+        if phase == "backward" and entry.traits.is_cast and work.operands[0].maker is not None:
             called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
             return replace(called, type=replace(called.type, dtype=value.aval.dtype))
         name, placed = self._matched(value, entry, operand, phase)
