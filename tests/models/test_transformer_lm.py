@@ -159,7 +159,7 @@ def test_a_second_call_compiles_nothing(caplog):
 
 
 def test_inside_a_region_the_regions_layout_counts():
-    here = nn.shapes(TINY.blueprint(MESH, wf.Layout(BOTH)))
+    here = nn.shapes(TINY.blueprint().on(MESH, wf.Layout(BOTH)))
     program = wf.trace(loss, here, named(BATCH), mesh="all=8", layout="batch:all")
     assert [(row.collective, row.axes, row.bytes, row.count) for row in program.ledger] == [
         ("all_reduce", ("all",), 4, 1)

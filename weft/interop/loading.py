@@ -99,11 +99,9 @@ class Source:
         return found
 
 
-def check(
-    source: Source, config: Any, mesh: Mesh | None = None, layout: Layout | None = None
-) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
+def check(source: Source, config: Any) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
     """The model without values, its parameters, and the names of tensors; raises where the files do not fit it."""
-    blueprint, weights = config.blueprint(mesh, layout), source.weights
+    blueprint, weights = config.blueprint(), source.weights
     params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)
     names = source.names(params, copies)
@@ -115,10 +113,11 @@ def check(
 
 def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
     """The model with its weights; of `dtype`, if not of the files' own."""
-    blueprint, params, names = check(source, config, mesh, layout)
+    blueprint, params, names = check(source, config)
     weights = source.weights
     dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else checked_dtypes(params, weights, names)
-    region = None if mesh is None else Region(mesh, layout)  # type: ignore[arg-type]
+    region = None if mesh is None or layout is None else Region(mesh, layout)
+    blueprint = blueprint if region is None else blueprint.on(region.mesh, region.layout)
     places = {path: _sharding(own, region) for path, own in params.items()}
 
     def made(path: Sequence[Any], leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .transformer_lm import LMConfig, TransformerLM
+from .transformer import LMConfig, TransformerLM
 
 
 @public
@@ -27,9 +27,9 @@ def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = No
         return weights.init(_blueprint(config), key, mesh, layout)
     mesh, layout = as_mesh(mesh), as_layout(layout)
     stored = _stored_layers(layout)
-    model = _blueprint(config, mesh, stored)
+    model = _blueprint(config)
     _check_layers(model, Region(mesh, layout))
-    return weights.init(model, key, mesh, stored, dims=config.dims)
+    return weights.init(model.on(mesh, stored), key, mesh, stored, dims=config.dims)
 
 
 def _check_layers(model: Any, region: Region) -> None:
@@ -55,9 +55,9 @@ def shapes(config: TransformerConfig) -> Any:
     return weights.shapes(_blueprint(config))
 
 
-def _blueprint(config: TransformerConfig, *where: Any) -> Any:
+def _blueprint(config: TransformerConfig) -> Any:
     """The model without values, its weights in the dtype they are kept in."""
-    return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint(*where))
+    return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint())
 
 
 __all__ = [

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
-from ..layout import Layout
-from ..mesh import Mesh
 from ..nn import weights
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.given import number
@@ -184,7 +182,7 @@ class TransformerConfig(abc.ABC):
         return self.dims.find(name)
 
     @abc.abstractmethod
-    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    def blueprint(self) -> Any:
         """The model without values."""
 
     @property

@@ -8,7 +8,7 @@ from ..errors import DimError, closest, public
 from .config import TransformerConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
-from .transformer_lm import LMConfig
+from .transformer import LMConfig
 
 
 def _lm(name: str, heads: int) -> LMConfig:

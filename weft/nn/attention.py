@@ -19,7 +19,7 @@ from ..errors import TensorError, public
 from ..tensor import Tensor
 from .given import has_dims, number, one_dim
 from .position import Stretch, rotated
-from .weights import dropped, full, normal, used
+from .weights import apply_dropout, full, normal, used
 
 UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
@@ -236,7 +236,7 @@ class Attention(eqx.Module):
         if self.talking is not None:
             share = _talk(share, self.talking[1])
         share = wf.cast(share, v.dtype)
-        share = dropped(share, dropout, key)
+        share = apply_dropout(share, dropout, key)
         return wf.einsum(share, v, out=q.dims)
 
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:

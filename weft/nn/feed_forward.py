@@ -10,7 +10,7 @@ from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
 from .given import has_dims, one_dim, one_of
-from .weights import dropped, full, normal, used
+from .weights import apply_dropout, full, normal, used
 
 ACTIVATIONS = {
     "relu": wf.relu,
@@ -66,6 +66,6 @@ class FeedForward(eqx.Module):
         else:
             gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
             hidden = wf.multiply(activate(gate), hidden, names="subset")
-        hidden = dropped(hidden, dropout, key)
+        hidden = apply_dropout(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
         return y if self.out_bias is None else wf.add(y, wf.cast(self.out_bias, h.dtype), names="subset")

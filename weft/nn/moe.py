@@ -20,7 +20,7 @@ from ..errors import public
 from ..tensor import Tensor
 from .feed_forward import ACTIVATIONS
 from .given import has_dims, number, one_dim, one_of
-from .weights import checked_key, dropped, key_of, normal, used
+from .weights import apply_dropout, checked_key, fold_key, normal, used
 
 GATINGS = ("switch", "top2", "choice")
 
@@ -81,7 +81,7 @@ class MixtureOfExperts(eqx.Module):
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
         z = z.rename(**batch, router=experts)
-        z = self.experts(z, key_of(key, 1))
+        z = self.experts(z, fold_key(key, 1))
         z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
         return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
 
@@ -96,7 +96,7 @@ class MixtureOfExperts(eqx.Module):
             hidden = wf.multiply(
                 activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
             )
-        hidden = dropped(hidden, self.dropout, key)
+        hidden = apply_dropout(hidden, self.dropout, key)
         return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
 
     def slots(self, length: int, drops: bool) -> Dim:

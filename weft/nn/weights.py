@@ -81,7 +81,7 @@ def _first(weight: Weight, key: Any, name: str) -> Any:
     return weight if key is None else whole(weight, own_key(checked_key(key), name))
 
 
-def stacked(module: Any, along: Dim) -> Any:
+def stack(module: Any, along: Dim) -> Any:
     """A module without values as so many of them, stacked."""
     return map_weights(lambda weight: replace(weight, stack=along), module)
 
@@ -156,12 +156,12 @@ def written(path: Sequence[Any]) -> str:
     return ".".join(str(getattr(step, "name", getattr(step, "idx", getattr(step, "key", "")))) for step in path)
 
 
-def key_of(key: Any, part: int) -> Any:
+def fold_key(key: Any, part: int) -> Any:
     """The key of one part of what has a key; none where none is given."""
     return None if key is None else jax.random.fold_in(key, part)
 
 
-def dropped(x: Tensor, rate: float, key: Any) -> Tensor:
+def apply_dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     """`x` with dropout, where a key is given."""
     return x if key is None or not rate else wf.dropout(x, rate, key)
 
