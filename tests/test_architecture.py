@@ -57,6 +57,7 @@ COLLECTIVES = frozenset(
     "ppermute pshuffle pswapaxes pcast pvary axis_index".split()
 )
 PRIVATE_JAX = "jax._src"
+PRIVATE_TENSOR = frozenset("_array _region _kind _dims _memo _fill".split())
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 
@@ -206,6 +207,17 @@ def stray_collectives(module: Module) -> list[str]:
     ]
 
 
+def private_tensors(module: Module) -> list[str]:
+    """Reaches into what is private of a tensor, from outside weft/tensor.py, weft/leaves.py and weft/lower."""
+    if module.room in ("tensor", "leaves", "lower"):
+        return []
+    return [
+        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, private of a tensor; fix: use what it documents"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_TENSOR and ast.unparse(node.value) != "self"
+    ]
+
+
 def too_long(module: Module) -> list[str]:
     """Files and functions that have outgrown their room."""
     complaints, lines = [], len(module.source.splitlines())
@@ -270,7 +282,9 @@ def repository_texts() -> Iterator[tuple[str, str]]:
 # The package keeps the rules.
 
 
-@pytest.mark.parametrize("rule", [wrong_directions, private_jax, stray_collectives, too_long, undocumented])
+@pytest.mark.parametrize(
+    "rule", [wrong_directions, private_jax, private_tensors, stray_collectives, too_long, undocumented]
+)
 def test_every_module_keeps(rule):
     assert [complaint for module in package_modules() for complaint in rule(module)] == []
 
@@ -383,6 +397,22 @@ def test_an_import_cycle_is_caught(reduce_imports, cycle):
 )
 def test_private_jax_is_caught(name, source, caught):
     assert bool(private_jax(Module(name, source))) == caught
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("weft.ops.reduce", "y = x._memo['moved']", True),
+        ("weft.spmd.step", "y = tree[0]._array", True),
+        ("weft.nn.linear", "def f(x):\n    x._memo.clear()", True),
+        ("weft.lower.meet", "y = x._memo['moved']", False),
+        ("weft.tensor", "y = x._dims", False),
+        ("weft.ops.reduce", "y = x.raw, x.region, x.kind.store", False),
+        ("weft.plan.values", "class A:\n    def f(self):\n        return self._region()", False),  # its own
+    ],
+)
+def test_a_reach_into_a_tensor_is_caught(name, source, caught):
+    assert bool(private_tensors(Module(name, source))) == caught
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))

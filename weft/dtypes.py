@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike as DTypeLike
 
 from .errors import TensorError
 
 
-def as_dtype(given: Any) -> Any:
+def as_dtype(given: DTypeLike | None) -> Any:
     """The dtype a caller means, as JAX holds it."""
     try:
         if given is None:

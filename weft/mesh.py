@@ -139,7 +139,11 @@ class Mesh:
         return f"Mesh({str(self)!r})"
 
 
-def as_mesh(mesh: "Mesh | str | Mapping[str, int] | None") -> Mesh:
+MeshLike = Mesh | str | Mapping[str, int]
+"""A mesh as callers write it."""
+
+
+def as_mesh(mesh: MeshLike | None) -> Mesh:
     """A mesh out of whatever way a caller may write one."""
     if mesh is None:
         raise MeshError("no mesh was given", fix="give one: `mesh='rows=4,cols=2'`")

@@ -137,7 +137,7 @@ class _Branch:
         if dims is None:
             return leaf
         leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
+        return make(aligned(leaf.raw, leaf.dims, dims), dims, leaf.region, leaf.kind)
 
 
 def _check_same(branches: Sequence[_Branch]) -> None:

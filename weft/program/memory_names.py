@@ -51,7 +51,7 @@ def _given_to_step(state: Any, batch: Any, key: Any = None) -> list[Given]:
     for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
         for name, leaf in _leaves(tree, part):
             if is_tensor(leaf):
-                given = by_path[name] = Given(name, leaf.dims, leaf._kind.store, True)
+                given = by_path[name] = Given(name, leaf.dims, leaf.kind.store, True)
             else:
                 given = Given(name, _dims_alike(name, leaf, by_path), "optimizer", True)
             found.append(given)
@@ -65,7 +65,7 @@ def _leaves(tree: Any, part: str) -> list[tuple[str, Any]]:
     """The arrays of a tree with their paths; parameters go by their path alone where it says enough."""
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]:
-        if is_tensor(leaf) and not hasattr(leaf._array, "shape"):
+        if is_tensor(leaf) and not hasattr(leaf.raw, "shape"):
             continue
         words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path]
         text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
