@@ -66,9 +66,9 @@ def test_stacked_weights_are_those_of_the_layers_one_by_one():
     assert len({np.asarray(stack.w_in.array)[i].tobytes() for i in range(4)}) == 4
     np.testing.assert_array_equal(again.w_in.array, np.asarray(stack.w_in.array)[:2])
     for name in ("w_in", "w_out"):
-        own = weights.own_key(KEY, name)
+        own = weights.key_for(KEY, name)
         for i in range(LAYERS.size):
-            one = weights.whole(getattr(plan, name), jax.random.fold_in(own, i))
+            one = weights.init_whole(getattr(plan, name), jax.random.fold_in(own, i))
             np.testing.assert_array_equal(getattr(stack, name).array[i], one.array)
 
 

@@ -18,9 +18,9 @@ from .transformer import LMConfig, TransformerLM
 
 @public
 def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
-    """The model with its first weights; on a mesh each processor makes only its own slices of them.
+    """The model with its first weights, sharded as the layout stores them.
 
-    The values do not depend on the mesh or on the layout.
+    On a mesh each processor makes only its own slices of them. The values do not depend on the mesh or on the layout.
     """
     need_config(config)
     if mesh is None or layout is None:
@@ -33,14 +33,14 @@ def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = No
 
 
 def _check_layers(model: Any, region: Region) -> None:
-    """Raises where layers do not divide by the rule as it was written, which is about to say how they are stored."""
-    found = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
-    for dim in dict.fromkeys(dim for dim in found if dim is not None and "layers" not in region.layout.params):
+    """Raises where layers do not divide by the rule that says how they are stored."""
+    stacks = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
+    for dim in dict.fromkeys(dim for dim in stacks if dim is not None and "layers" not in region.layout.params):
         region.placement([dim])
 
 
 def _stored_layers(layout: Layout) -> Layout:
-    """The layout with `layers` split only where they are stored: they run one after the other."""
+    """The layout with `layers` split only in storage: they run one after the other."""
     axes = layout.rules.get("layers")
     if axes is None:
         return layout

@@ -1,4 +1,4 @@
-"""The KV cache of decoding: keys and values of the tokens so far, for every layer.
+"""The KV cache: keys and values of the tokens decoded so far, for every layer.
 
 Imports the layers. Sequences end at the same place, so that all of a batch take the same next place: a shorter one
 begins later.
@@ -16,7 +16,7 @@ from ..tensor import Tensor
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of one layer, or of all of them stacked: [.. memory_length heads d_kv]."""
+    """Keys and values of a layer, or of all stacked: [.. memory_length heads d_kv]."""
 
     keys: Tensor
     values: Tensor
@@ -32,7 +32,7 @@ class KeysValues(NamedTuple):
 
 
 class Cache(eqx.Module):
-    """The KV cache of a decoder: keys and values of all layers, and where in them the next token goes."""
+    """The KV cache of a decoder: keys and values, and where the next token goes."""
 
     past: KeysValues
     at: Tensor

@@ -1,4 +1,7 @@
-"""Encoder-only Transformers in the way of BERT: words that were hidden are predicted, or whole sequences classified."""
+"""Encoder-only Transformers like BERT: masked language models and classifiers.
+
+Words that were masked are predicted, or whole sequences classified.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ from ..errors import TensorError, public
 from ..nn.weights import fold_key
 from ..tensor import Tensor
 from .config import TransformerConfig, need_config
-from .inputs import check_key, check_sizes, name_batch, name_tensor
+from .inputs import check_dropout_key, check_sizes, name_batch, name_tensor
 from .running import Runnable
 from .stack import Stack
 from .transformer import embed, make_embeddings, make_stack, predict, token_loss
@@ -56,7 +59,7 @@ class EncoderConfig(TransformerConfig):
 
 
 class Encoder(Runnable):
-    """An encoder, the embeddings, and a classifier that reads the first position of a sequence."""
+    """An encoder, its embeddings, and a classifier that reads the first position."""
 
     embedding: nn.Embedding
     positions: nn.Embedding | None
@@ -92,16 +95,16 @@ class Encoder(Runnable):
 
     @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss; and its metrics: `nll`, `accuracy`, and of words `tokens` and what the experts report."""
-        key = check_key(key)
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
+        key = check_dropout_key(key)
         batch = _inputs_and_targets(batch, self.config, key)
         return self.run(_class_loss if "labels" in batch else _loss_and_metrics, batch, key)
 
 
 def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
-    """A batch of masked language modelling: some of `tokens`, to be predicted from the others.
+    """A batch of masked language modelling, made of `tokens`.
 
-    Of those most are hidden, some become any word, and some stay as they are.
+    Some are to be predicted from the others. Of those most are hidden, some become any word, and some stay as they are.
     """
     keys = [jax.random.fold_in(key, i) for i in range(3)]
     is_chosen = wf.random.bernoulli(keys[0], tokens.dims, like=tokens, p=config.hidden_share)

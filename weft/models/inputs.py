@@ -1,6 +1,6 @@
-"""What models are given: batches of token ids as named tensors, and keys; checked before anything runs.
+"""Inputs of models: batches of token ids as named tensors, and keys.
 
-Imports the language and the layers' checks.
+They are checked before anything runs. Imports the language and the layers' checks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from ..tensor import Tensor, is_tensor, tensor
 
 
 def name_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], vocab: int) -> dict[str, Tensor]:
-    """The tensors of a batch: those `needed`, and what there is of the others that `kinds` knows.
+    """The tensors of a batch: those `needed`, and what others of `kinds` there are.
 
     `ids` and `places` are whole numbers, `numbers` any, each [batch length]; of a `row` there is one a sequence.
     """
@@ -89,13 +89,13 @@ def check_sizes(*tensors: Tensor) -> None:
     union(*(x.dims for x in tensors))
 
 
-def check_key(key: Any) -> Any:
-    """The key, if it is one, or none."""
+def check_dropout_key(key: Any) -> Any:
+    """The key of dropout, if it is one, or None."""
     return None if key is None else checked_key(key)
 
 
 def shift_right(tokens: Tensor, segments: Tensor | None, start: int = 0) -> Tensor:
-    """The token before each: `start` before the first of a sequence, and of each segment of a packed one."""
+    """The token before each; `start` before the first of a sequence or segment."""
     before = wf.shift(tokens, over="length", by=1, fill=start)
     if segments is None:
         return before

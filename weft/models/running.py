@@ -1,6 +1,7 @@
-"""Where a model runs when it is called outside a region: on the mesh, and under the layout, it was made for.
+"""Running a model outside a region: on a mesh and under a layout of its own.
 
-Imports the language. A model itself says nothing about processors; inside a region it runs under that one's layout.
+Imports the language and the configuration. A model itself says nothing about processors; inside a region it runs under
+that one's layout.
 """
 
 import copy
@@ -19,9 +20,10 @@ from .config import SEARCHED
 
 
 class Runnable(eqx.Module):
-    """A model that can be called outside a region; there it runs where `on` says, or on one processor.
+    """A model that can be called outside a region.
 
-    A subclass holds weights and computes with them, and hands what it computes to `run`.
+    There it runs on its mesh and under its layout, which `on` gives it, or on one processor. A subclass holds weights
+    and computes with them, and hands what it computes to `run`.
     """
 
     searched_dims: ClassVar[Sequence[str]] = SEARCHED
@@ -36,7 +38,7 @@ class Runnable(eqx.Module):
         return model
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """`fn(self, *args)`: inside a region as it is, outside compiled for the model's mesh and layout."""
+        """`fn(self, *args)`; outside a region compiled for the model's mesh and layout."""
         if open_region() is not None:
             return fn(self, *args)
         check_values(jax.tree.leaves((self, args)))

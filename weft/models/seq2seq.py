@@ -1,4 +1,4 @@
-"""Encoder-decoder Transformers: the paper's translation model and T5 (1.0, 1.1, Flan), with or without experts."""
+"""Encoder-decoder Transformers: the paper's for translation, T5, Flan-T5."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ..nn.weights import fold_key
 from ..tensor import Tensor
 from .cache import Cache, KeysValues
 from .config import TransformerConfig, need_config
-from .inputs import check_key, name_batch, name_tensor, shift_right
+from .inputs import check_dropout_key, name_batch, name_tensor, shift_right
 from .running import Runnable
 from .stack import Stack
 from .transformer import embed, make_embeddings, make_stack, predict, token_loss
@@ -46,7 +46,7 @@ class Seq2SeqConfig(TransformerConfig):
 
 
 class Seq2Seq(Runnable):
-    """An encoder-decoder: an encoder, a decoder with cross-attention to it, and the embeddings."""
+    """An encoder, a decoder with cross-attention to it, and the embeddings."""
 
     embedding: nn.Embedding
     positions: nn.Embedding | None
@@ -80,12 +80,12 @@ class Seq2Seq(Runnable):
 
     @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, and what the experts report."""
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
         batch = name_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)
-        return self.run(_loss_and_metrics, batch, check_key(key))
+        return self.run(_loss_and_metrics, batch, check_dropout_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
-        """The logits of the first token for `inputs`, f32[batch vocab], and the KV cache with it.
+        """The logits of the first token, f32[batch vocab], and the KV cache.
 
         The cache has room for so many tokens.
         """
@@ -101,7 +101,7 @@ class Seq2Seq(Runnable):
         return self.step(wf.full([batch], self.config.start, like=keys, dtype="int32"), cache)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """The logits of the token after `tokens` [batch], and the KV cache with `tokens` in it."""
+        """The logits of the token after `tokens` [batch], and the KV cache with those."""
         x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
         return predict(self, x), cache
 
@@ -146,7 +146,7 @@ def _decode(
 
 
 def _segments(config: Seq2SeqConfig, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Segments of the inputs; where there is an id of padding, words are one and padding another."""
+    """Segments of the inputs; by an id of padding, words are one, padding another."""
     if "input_segments" in batch or config.padding is None:
         return batch.get("input_segments")
     return wf.cast(batch["inputs"] != config.padding, "int32")

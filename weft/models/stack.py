@@ -1,4 +1,4 @@
-"""How a stack of blocks runs: as one scan or written out, with remat, and one token at a time with a KV cache.
+"""How a stack of blocks runs: scan or written out, remat, KV cache.
 
 Imports the layers, and of the models the cache and the configuration. The weights of all blocks are stacked along
 `layers`; how they run changes neither values nor paths. Where only every n-th layer has experts, a group of n layers is
@@ -67,7 +67,7 @@ class Stack(eqx.Module):
         return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, KeysValues]:
-        """The stream after all blocks, and the keys and values they made of it, for a KV cache."""
+        """The stream after all blocks, and their keys and values for a KV cache."""
         bias = self._bias(x, mask)
 
         def one(x: Tensor, block: Any, past: None, turn: Any) -> Any:
@@ -77,7 +77,7 @@ class Stack(eqx.Module):
         return self.norm(x), past
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
-        """Every block's keys and values for what an encoder made: [layers .. memory_length heads d_kv]."""
+        """Every block's keys and values of cross-attention to what an encoder made."""
 
         def one(x: None, block: Any, past: None, turn: Any) -> Any:
             return x, {}, block.keys_and_values_of(memory)
@@ -85,7 +85,7 @@ class Stack(eqx.Module):
         return self._run(one, None)[2]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One token after those of the KV cache, [batch d_model], through all blocks; and the cache with it."""
+        """One token, [batch d_model], through all blocks; and the KV cache with it."""
         mask, memory_mask = cache.mask(self.config.window), cache.memory_mask
         bias = self._bias(x, mask)
 
@@ -102,12 +102,15 @@ class Stack(eqx.Module):
         if self.relative is None:
             return None
         like = as_length(x)
-        return self.relative(mask.here(like), mask.there(like.rename(length="memory_length") if like is not x else x))
+        positions = mask.query_positions(like)
+        like = x if like is x else like.rename(length="memory_length")
+        return self.relative(positions, mask.key_positions(like))
 
     def _run(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
-        """`one(x, block, its past, its number)` for each block: the last x, the report summed, what each made.
+        """The last x, the report summed, and what each block made.
 
-        `pasts` are stacked along `layers`, and so is what the blocks make.
+        For each block `one(x, block, its past, its number)` gives these three. `pasts` are stacked along `layers`, and
+        so is what the blocks make.
         """
         config, size = self.config, _group_size(self.config)
         count = config.layers // size

@@ -1,4 +1,4 @@
-"""The Transformer: its block, the words around it, its loss; and the decoder-only language model made of them.
+"""The Transformer: block, embeddings, loss; and the decoder-only language model.
 
 To be read from top to bottom, and copied to be changed. Nothing here says anything about processors: the same lines run
 on one and under every layout. How a stack of blocks runs is in `stack.py`, the KV cache in `cache.py`, the layers are
@@ -18,12 +18,12 @@ import equinox as eqx
 from .. import nn
 from .. import ops as wf
 from ..errors import DimError, TensorError, public
-from ..nn.given import whole_number
+from ..nn.given import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor
 from .cache import Cache, KeysValues
 from .config import TransformerConfig, need_config, stream
-from .inputs import check_key, check_sizes, name_batch, shift_right
+from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
 from .stack import Stack, as_length
 
@@ -67,7 +67,7 @@ class Block(eqx.Module):
         drops: bool = True,
         key: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor], KeysValues]:
-        """The residual stream after the block, what its experts report, and the keys and values it made.
+        """The residual stream after the block, the experts' report, new keys and values.
 
         When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
         `drops` no expert leaves out a token for want of room.
@@ -76,7 +76,7 @@ class Block(eqx.Module):
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
         h = as_length(self.attention_norm(x))
-        position = mask.here(h) if self.attention.rotary is not None else None
+        position = mask.query_positions(h) if self.attention.rotary is not None else None
         q = self.attention.query(h, position)
         new = KeysValues(*self.attention.keys_and_values(h, position))
         k, v = new if past is None or at is None else past.with_token(new, at)
@@ -100,7 +100,7 @@ class Block(eqx.Module):
         return x, report, new
 
     def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
-        """What each position takes from the encoder's sequence, or from its keys and values made before."""
+        """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
         assert attention is not None and self.memory_norm is not None and memory is not None
         q = attention.query(as_length(self.memory_norm(x)), None)
@@ -123,7 +123,7 @@ def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
 
 
 def _make_attention(config: TransformerConfig, is_rotary: bool) -> nn.Attention:
-    """Attention, with RoPE if it is rotary; grouped-query (GQA) where several query heads share one of keys."""
+    """Attention, with RoPE if rotary, grouped-query (GQA) if there is a `group`."""
     return nn.Attention(
         *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
         group=config.dim("group") if config.group > 1 else None,
@@ -159,7 +159,7 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
 
 
 def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:
-    """An encoder, or a decoder (`causal`) that may look at the memory of an encoder; without values."""
+    """An encoder, or a decoder (`causal`), which may have an encoder's memory."""
     relative = None
     if config.positions == "relative":
         heads = [config.dim(name) for name in ("heads", "group") if config.dims.has(name)]
@@ -172,7 +172,7 @@ def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = Fa
 
 
 def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embedding | None, nn.Embedding | None]:
-    """The embedding of words, that of positions where it is learned, and that of the logits where it is not tied."""
+    """The embeddings of words, of learned positions, and of the logits if not tied."""
     d_model, vocab = config.dim("d_model"), config.vocab_dim
     positions = nn.Embedding(config.dim("positions"), d_model, stddev=0.02) if config.positions == "learned" else None
     softmax = None if config.tied else nn.Embedding(vocab, d_model, stddev=d_model.size**-0.5)
@@ -188,9 +188,9 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     x = model.embedding(tokens, config.dtype)
     if model.positions is not None:
         _check_length(tokens, config)
-        x = wf.add(x, model.positions(mask.here(x), config.dtype), names="subset")
+        x = wf.add(x, model.positions(mask.query_positions(x), config.dtype), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(wf.add(x, nn.sinusoids(mask.here(x), x.dim("d_model"), x), names="subset"), config.dtype)
+        x = wf.cast(wf.add(x, nn.sinusoids(mask.query_positions(x), x.dim("d_model"), x), names="subset"), config.dtype)
     x = apply_dropout(x, config.dropout, fold_key(key, 0))
     return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
 
@@ -222,7 +222,7 @@ def token_loss(
     `x` is [batch length d_model]; label smoothing, z-loss and the load-balancing losses are those of the config.
     """
     config = model.config
-    whole_number(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
+    check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
     sums = nn.summed_cross_entropy(
         lambda x: predict(model, x),
         x,
@@ -271,7 +271,7 @@ class LMConfig(TransformerConfig):
 
 
 class TransformerLM(Runnable):
-    """A decoder-only language model: that of the paper, GPT-2, Llama, a prefix LM; with or without experts."""
+    """A decoder-only language model: the paper's, GPT-2, Llama, prefix LM, MoE."""
 
     embedding: nn.Embedding
     positions: nn.Embedding | None
@@ -305,11 +305,11 @@ class TransformerLM(Runnable):
 
     @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, and what the experts report."""
-        return self.run(_loss_and_metrics, _inputs_and_targets(batch, self.config), check_key(key))
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
+        return self.run(_loss_and_metrics, _inputs_and_targets(batch, self.config), check_dropout_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
-        """The logits of the token after the prompt, f32[batch vocab], and the KV cache with it.
+        """The logits of the token after the prompt, f32[batch vocab], and the KV cache.
 
         `inputs` of the prompt all end at the same place; `first` is where each begins, if not at 0. The cache has room
         for so many tokens.
@@ -327,7 +327,7 @@ class TransformerLM(Runnable):
         return predict(self, x["stream", last - 1]), cache
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """The logits of the token after `tokens` [batch], and the KV cache with `tokens` in it."""
+        """The logits of the token after `tokens` [batch], and the KV cache with those."""
         x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
         return predict(self, x), cache
 
@@ -359,7 +359,7 @@ def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[T
 
 
 def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
-    """Causal; the prefix of a prefix LM sees all of itself; packed segments do not see each other."""
+    """The causal mask; the prefix of a prefix LM sees all of itself."""
     return nn.Mask.within(
         causal=True,
         window=config.window,
@@ -383,7 +383,7 @@ def _inputs_and_targets(batch: Any, config: LMConfig) -> dict[str, Tensor]:
 
 
 def _needed_names(batch: Any, config: LMConfig) -> list[str]:
-    """What a batch must hold: `tokens`, or `inputs` and `targets`; and the `prefix` of a prefix LM."""
+    """What a batch must hold: `tokens`, or `inputs` and `targets`; and the `prefix`."""
     names = batch if isinstance(batch, Mapping) else {}
     if names.get("prefix") is not None and not config.prefix:
         raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")

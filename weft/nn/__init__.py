@@ -1,9 +1,10 @@
-"""Layers: Equinox modules over named tensors. A layer says nothing about processors."""
+"""Layers: Equinox modules over named tensors, which say nothing about processors."""
 
+import warnings
 from typing import Any
 
 from ..elsewhere import LAYERS, unknown_name
-from ..errors import folded
+from ..errors import WeftWarning, folded, user_stacklevel
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -12,7 +13,7 @@ from .linear import Embedding, Linear
 from .loss import cross_entropy, summed_cross_entropy
 from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
-from .position import RelativeBias, rotated, sinusoids
+from .position import RelativeBias, rope, sinusoids
 from .weights import init, shapes
 
 __all__ = [
@@ -33,14 +34,20 @@ __all__ = [
     "init",
     "lora",
     "paths",
-    "rotated",
+    "rope",
     "shapes",
     "sinusoids",
     "summed_cross_entropy",
     "unfreeze",
 ]
 
+RENAMED = {"rotated": "rope"}
+"""What was called otherwise in an earlier version, and still may be."""
+
 
 @folded
 def __getattr__(name: str) -> Any:
+    if name in RENAMED:
+        warnings.warn(f"`nn.{name}` is now `nn.{RENAMED[name]}`", WeftWarning, stacklevel=user_stacklevel())
+        return globals()[RENAMED[name]]
     raise unknown_name("nn", name, __all__, LAYERS)
