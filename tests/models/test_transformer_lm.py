@@ -166,6 +166,14 @@ def test_inside_a_region_the_regions_layout_counts():
     ]
 
 
+def test_where_a_model_runs_is_no_part_of_its_description_and_changes_no_path():
+    plain = TINY.blueprint()
+    there = plain.on(MESH, wf.Layout(BOTH))
+    assert (plain.mesh, plain.layout) == (None, None) and (there.mesh, there.layout) == (MESH, wf.Layout(BOTH))
+    assert nn.paths(nn.shapes(there)) == nn.paths(nn.shapes(plain))
+    assert jax.tree.leaves(there) == jax.tree.leaves(plain)
+
+
 def test_batch_and_length_are_those_of_the_data():
     batch = data(batch=2, length=24)
     value = jax.jit(in_plain_jnp)(by_name(tiny()), **batch)

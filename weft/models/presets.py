@@ -101,7 +101,7 @@ KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqC
 def fields(config: TransformerConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
     need_config(config)
-    kind = next(name for name, made in KINDS.items() if type(config) is made)
+    kind = next(name for name, config_type in KINDS.items() if type(config) is config_type)
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 

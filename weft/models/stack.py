@@ -77,7 +77,7 @@ class Stack(eqx.Module):
         return self.norm(x), past
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
-        """Every block's keys and values of cross-attention to what an encoder made."""
+        """Every block's keys and values of cross-attention to what an encoder outputs."""
 
         def one(x: None, block: Any, past: None, turn: Any) -> Any:
             return x, {}, block.keys_and_values_of(memory)
@@ -107,7 +107,7 @@ class Stack(eqx.Module):
         return self.relative(positions, mask.key_positions(like))
 
     def _run(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
-        """The last x, the report summed, and what each block made.
+        """The last x, the report summed, and what each block outputs.
 
         For each block `one(x, block, its past, its number)` gives these three. `pasts` are stacked along `layers`, and
         so is what the blocks make.
@@ -121,32 +121,32 @@ class Stack(eqx.Module):
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
             own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
-            more, made = report, []
+            more, outputs = report, []
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
                 x, own_report, new = one(x, block, past, number * size + i)
                 more = own_report or more
-                made.append(new)
-            return x, more, made
+                outputs.append(new)
+            return x, more, outputs
 
         if not config.scanned:
-            made: list[Any] = []
+            outputs: list[Any] = []
             own_pasts = _unstack(pasts, "layers") or [None] * count
             for number, own_blocks in enumerate(zip(*(_unstack(part, "layers") for part in blocks), strict=True)):
                 x, more, new = run_group(x, own_blocks, own_pasts[number], number)
                 report = {name: report[name] + more[name] for name in report if more}
-                made += new
-            return x, report, _stack(made, Dim("layers", config.layers))
+                outputs += new
+            return x, report, _stack(outputs, Dim("layers", config.layers))
 
         def turn(carry: Any, xs: Any) -> Any:
             x, sums = carry
             own_blocks, own_pasts, number = xs
-            x, more, made = run_group(x, own_blocks, own_pasts, number.local_array)
+            x, more, outputs = run_group(x, own_blocks, own_pasts, number.local_array)
             sums = {name: sums[name] + more[name] for name in sums}
-            return (x, sums), made[0] if size == 1 else _stack(made, Dim(_IN_GROUP, size))
+            return (x, sums), outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size))
 
         numbers = wf.arange(config.dim("layers").resized(count))
-        (x, report), made = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", unroll=config.unroll)
-        return x, report, made if size == 1 else _ungroup(made, config.dim("layers"))
+        (x, report), outputs = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", unroll=config.unroll)
+        return x, report, outputs if size == 1 else _ungroup(outputs, config.dim("layers"))
 
 
 def as_length(x: Tensor) -> Tensor:

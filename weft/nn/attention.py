@@ -220,7 +220,7 @@ class Attention(eqx.Module):
         """The mean of the values each query sees, by how well keys answer: as `q`."""
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
         if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
-            return fused_attention(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
+            return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
         d_kv = self.k.dims[-1].name
         scores = wf.einsum(q, k, over=d_kv)
         scores = wf.cast(scores, "float32") * self.scale
@@ -284,7 +284,7 @@ def _is_on_gpu(x: Tensor) -> bool:
     return x.region.mesh.platform == "gpu"
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
     """Attention by one fused kernel, on each processor's own batch and heads."""
 
     def kernel(q: Any, k: Any, v: Any) -> Any:

@@ -18,8 +18,8 @@ from .weights import written
 def freeze(model: Any, *patterns: str) -> Any:
     """The model with the parameters whose paths match a pattern frozen.
 
-    They get no gradient, no update and no optimizer state. Patterns are as in a shell: `freeze(model, "embedding.*",
-    "decoder.layers.feed_forward.*")`.
+    They get no gradient, no update and no optimizer state. Patterns are as in a shell:
+    `freeze(model, "embedding.*", "decoder.layers.feed_forward.*")`.
     """
     if not patterns:
         raise TensorError(

@@ -92,8 +92,8 @@ def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
 
 def count(module: Any) -> int:
     """How many numbers the weights of a module hold."""
-    found = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
-    return sum(math.prod(dim.count for dim in dims) for dims in found)
+    shapes = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
+    return sum(math.prod(dim.count for dim in dims) for dims in shapes)
 
 
 @public
@@ -111,8 +111,8 @@ def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: A
     if open_region() is not None:
         raise RegionError("init was called on a mesh inside a region", fix="call it outside, or without a mesh")
     mesh, layout = as_mesh(mesh), as_layout(layout)
-    found = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
-    layout.check_dims({dim.name: dim for dim in found}.values() if dims is None else dims)
+    stored = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
+    layout.check_dims({dim.name: dim for dim in stored}.values() if dims is None else dims)
     return _init_each(functools.partial(init_sharded, region=Region(mesh, layout)), module, key)
 
 
