@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from .compat import is_check_of_scalar, is_operator_of_array, varying
 from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
 from .dtypes import has_values, need_room, short_dtype
@@ -175,11 +176,11 @@ class Tensor(Operators):
     def __jax_array__(self) -> Any:
         # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` it must not find it, so that
         # the tensor's own operator runs.
-        caller = sys._getframe(1).f_code.co_name
-        if caller == "deferring_binary_op" or caller.startswith("_operator_"):
+        caller = sys._getframe(1)
+        if is_operator_of_array(caller):
             raise AttributeError("__jax_array__")
         if not self._dims and self.region is None:
-            if "_check_scalar" in (caller, sys._getframe(2).f_code.co_name):
+            if is_check_of_scalar(caller) or is_check_of_scalar(caller.f_back):
                 raise TensorError(
                     f"jax.grad got a function that gives the tensor {self!r}",
                     fix="use wf.grad or wf.value_and_grad, or return `loss.array`",
@@ -305,7 +306,7 @@ def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
     if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
         raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
     need_room(array)
-    if isinstance(array, jax.core.Tracer) and (differing := jax.typeof(array).manual_axis_type.varying):
+    if isinstance(array, jax.core.Tracer) and (differing := varying(array)):
         raise TensorError(
             f"a tensor cannot be made of one processor's slice (it differs over {', '.join(sorted(differing))})",
             fix="use `wf.local(fn, x, out=..., summed=...)`, which says how the slices make up the whole",
@@ -375,7 +376,7 @@ def excess(x: Tensor) -> frozenset[str]:
     """The axes that the array varies over and no dim is split over."""
     assert x.region is not None
     split = set(axes_in(placement(x)))
-    return frozenset(jax.typeof(x.raw).manual_axis_type.varying) - split - set(x.region.taken)
+    return varying(x.raw) - split - set(x.region.taken)
 
 
 def placement(x: Tensor) -> Placement:

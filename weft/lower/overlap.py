@@ -17,7 +17,7 @@ from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, make, placement
-from .collectives import as_varying, index, permute
+from .collectives import as_varying, index, permute, varying
 from .meet import common_region, is_rematted
 from .recorded import note_operands
 
@@ -87,7 +87,7 @@ def _added(made: Any, part: Any, start: Any, place: int | None, ways: int) -> An
     if made is None:
         sizes = [size * ways if i == place else size for i, size in enumerate(part.shape)]
         made = jnp.zeros_like(part, shape=sizes)
-        made = as_varying(made, jax.typeof(part).manual_axis_type.varying)
+        made = as_varying(made, varying(part))
     return lax.dynamic_update_slice_in_dim(made, part, start, place)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..elsewhere import LAYERS, unknown_name
 from ..errors import WeftWarning, folded, user_stacklevel
+from ..record import show_as_source
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -15,6 +16,8 @@ from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from .position import RelativeBias, rope, sinusoids
 from .weights import init, shapes
+
+show_as_source(__path__[0])
 
 __all__ = [
     "Attention",

@@ -1,4 +1,7 @@
-"""Microbatches: the same loss and gradient with less memory, and one gradient sum at the end."""
+"""Gradient accumulation: a batch as microbatches, one gradient sum at the end.
+
+The same loss and gradient with less memory.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -10,9 +13,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..dims import UNSHOWN, Dim, Shape, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
-from ..lower.collectives import as_varying
+from ..lower.collectives import as_varying, varying
 from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
@@ -26,14 +29,14 @@ from .control import sliced
 _TURN = f"{UNSHOWN}microbatch"
 
 
-@recorded_block
+@recorded_block(reason_else="because it is the same for every microbatch, and the rows are split over {axes}")
 def accumulate(
-    fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int
+    fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: DimLike = "batch", count: int
 ) -> Tensor:
-    """Σsum / Σweight, where `fn(params, microbatch)` gives (sum, weight), over `count` microbatches.
+    """Gradient accumulation: Σsum / Σweight over `count` microbatches.
 
-    Global row i goes to microbatch i mod count, so no row moves. Differentiated, gradients are summed over
-    processors once, at the end.
+    `fn(params, microbatch)` gives (sum, weight). Global row i goes to microbatch i mod count, so no row moves.
+    Differentiated, gradients are summed over processors once, at the end.
     """
     need_function(fn, "accumulate", takes=2)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -49,7 +52,7 @@ def accumulate(
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
     turn = Dim(_TURN, count)
-    note_loop(count, turn.name)
+    note_loop(turn.name)
     # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
     with bringing(brought) if taken_axes() else contextlib.nullcontext():
         return _accumulated(fn, bring_in(params), bring_in(data), name, turn)
@@ -129,7 +132,7 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
 
 def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]) -> tuple[Any, Any]:
-    """What `fn` gives, and the slopes of its first output by the values wanted (None for the rest)."""
+    """What `fn` gives, and its first output's slopes by the values wanted, else None."""
     if not any(wanted):
         return fn(values), [None] * len(values)
 
@@ -164,12 +167,12 @@ def _feeding(closed: ClosedJaxpr) -> list[bool]:
 
 
 def _zeros(like: Any) -> Any:
-    kind = like if hasattr(like, "manual_axis_type") else jax.typeof(like)
-    return as_varying(jnp.zeros(kind.shape, kind.dtype), kind.manual_axis_type.varying)
+    aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    return as_varying(jnp.zeros(aval.shape, aval.dtype), varying(like))
 
 
 def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
-    """`x` with its rows dealt out to the microbatches in turn, which no row has to leave its processor for."""
+    """`x` with its rows dealt out to the microbatches in turn; no row moves."""
     x, marks = with_layout(checked(x), x.region), marks_of(x)
     position = x.dims.position(name)
     dim, ways = x.dims[position], x.ways(name)

@@ -24,13 +24,17 @@ from ..lower.move import aligned
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
 from ..lower.trees import Slot, numbers, put_together, slot_of, take_apart
+from ..record import BRANCHES
 from ..tensor import is_tensor, make
 from .debug import only_where
 
 
-@recorded_block
+@recorded_block()
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
+    """`on_true(*operands)` where the predicate holds, else `on_false(*operands)`.
+
+    The predicate is one boolean.
+    """
     for branch in (on_true, on_false):
         need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
@@ -43,8 +47,8 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
     arrays, slots, structure = take_apart(bring_in(operands))
     arrays = numbers(arrays, "the operands of cond")
     branches = [
-        _Branch(recorded_block(fn, name), is_on, slots, structure)
-        for fn, name, is_on in ((on_true, "on_true", lambda: chosen), (on_false, "on_false", lambda: ~chosen))
+        _Branch(recorded_block(name=BRANCHES[holds])(fn), is_on, slots, structure)
+        for fn, holds, is_on in ((on_true, True, lambda: chosen), (on_false, False, lambda: ~chosen))
     ]
     traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)
@@ -55,7 +59,7 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
         # A new function each: JAX keeps what it has traced.
         traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
-    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
+    unions = [varying(a) | varying(b) for a, b in avals]
     for pair in avals:
         if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
             raise TensorError(
@@ -96,7 +100,10 @@ def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], a
 
 
 def _guarded(array: Any, is_on: Any) -> Any:
-    """`array`; no gradient flows back to it from rows that took the other branch, where one could be NaN."""
+    """`array`, with no gradient from rows that took the other branch.
+
+    There it could be NaN.
+    """
     if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
         return array
     return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
@@ -113,7 +120,10 @@ def _joined(a: Slot, b: Slot) -> Slot:
 
 
 class _Branch:
-    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
+    """A branch of `cond` as a function of arrays.
+
+    Its results are brought to one form once the other's is known.
+    """
 
     structure: Any
     leaves: list[Any]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..dims import UNSHOWN, Dim, Shape, listed, only, resolve
+from ..dims import UNSHOWN, Dim, DimLike, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
@@ -30,27 +30,28 @@ from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, 
 from .debug import only_where
 from .mapping import is_mapped
 
-_STEP = f"{UNSHOWN}step"
 
-
-@recorded_block
+@recorded_block(reason_else="because the carry starts the same on all of {axes} and differs there after a turn")
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
     xs: Any = None,
     *,
-    over: Any,
+    over: DimLike,
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
+    """`fn(carry, x)` for each `x` along the dim `over`, in turn.
+
+    Gives the last carry, and all results stacked along the dim.
+    """
     need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
     need_no_padding([dim], "scan")
-    note_loop(dim.size, dim.name)
+    note_loop(dim.name)
     inputs, slots, structure = take_apart(_along(xs, dim))
     inner = [slot.inner(dim, slot.region) for slot in slots]
 
@@ -68,7 +69,7 @@ def scan(
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
 
 
-def _scanned_dim(over: Any, tensors: Sequence[Tensor]) -> Dim:
+def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:
     names = listed(over, "over")
     if not tensors and len(names) == 1 and isinstance(names[0], Dim):
         return names[0]
@@ -103,7 +104,7 @@ def _along(xs: Any, dim: Dim) -> Any:
 
 
 def sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
-    """The body traced on one slice of each input, taken where it leaves nothing behind."""
+    """The body traced on one slice of each input, taken where it leaves no trace."""
     found = []
 
     def take_and_trace(inputs: Sequence[Any]) -> list[Any]:
@@ -211,14 +212,17 @@ class _Loop:
                     f"the carry of {self.what} enters with shape {array.shape} and leaves with {aval.shape}",
                     fix="keep its shape",
                 )
-            elif missing := aval.manual_axis_type.varying - varying(array):
+            elif missing := varying(aval) - varying(array):
                 self.carry[i], is_fixed = as_varying(array, missing), False
         return is_fixed
 
 
-@recorded_block
+@recorded_block()
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-    """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
+    """`body` of the carry for as long as the condition holds.
+
+    The condition is one boolean. Has no reverse gradient.
+    """
     need_function(condition, "while_loop", takes=1)
     need_function(body, "while_loop", takes=1)
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
@@ -233,7 +237,10 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
 
 
 class _While(_Loop):
-    """The body and the condition of a while loop, traced on a carry of the type that the body gives back."""
+    """The body and the condition of a while loop, traced on a carry of a fixed type.
+
+    The type is that which the body gives back.
+    """
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
         def ask(carry: Any) -> Any:
@@ -270,9 +277,10 @@ _TURNED_TOGETHER = "because rows split over {axes} end the loop at different tur
 
 
 def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    """The last carry of a mapped loop that all processors turn equally often, for what they send to each other in it.
+    """The last carry of a mapped loop that all processors turn equally often.
 
-    It turns until it is done for every row of every processor; a row for which it is done stays as it is.
+    So what they send to each other in it matches. It turns until it is done for every row of every processor; a row for
+    which it is done stays as it is.
     """
 
     def turn_all(state: Any) -> Any:
@@ -285,13 +293,13 @@ def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry:
     def any_holds(state: Any) -> Any:
         region = open_region()
         assert region is not None
-        with region.record.op("any", reason=_TURNED_TOGETHER):
+        with region.record.unasked("any", _TURNED_TOGETHER):
             return all_max(state[1], rows)
 
     return lax.while_loop(any_holds, turn_all, (carry, holds(carry)))[0]
 
 
-@recorded_block
+@recorded_block()
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
 
@@ -309,7 +317,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
-        steps = Dim(_STEP, upper - lower)
+        steps = Dim(UNSHOWN, upper - lower)  # a dim of which no name is shown
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
         return scan(lambda c, i: (body(i.raw, c), None), carry, count, over=steps)[0]
 

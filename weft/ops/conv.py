@@ -5,14 +5,14 @@ summed by one all-reduce.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim, Shape
+from ..dims import Dim, DimLike, Shape
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
 from ..lower.halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
@@ -24,6 +24,11 @@ from ..tensor import Tensor, make, placement
 from .mapping import vmap
 from .regroup import merge, split, stack
 from .reshape import broadcast, rename
+
+Steps = int | Mapping[Any, int]
+"""A whole number for all spatial dims, or one for each dim named."""
+Padding = str | Pads | Mapping[Any, str | Pads]
+"""`"SAME"`, `"VALID"` or two pads, for all spatial dims or for each dim named."""
 
 
 class _Operands:
@@ -102,8 +107,10 @@ class _Operands:
                 fix=f"give the kernel `{name}` of size {size}",
             )
 
-    def slides(self, stride: Any, dilation: Any, padding: Any) -> Iterator[tuple[Dim, int, int, int, str | Pads]]:
-        """How the kernel slides along each spatial dim: the dim, its reach there, stride, dilation and padding."""
+    def slides(
+        self, stride: Steps, dilation: Steps, padding: Padding
+    ) -> Iterator[tuple[Dim, int, int, int, str | Pads]]:
+        """For each spatial dim the kernel's reach, stride, dilation and padding."""
         strides, dilations = (
             each(stride, self.spatial, self.what, "stride"),
             each(dilation, self.spatial, self.what, "dilation"),
@@ -113,7 +120,10 @@ class _Operands:
             yield d, (k.size - 1) * dilations[d.name] + 1, strides[d.name], dilations[d.name], paddings[d.name]
 
     def meet(self) -> Meeting:
-        """Where they agree; under groups the kernel's own channels first get a name of their own."""
+        """Where image and kernel agree.
+
+        Under groups the kernel's channels first get a name of their own.
+        """
         self._need_whole(self.kernel, "which is a dim of the kernel")
         if self.groups > 1 and not self.is_depthwise:
             note_together([self.x, self.w])
@@ -124,7 +134,7 @@ class _Operands:
 
     @property
     def groups_lie_over(self) -> Dim | None:
-        """The channels by whose axes the groups can be split, where channels are split; None where they are whole."""
+        """The channels by whose axes groups can be sharded; None where they are whole."""
         region = common_region([self.x, self.w])
         if region is None or self.groups == 1 or self.is_depthwise:
             return None
@@ -172,7 +182,10 @@ class _Operands:
         return meeting.run(filled, [image, self.w])
 
     def convolve(self, image: Any, kernel: Any, **how: Any) -> Any:
-        """lax's convolution of the local arrays; all dims of the image but two kinds are its batch."""
+        """lax's convolution of the local arrays.
+
+        All dims of the image that are neither spatial nor channels are its batch.
+        """
         if image.dtype == bool or kernel.dtype == bool:
             raise TensorError(f"{self.what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
         kind = jnp.result_type(image, kernel)
@@ -198,7 +211,7 @@ class _Operands:
         return aligned(made, first, self.x.dims)
 
     def settle(self, array: Any, view: View) -> Tensor:
-        """The result: the image's dims in their order, the channels that came out where those that went in stood."""
+        """The result, with the channels made in the place of those given."""
         placed = view.after
         dims = Shape(self.made if d.name == self.given.name else placed.dims.find(d.name) for d in self.x.dims)
         partial = () if self.is_depthwise else placed.axes([self.given])
@@ -206,9 +219,9 @@ class _Operands:
 
 
 def _by_groups(convolve: Callable[..., Tensor], operands: _Operands, **how: Any) -> Tensor | None:
-    """A convolution in groups whose channels are split: each processor has its own groups, as in `vmap`.
+    """A grouped convolution with sharded channels: each processor has its own groups.
 
-    None where they are whole, or there are no groups.
+    As in `vmap`. None where they are whole, or there are no groups.
     """
     if (lie_over := operands.groups_lie_over) is None:
         return None
@@ -236,19 +249,20 @@ def conv(
     x: Tensor,
     w: Tensor,
     *,
-    over: Any,
-    channels: Any,
-    stride: Any = 1,
-    dilation: Any = 1,
+    over: Mapping[Any, DimLike],
+    channels: Sequence[DimLike],
+    stride: Steps = 1,
+    dilation: Steps = 1,
     groups: int = 1,
-    padding: Any = "SAME",
+    padding: Padding = "SAME",
 ) -> Tensor:
-    """`x` convolved with the kernel `w` along the dims `over`: `over={"height": "kh", "width": "kw"}`.
+    """Convolution of `x` with the kernel `w` along the dims `over`.
 
-    `channels=("channels", "channels_out")` are summed and made; all other dims of `x` are its batch. A spatial dim
-    keeps its name with its new size. `stride`, `dilation` and `padding` may be dicts by dim; a dim left out has stride
-    1, dilation 1, no pads. With `groups` the kernel's `channels` are those of one group; where each channel is by
-    itself it keeps its name: `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
+    `over={"height": "kh", "width": "kw"}` names dims of `x` with those of the kernel. `channels=("channels",
+    "channels_out")` are summed and made; all other dims of `x` are its batch. A spatial dim keeps its name with its new
+    size. `stride`, `dilation` and `padding` may be dicts by dim; a dim left out has stride 1, dilation 1, no pads. With
+    `groups` the kernel's `channels` are those of one group; where each channel is by itself it keeps its name:
+    `channels=("channels", "channels"), groups=channels.size`, and the kernel has it once.
     """
     operands = _Operands("conv", x, w, over, channels, groups)
     by_groups = _by_groups(conv, operands, stride=stride, dilation=dilation, padding=padding)
@@ -271,17 +285,18 @@ def conv_transpose(
     x: Tensor,
     w: Tensor,
     *,
-    over: Any,
-    channels: Any,
-    stride: Any = 1,
-    dilation: Any = 1,
+    over: Mapping[Any, DimLike],
+    channels: Sequence[DimLike],
+    stride: Steps = 1,
+    dilation: Steps = 1,
     groups: int = 1,
-    padding: Any = "SAME",
+    padding: Padding = "SAME",
 ) -> Tensor:
-    """`x` spread out by `stride` and convolved with `w`, as jax.lax.conv_transpose has it (the kernel as it is).
+    """Transposed convolution of `x` with the kernel `w`, as jax.lax.conv_transpose.
 
-    With SAME a dim comes out `stride` times as large, with VALID larger by what the kernel reaches past that; two
-    pads are those of the image once it is spread out. The rest as in `conv`.
+    `x` is spread out by `stride`, and convolved with the kernel as it is. With SAME a dim comes out `stride` times as
+    large, with VALID larger by what the kernel reaches past that; two pads are those of the image once it is spread
+    out. The rest as in `conv`.
     """
     what = "conv_transpose"
     operands = _Operands(what, x, w, over, channels, groups)
@@ -336,7 +351,7 @@ def _transpose_pads(reach: int, stride: int, padding: str | Pads) -> Pads:
 
 @dataclass(frozen=True)
 class _Needed:
-    """What each processor needs of a dim that is spread out, and the pads around it once it is."""
+    """What each processor needs of a spread-out dim, and the pads around it."""
 
     starts: list[int]
     size: int

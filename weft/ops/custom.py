@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own: jax.custom_vjp for functions of tensors.
+"""Functions with a gradient of their own: jax.custom_vjp for tensors.
 
 Forward and backward are written with wf operations on whole named tensors, so they are right on every layout. The
 arrays that JAX sees in between have one type each: a tensor's slice varies over the axes its dims are split over.
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..compat import is_differentiated
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
@@ -41,7 +42,7 @@ class custom_vjp:
 
     @public
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-        """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
+        """Sets what runs forward for a gradient, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient", takes=2)
 
@@ -74,9 +75,10 @@ class custom_vjp:
 
 
 def _in_region(args: Any, region: Region | None) -> Any:
-    """The arguments as the region has them; if one varies from row to row of a mapped dim, all do, and their gradients.
+    """The arguments as tensors of the region.
 
-    Where none does, the function is no row's own: its backward function is given the sum of all rows' gradients.
+    If one varies from row to row of a mapped dim all do, and their gradients. Where none does, the function is no row's
+    own: its backward function is given the sum of all rows' gradients.
     """
     args = map_tensors(lambda x: with_layout(x, region), args)
     if region is None or not region.taken:
@@ -88,7 +90,10 @@ def _in_region(args: Any, region: Region | None) -> Any:
 
 
 def _check_closure(fn: Any) -> None:
-    """Raises where a function closes over a tensor whose gradient is asked for: it would get none."""
+    """Raises where `fn` closes over a tensor that is differentiated by.
+
+    Its gradient would be lost.
+    """
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars if code is not None else (), cells, strict=False):
         try:
@@ -96,7 +101,7 @@ def _check_closure(fn: Any) -> None:
         except ValueError:
             continue  # not there yet
         for leaf in jax.tree.leaves(held, is_leaf=is_tensor):
-            if is_tensor(leaf) and type(leaf.raw).__name__ in ("JVPTracer", "LinearizeTracer"):
+            if is_tensor(leaf) and is_differentiated(leaf.raw):
                 raise TensorError(
                     f"a custom_vjp closes over `{name}`, a tensor whose gradient is asked for",
                     fix=f"pass `{name}` as an argument, and let `backward` give its gradient",
@@ -104,7 +109,7 @@ def _check_closure(fn: Any) -> None:
 
 
 class _Call:
-    """One call: its arguments, the arrays in them, and what the arrays of its results stand for."""
+    """One call: its arguments, their arrays, and what its results' arrays stand for."""
 
     def __init__(self, owner: custom_vjp, args: Any, region: Region | None):
         self.owner, self.region = owner, region
@@ -193,14 +198,17 @@ def _ordered(x: Tensor, slot: Slot) -> Tensor:
 
 
 def equal_elsewhere(x: Tensor) -> Tensor:
-    """`x`, typed as equal over the axes none of its dims is split over; costs an all-reduce where it is not."""
+    """`x`, typed as equal over the axes that none of its dims is split over.
+
+    Costs an all-reduce where it is not typed so.
+    """
     if x.region is None or not (axes := tuple(sorted(excess(x)))):
         return x
     return result(from_first(x.raw, axes), x.dims, x.region)
 
 
 def _to_one_copy(gradient: Any, wanted: frozenset[str], taken: Axes) -> Any:
-    """The gradient of a value of which each processor along some axes has a copy: all of it goes to the first."""
+    """The gradient of a value with a copy on each processor, given to the first copy."""
     gradient = as_varying(gradient, wanted & set(taken))
     axes = tuple(sorted(wanted - varying(gradient)))
     if not axes:

@@ -4,13 +4,14 @@ On a split dim each processor looks in its own slice and the parts are added up;
 zero and a zero gradient, on every layout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
+from ..dtypes import DTypeLike
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
 from ..lower.keys import are_keys, keys_of, words_of
@@ -21,9 +22,9 @@ from ..tensor import Tensor, as_dtype
 from .reshape import rename
 
 
-@recorded
-def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
-    """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
+@recorded(reason_along="because {along_is} looked up in, and split over {axes}")
+def take(table: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+    """The entries of `table` at `ids`, whose dims replace the dim `over`.
 
     A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
     are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
@@ -44,7 +45,7 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
 
 
 def _whole_where_they_clash(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
-    """New names, which no rule splits, for the dims of `ids` that lie over an axis of the dim looked along."""
+    """Unsplit names for dims of `ids` that share an axis with the dim looked along."""
     region = common_region([table, ids])
     if region is None:
         return {}
@@ -58,7 +59,10 @@ def _whole_where_they_clash(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, D
 
 
 def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
-    """The entries at `ids`, which leave under new names: by a reduce-scatter where the axes looked along are theirs."""
+    """The entries at `ids`, which leave under new names.
+
+    By a reduce-scatter where the new dims are sharded over the axes looked along.
+    """
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
@@ -83,7 +87,7 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
 
 
 def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:
-    """The table's dims with `dim` replaced by those of the ids that are not there already."""
+    """The table's dims, with the ids' new ones in the place of `dim`."""
     others = dims.without([dim])
     found: list[Dim] = []
     for d in dims:
@@ -96,7 +100,7 @@ def _split_at(dims: Shape, dim: Dim) -> tuple[list[Dim], list[Dim]]:
     return list(dims[:at]), list(dims[at + 1 :])
 
 
-def ordered(array: Any, dims: Any, order: Any) -> Any:
+def ordered(array: Any, dims: Iterable[Dim], order: Iterable[Dim]) -> Any:
     """`array` with its dims in another order."""
     names = [dim.name for dim in dims]
     return jnp.transpose(array, [names.index(dim.name) for dim in order])
@@ -118,7 +122,10 @@ def _batched_take(table: Any, ids: Any, shared: int, axis: int) -> Any:
 
 
 def _picked(table: Any, ids: Any, axis: int) -> Any:
-    """The entries at ids that are all inside; the gradient of a narrow table is added up in float32."""
+    """The entries at ids that are all inside.
+
+    The gradient of a narrow table is added up in float32.
+    """
 
     def pick(table: Any, ids: Any) -> Any:
         return jnp.take(table, ids, axis=axis, mode="clip")
@@ -136,7 +143,7 @@ def _picked(table: Any, ids: Any, axis: int) -> Any:
 
 
 @recorded
-def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
+def one_hot(ids: Tensor, dim: Dim, *, dtype: DTypeLike = "float32") -> Tensor:
     """1 where the index along the new dim is the id, 0 elsewhere; nothing is sent."""
     ids = integers(ids, "one_hot")
     if not isinstance(dim, Dim):
@@ -167,7 +174,7 @@ def integers(ids: Any, what: str) -> Tensor:
 
 
 def need_kind(into: Any, given: Any, fact: str, name: str) -> None:
-    """Raises where values of one dtype, put among those of another, would lose what they are."""
+    """Raises where values put among those of another dtype would lose what they are."""
     if _rank(given) > _rank(into):
         raise TensorError(fact, fix=f"cast one: `wf.cast(x, '{given}')` or `wf.cast({name}, '{into}')`")
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from ..dims import Dim, Shape, listed, only, union
+from ..dims import Dim, DimLike, Shape, listed, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import from_first, varying
@@ -42,8 +42,11 @@ def is_mapped() -> bool:
 
 
 @public
-def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
-    """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
+def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
+    """`fn` of each slice along the dim `over`.
+
+    Arguments without that dim go to every call as they are.
+    """
 
     need_function(fn, "vmap")
 
@@ -54,7 +57,7 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         dim = _mapped_dim(over, tensors)
         region = _region_of(tensors)
         taken = axes_taken(dim, region, tensors)
-        note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+        note_loop(dim.name, examples=dim.size // (region.ways(taken) if region is not None else 1))
         inner = region.within(taken) if region is not None else None
         leaves = [_filled(prepared(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
@@ -74,10 +77,11 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
         return jax.tree.unflatten(found[1], outputs)
 
-    return recorded_block(mapped, "vmap")
+    because = "because it is the same for every {over}, which is split over {axes}"
+    return recorded_block(name="vmap", is_mapped=True, reason_else=because)(mapped)
 
 
-def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
+def _mapped_dim(over: DimLike, tensors: list[Any]) -> Dim:
     names = listed(over, "over")
     found = union(*([x.dims.find(name) for name in names if x.dims.has(name)] for x in tensors))
     for name in names:
@@ -90,7 +94,10 @@ def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
 
 
 def _region_of(tensors: list[Any]) -> Region | None:
-    """Where a function is mapped: within a map around it, even if nothing of that is among its arguments."""
+    """Where a function is mapped: within a map around it, where there is one.
+
+    Even if nothing of that is among its arguments.
+    """
     region, here = common_region(tensors), open_region()
     return here if region is not None and region.encloses(here) else region
 
@@ -104,7 +111,7 @@ def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
 
 
 def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
-    """A mapped tensor split as agreed; one that is not mapped, varying over the axes taken."""
+    """A mapped tensor sharded as agreed; any other, varying over the axes taken."""
     if not is_tensor(leaf) or region is None or inner is None:
         return leaf
     marks = marks_of(leaf)
@@ -119,7 +126,10 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
 
 
 def _filled(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
-    """A mapped tensor with its first row in place of padding, where a loop might never end and a slope be infinite."""
+    """A mapped tensor with its first row in place of padding.
+
+    With padding a loop might never end, and a slope be infinite.
+    """
     if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
         return leaf
     array, at = leaf.raw, leaf.dims.position(dim)

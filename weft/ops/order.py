@@ -1,4 +1,4 @@
-"""Order along one dim: the place of an extreme, the k largest, running sums and maxima, sorting.
+"""Order along one dim: argmax, top k, running sums and maxima, sorting.
 
 On a split dim each processor works on its slice and what is exchanged is small: one value (and its place) for an
 extreme, k for `top_k`, one total for what runs along; `sort` moves the split to another dim and back. NaN, ties and
@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim
+from ..dims import Dim, DimLike
 from ..errors import DimError, TensorError
 from ..lower.along import Along
 from ..lower.collectives import (
@@ -30,7 +30,7 @@ from ..lower.recorded import recorded
 from ..tensor import Tensor
 
 
-def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:
+def _ordered(x: Any, over: DimLike, what: str, padding: Any) -> Along:
     """The dim to go along, of a tensor whose values have an order."""
     along = Along(x, over, what, padding=padding)
     if jnp.issubdtype(along.x.dtype, jnp.complexfloating):
@@ -42,19 +42,19 @@ def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:
 
 
 @recorded
-def argmax(x: Tensor, *, over: Any) -> Tensor:
-    """The place along the dim `over` where `x` is largest: the first one, and NaN wins."""
+def argmax(x: Tensor, *, over: DimLike) -> Tensor:
+    """The first place along the dim `over` where `x` is largest; NaN wins."""
     return _place(x, over, "argmax", lax.argmax, all_max, lowest)
 
 
 @recorded
-def argmin(x: Tensor, *, over: Any) -> Tensor:
-    """The place along the dim `over` where `x` is smallest: the first one, and NaN wins."""
+def argmin(x: Tensor, *, over: DimLike) -> Tensor:
+    """The first place along the dim `over` where `x` is smallest; NaN wins."""
     return _place(x, over, "argmin", lax.argmin, all_min, highest)
 
 
 def _place(
-    x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
+    x: Any, over: DimLike, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
 ) -> Tensor:
     along = _ordered(x, over, what, worst)
 
@@ -79,10 +79,11 @@ def _picked(a: Any, places: Any, position: int) -> Any:
 
 
 @recorded
-def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
-    """The `k` largest values along the dim `over`, largest first, and their places; both have `k` in its stead.
+def top_k(x: Tensor, *, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
+    """The `k` largest values along the dim `over`, largest first, and their places.
 
-    Of equal values the first comes first, and NaN is largest. On a split dim each processor sends its own k.
+    Both have the dim `k` in its stead. Of equal values the first comes first, and NaN is largest. On a split dim each
+    processor sends its own k.
     """
     along = _ordered(x, over, "top_k", lowest)
     _check_k(along, k)
@@ -119,7 +120,10 @@ def _check_k(along: Along, k: Any) -> None:
 
 
 def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
-    """The `count` largest along an axis, and where they stand; the gradient goes where they stood."""
+    """The `count` largest along an axis, and where they stand.
+
+    The gradient goes to those places.
+    """
     keys = lax.stop_gradient(a)
     if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN or a zero with a sign would be ordered by it
         keys = jnp.where(jnp.isnan(keys), jnp.full_like(keys, jnp.nan), keys)
@@ -129,19 +133,25 @@ def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
 
 
 @recorded
-def cumsum(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The running sum of `x` along the dim `over`, each value included; from the end with `reverse`."""
+def cumsum(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The running sum of `x` along the dim `over`, each value included.
+
+    From the end with `reverse`.
+    """
     return _running(x, over, reverse, "cumsum", jnp.cumsum, jnp.add, 0)
 
 
 @recorded
-def cumprod(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The running product of `x` along the dim `over`, each value included; from the end with `reverse`."""
+def cumprod(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The running product of `x` along the dim `over`, each value included.
+
+    From the end with `reverse`.
+    """
     return _running(x, over, reverse, "cumprod", jnp.cumprod, jnp.multiply, 1)
 
 
 def _running(
-    x: Any, over: Any, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
+    x: Any, over: DimLike, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
 ) -> Tensor:
     along = Along(x, over, what, padding=neutral)
     at = along.position
@@ -165,7 +175,7 @@ def _reversed(a: Any, reverse: bool, position: int) -> Any:
 
 
 def _totals(found: Any, along: Along, reverse: bool) -> Any:
-    """The last value of every processor's slice, in the order in which they follow each other, on a new first axis."""
+    """The last value of every processor's slice, in order, on a new first axis."""
     end = lax.index_in_dim(found, 0 if reverse else along.own - 1, along.position, keepdims=False)
     return _reversed(all_gather(end[None], along.axes, 0), reverse, 0)
 
@@ -178,10 +188,10 @@ def _for_here(before: Any, along: Along, reverse: bool) -> Any:
 
 
 @recorded
-def cummax(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The largest value of `x` so far along the dim `over`; from the end with `reverse`.
+def cummax(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The largest value of `x` so far along the dim `over`.
 
-    NaN wins. The gradient goes to the first place that holds the value.
+    From the end with `reverse`. NaN wins. The gradient goes to the first place that holds the value.
     """
     along = _ordered(x, over, "cummax", lowest)
     at = along.position
@@ -203,7 +213,7 @@ def _exceeds(a: Any, b: Any) -> Any:
 
 
 def _running_max(a: Any, position: int) -> Any:
-    """The running maximum along an axis; of equal values the first stays, however the work is cut."""
+    """The running maximum along an axis; of equal values the first stays."""
     keys = as_ordered(lax.stop_gradient(a))
     best = lax.cummax(keys, axis=position)
     is_new = keys > jnp.roll(best, 1, axis=position)  # at the first place, whatever it says, the place is 0
@@ -212,8 +222,8 @@ def _running_max(a: Any, position: int) -> Any:
 
 
 @recorded
-def sort(x: Tensor, *, over: Any) -> Tensor:
-    """`x` in ascending order along the dim `over`; equal values keep their order, and NaN comes last.
+def sort(x: Tensor, *, over: DimLike) -> Tensor:
+    """`x` in ascending order along the dim `over`, stably; NaN comes last.
 
     A split dim is made whole while another takes its axes, by two all-to-alls. Where none divides, processors merge
     with each other by pairs, or gather the whole, whichever sends less.
@@ -240,7 +250,10 @@ def _last(dtype: Any) -> Any:
 
 
 def _merging_is_less(ways: int, width: int) -> bool:
-    """Whether a network of merges sends less than a gather does; places travel with the values, to order ties by."""
+    """Whether a network of merges sends less than a gather does.
+
+    Places travel with the values, to order ties by.
+    """
     if ways & (ways - 1):
         return False
     depth = ways.bit_length() - 1
@@ -248,7 +261,7 @@ def _merging_is_less(ways: int, width: int) -> bool:
 
 
 def _merged(slices: Any, along: Along) -> Any:
-    """The slices of a power of two of processors, sorted as one by a bitonic network of merges."""
+    """Slices sorted as one by a bitonic network of merges; for a power of two."""
     at, own, here = along.position, along.own, index(along.axes)
     places = lax.broadcasted_iota("int32", slices.shape, at) + along.start()
     held = list(lax.sort([slices, places], dimension=at, num_keys=2))

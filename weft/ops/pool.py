@@ -1,5 +1,6 @@
-"""Pooling and upsampling along named dims: each processor gets the halo its part of the result needs."""
+"""Pooling and upsampling along named dims, by halo exchange."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,11 +16,14 @@ from ..lower.move import aligned, result
 from ..lower.padding import lowest, need_no_padding
 from ..lower.recorded import note_over, recorded
 from ..tensor import Tensor
+from .conv import Padding, Steps
 from .reduce import given_as
 
 
 @recorded
-def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
+def max_pool(
+    x: Tensor, *, window: Mapping[Any, int], stride: Steps | None = None, padding: Padding = "VALID"
+) -> Tensor:
     """The largest value in each window: `window={"height": 2, "width": 2}`; NaN wins.
 
     The stride is the window's size, if not given; `padding` as in `conv`. What is padded is never the largest.
@@ -35,8 +39,10 @@ def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
 
 
 @recorded
-def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
-    """The mean of each window, over what lies inside the tensor: pads are not counted.
+def avg_pool(
+    x: Tensor, *, window: Mapping[Any, int], stride: Steps | None = None, padding: Padding = "VALID"
+) -> Tensor:
+    """The mean of each window, over what is inside the tensor: pads do not count.
 
     The stride is the window's size, if not given; `padding` as in `conv`.
     """
@@ -54,7 +60,7 @@ def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
     return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
 
 
-def _view(x: Any, window: Any, stride: Any, padding: Any, what: str) -> tuple[Tensor, View]:
+def _view(x: Any, window: Mapping[Any, int], stride: Steps | None, padding: Padding, what: str) -> tuple[Tensor, View]:
     x = need_tensor(x, what)
     if x.dtype == bool:
         raise TensorError(f"{what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
@@ -111,8 +117,8 @@ def _counts(s: Stretch, view: View) -> Any:
 
 
 @recorded
-def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
-    """`x` with some dims so many times as large: `by={"height": 2}`, as jax.image.resize has it.
+def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Tensor:
+    """`x` with dims so many times as large, `by={"height": 2}`, as jax.image.resize.
 
     "nearest" repeats each value, and nothing is sent; "linear" goes straight from the middle of each to the middle of
     the next, and stays at the outermost value beyond its middle: one place of each neighbour is sent.
@@ -147,7 +153,10 @@ def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
 
 
 def _with_edges(array: Any, at: int, s: Stretch, view: View) -> Any:
-    """The array with one place more on either side of a dim; beyond the ends of the whole the outermost value."""
+    """The array with one place more on either side of a dim.
+
+    Beyond the ends of the whole it is the outermost value.
+    """
     if not view.axes(s):
         return jnp.pad(array, [(1, 1) if i == at else (0, 0) for i in range(array.ndim)], mode="edge")
     low, inner, high = jnp.split(array, [1, array.shape[at] - 1], axis=at)

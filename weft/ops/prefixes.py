@@ -1,4 +1,4 @@
-"""`associative_scan`: all prefixes of a sequence under a function of two elements that is associative.
+"""`associative_scan`: all prefixes of a sequence under an associative function.
 
 On a split dim each processor joins the elements of its slice, one total each is exchanged, and what came before is
 joined on. The function sees elements, without the dim, as in `vmap`: its axes are taken.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from ..dims import Dim, Shape, only, resolve, same_size
+from ..dims import Dim, DimLike, Shape, only, resolve, same_size
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import all_gather, as_varying, index, varying
@@ -24,11 +24,12 @@ from .control import sliced
 from .mapping import axes_taken, prepared
 
 
-@recorded_block
-def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> Any:
-    """The prefixes of `xs`, a tree of tensors, along the dim `over`, joined by `fn`; the same tree with the same dims.
+@recorded_block(is_mapped=True, reason_else="because associative_scan goes over {over}, split over {axes}")
+def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: DimLike) -> Any:
+    """Parallel prefix scan: prefixes of `xs` along the dim `over`, joined by `fn`.
 
-    `fn(a, b)` joins two elements, trees of tensors without that dim, of which `a` came first. It must be associative.
+    `xs` is a tree of tensors; the result is the same tree with the same dims. `fn(a, b)` joins two elements, trees of
+    tensors without that dim, of which `a` came first. It must be associative.
     """
     need_function(fn, "associative_scan", takes=2)
     leaves, structure = jax.tree.flatten(xs, is_leaf=is_tensor)
@@ -40,7 +41,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
         same_size(dim, x.dims.find(dim))
     region = common_region(tensors)
     taken = axes_taken(dim, region, tensors)
-    note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+    note_loop(dim.name)
     inner = region.within(taken) if region is not None else None
     shapes = [x.dims.without([dim]) for x in tensors]
     at = _shared_position(tensors, dim)
@@ -66,7 +67,7 @@ def _shared_position(tensors: Sequence[Tensor], dim: Dim) -> int:
 
 
 class _Join:
-    """The function traced once on two elements, and the arrays that hold the elements, of the type it gives back.
+    """The function traced once on two elements, and the arrays of all elements.
 
     The elements lie along the axis `at` of the arrays.
     """
@@ -88,7 +89,7 @@ class _Join:
             closed, mark = forgetting(
                 lambda: sliced(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
-            found = [aval.manual_axis_type.varying for aval in closed.out_avals]
+            found = [varying(aval) for aval in closed.out_avals]
             if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
                 break
             self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, found, strict=True)]
@@ -141,7 +142,7 @@ class _Join:
         return jax.vmap(lambda a, b: self.run(*a, *b), in_axes=self.at, out_axes=self.at)(left, right)
 
     def prefixes(self, taken: Axes) -> list[Any]:
-        """All prefixes, along the axis of the elements, which is split over the axes taken."""
+        """All prefixes, along the axis of the elements, sharded over the axes taken."""
         at = self.at
         found = lax.associative_scan(self, self.arrays, axis=at)
         if not taken:

@@ -1,31 +1,33 @@
-"""Reductions and the softmax family: an all-reduce over the axes of the dims reduced, nothing if none is split.
+"""Reductions and the softmax family: an all-reduce over the dims' axes.
 
-What JAX has no collective for (prod) is one small gather of each processor's part. NaN, infinities and ties
-mean what they mean in jnp, wherever the slices lie.
+Nothing is sent if none is split. What JAX has no collective for (prod) is one small gather of each processor's part.
+NaN, infinities and ties mean what they mean in jnp, wherever the slices lie.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Shape, renamed, resolve
+from ..dims import DimLike, Dims, Shape, renamed, resolve
+from ..dtypes import DTypeLike
 from ..layout import Axes
 from ..lower.collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
 from ..lower.meet import Meeting, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.padding import highest, lowest
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .einsum import checked_rename
 from .elementwise import cast
 
 
 class Reduction:
-    """The dims of one reduction: which go, where they stand, over which axes they are split."""
+    """The dims of one reduction: which go, their positions, and their axes."""
 
     def __init__(self, x: Tensor, over: Any, what: str):
         self.x = need_tensor(x, what)
@@ -42,10 +44,10 @@ class Reduction:
         return self.meeting.run(lambda a: compute(self.filled(a, padding)), [self.x])
 
     def filled(self, array: Any, value: Any) -> Any:
-        """The slice with `value` in the padding of the dims that go; `value` may depend on the dtype."""
+        """The slice with `value`, or its value for a dtype, in the padding that goes."""
         return self.meeting.filled(array, self.x.dims, value, self.gone)
 
-    def reduced(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
+    def reduced(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
         dims = renamed(self.kept, checked_rename(rename))
         return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
 
@@ -53,8 +55,10 @@ class Reduction:
         return result(array, self.x.dims, self.meeting.region)
 
 
-@recorded
-def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
+@recorded(reason_along=SUMS)
+def sum(
+    x: Tensor, *, over: Dims | None = None, rename: Mapping[Any, DimLike] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = Reduction(x, over, "sum")
     dtype = None if dtype is None else as_dtype(dtype)
@@ -62,8 +66,8 @@ def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -
     return r.reduced(array, partial=r.axes, rename=rename)
 
 
-@recorded
-def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
+@recorded(reason_along=SUMS)
+def mean(x: Tensor, *, over: Dims | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """The mean of `x` over the dims `over`; `dtype` as in `einsum`."""
     r = Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
@@ -87,19 +91,25 @@ def given_as(dtype: Any) -> Any:
 
 
 def accumulated_in(dtype: Any, asked: Any) -> Any:
-    """The float in which a mean is formed, of values of this dtype where that one is asked for."""
+    """The float in which a mean of this dtype is formed, where one is asked for."""
     return jnp.promote_types(asked or given_as(dtype), jnp.float32)
 
 
 @recorded
-def max(x: Tensor, *, over: Any = None) -> Tensor:
-    """The largest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+def max(x: Tensor, *, over: Dims | None = None) -> Tensor:
+    """The largest value of `x` over the dims `over`; NaN wins.
+
+    Complex numbers go by their real parts first.
+    """
     return _extreme(x, over, "max", _local_max, all_max, lowest)
 
 
 @recorded
-def min(x: Tensor, *, over: Any = None) -> Tensor:
-    """The smallest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+def min(x: Tensor, *, over: Dims | None = None) -> Tensor:
+    """The smallest value of `x` over the dims `over`; NaN wins.
+
+    Complex numbers go by their real parts first.
+    """
     return _extreme(x, over, "min", _local_min, all_min, highest)
 
 
@@ -140,7 +150,7 @@ def _extreme(
 
 
 @recorded
-def prod(x: Tensor, *, over: Any = None) -> Tensor:
+def prod(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """The product of `x` over the dims `over`."""
     r = Reduction(x, over, "prod")
     array = r.local(lambda a: jnp.prod(a, axis=r.positions), padding=1)
@@ -150,7 +160,7 @@ def prod(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def any(x: Tensor, *, over: Any = None) -> Tensor:
+def any(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
     r = Reduction(x, over, "any")
     array = r.local(lambda a: jnp.any(a, axis=r.positions), padding=False)
@@ -158,7 +168,7 @@ def any(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def all(x: Tensor, *, over: Any = None) -> Tensor:
+def all(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
     r = Reduction(x, over, "all")
     array = r.local(lambda a: jnp.all(a, axis=r.positions), padding=True)
@@ -166,7 +176,7 @@ def all(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
+def logsumexp(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
     r = Reduction(_floats(x, "logsumexp"), over, "logsumexp")
     if not r.axes:
@@ -176,7 +186,7 @@ def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def softmax(x: Tensor, *, over: Any = None) -> Tensor:
+def softmax(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
     r = Reduction(_floats(x, "softmax"), over, "softmax")
     if not r.axes:
@@ -186,7 +196,7 @@ def softmax(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
+def log_softmax(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """x - logsumexp(x) over the dims `over`."""
     r = Reduction(_floats(x, "log_softmax"), over, "log_softmax")
     if not r.axes:
@@ -196,7 +206,7 @@ def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
-    """The local array, the largest value (dims kept), and the sum of exp of the difference."""
+    """The local array, its largest value (dims kept), and the sum of exp(a - that)."""
     a = r.local(lambda a: as_varying(a, r.axes), padding=-jnp.inf)
     if jnp.iscomplexobj(a) and not only_finite:  # by which the angles of the logarithm are counted
         shift = all_max(jnp.max(lax.stop_gradient(a), axis=r.positions, keepdims=True), r.axes)

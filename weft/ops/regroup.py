@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..dims import Dim, Shape, new_dims, only, resolve, union
+from ..dims import Dim, DimLike, Dims, Shape, new_dims, only, resolve, union
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
 from ..lower.collectives import all_gather_equal
@@ -26,15 +26,18 @@ from ..tensor import Kind, Tensor
 
 
 @recorded
-def split(x: Tensor, **parts: Any) -> Tensor:
-    """`x` with a dim cut into several, the first the slowest: `split(x, d_model=[heads, d_kv])`; several at once."""
+def split(x: Tensor, **parts: Dims) -> Tensor:
+    """`x` with a dim cut into several: `split(x, d_model=[heads, d_kv])`.
+
+    The first is the slowest. Several dims may be cut at once.
+    """
     x = need_tensor(x, "split")
     for name, into in parts.items():
         x = _split_one(x, name, into)
     return x
 
 
-def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
+def _split_one(x: Tensor, name: str, into: Dims) -> Tensor:
     dim = x.dim(name)
     if isinstance(into, list | tuple) and into and all(isinstance(part, int) for part in into):
         named = ", ".join(f"wf.Dim('{name}_{i}', {part})" for i, part in enumerate(into, 1))
@@ -71,7 +74,10 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
 
 
 def _with_padding(dim: Dim, pieces: Shape) -> Shape:
-    """The parts of a dim; its padding is that of the first, which must hold whole ones of the rest."""
+    """The parts of a padded dim, whose padding is that of the first part.
+
+    It must hold whole ones of the rest.
+    """
     rest = math.prod(pieces.sizes[1:])
     if dim.is_padded and dim.count % rest:
         need_no_padding([dim], "split")
@@ -79,7 +85,7 @@ def _with_padding(dim: Dim, pieces: Shape) -> Shape:
 
 
 def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) -> np.ndarray:
-    """Which places of these dims, joined into one, each processor along the axes holds where they lie as placed."""
+    """Which places of these dims, joined, each processor along the axes holds."""
     ways = [region.mesh.axes[axis] for axis in axes]
     whole = np.arange(math.prod(dim.size for dim in dims)).reshape([dim.size for dim in dims])
     found = []
@@ -104,8 +110,11 @@ def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
 
 
 @recorded
-def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
-    """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
+def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
+    """`x` with dims joined into one: `merge(x, [heads, d_kv], into=d_model)`.
+
+    The first is the slowest.
+    """
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
     if not pieces:
@@ -150,7 +159,10 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
 def _merged_by_places(
     array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region, kind: Kind
 ) -> Tensor:
-    """Dims joined where none of them can take the axes of the result: each processor gets the places it lacks."""
+    """Dims joined where none of them can take the axes of the result.
+
+    Each processor gets the places it lacks.
+    """
     own, wanted = have[first : first + len(pieces)], region.placement(target, kind.store)[first]
     axes = axes_in(own)
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
@@ -193,8 +205,8 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
 
 
 @recorded
-def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
-    """The slices of `x` along the dim `over`, which is gathered first where it is split."""
+def unstack(x: Tensor, *, over: DimLike) -> tuple[Tensor, ...]:
+    """The slices of `x` along the dim `over`, gathered first where it is split."""
     x = need_tensor(x, "unstack")
     if are_keys(x):
         return tuple(keys_of(part) for part in unstack(words_of(x), over=over))

@@ -24,7 +24,10 @@ _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given i
 
 @public
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
-    """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
+    """Activation checkpointing: `fn`, recomputed in the backward pass.
+
+    Only values marked by `wf.name` with a name in `save` are kept.
+    """
     need_function(fn, "remat")
     if isinstance(save, str):
         save = save.split()

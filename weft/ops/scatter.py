@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
 from ..errors import DimError, TensorError
 from ..lower.collectives import as_varying, varying
 from ..lower.meet import meet, need_tensor, note_together
@@ -25,10 +25,10 @@ _WHOLE = f"{UNSHOWN}whole"  # a name no rule splits
 
 
 @recorded
-def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
-    """The entries of `x` at `ids` along the dim `over`, which the ids have at a size of their own.
+def gather(x: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+    """The entries of `x` at `ids` along the dim `over`, as jnp.take_along_axis.
 
-    The result has that size, as in jnp.take_along_axis; other dims are matched by name.
+    The ids have that dim at a size of their own, which the result has then; other dims are matched by name.
     """
     x, ids = need_tensor(x, "gather"), integers(ids, "gather")
     dim = only(resolve(over, x.dims, what="over"), "gather")
@@ -52,8 +52,8 @@ def _elements(dims: Shape) -> int:
 
 
 @recorded
-def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor:
-    """`x` with `updates` added at `ids` along the dim `over`; several at one place add up.
+def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Tensor:
+    """`x` with `updates` added at `ids` along the dim `over`; equal ids add up.
 
     The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over. Where
     what is added comes to zero, `x` stays as it is, to the sign of a zero.
@@ -72,7 +72,10 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor
 
 
 def _added(x: Tensor, total: Tensor) -> Tensor:
-    """`x` + `total`, and `x` itself where the total is zero: sums over processors forget the sign of a zero."""
+    """`x` + `total`, and `x` itself where the total is zero.
+
+    Sums over processors forget the sign of a zero.
+    """
 
     @jax.custom_jvp
     def add(a: Any, b: Any) -> Any:
@@ -83,7 +86,10 @@ def _added(x: Tensor, total: Tensor) -> Tensor:
 
 
 def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:
-    """Zeros of the shape of `x` with the updates added; made along `target`, a whole dim or `dim` itself."""
+    """Zeros like `x` with the updates added, made along `target`.
+
+    That is a whole dim, or `dim` itself.
+    """
     others = x.dims.without([dim])
     shared = Shape(d for d in others if ids.dims.has(d.name))
     own, rest = ids.dims.without(shared), others.without(shared)

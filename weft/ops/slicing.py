@@ -1,4 +1,4 @@
-"""Stretches along a dim: slice, pad, concat, flip, roll, shift, update, and indexing by name.
+"""Along a dim: slice, pad, concat, flip, roll, shift, update, indexing by name.
 
 Along a split dim each processor gets its part of the result from those that hold it (`exchange.window`); the dim keeps
 its name with its new size.
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import UNSHOWN, Dim, Shape, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..lower.along import ANYTHING, Along, places
 from ..lower.collectives import first_place, permute
@@ -38,7 +38,7 @@ def _windowed(
     place: int = 0,
     fill: Any = 0,
 ) -> Tensor:
-    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is.
+    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`.
 
     What it is made of has the first place among the op's operands, if not said otherwise.
     """
@@ -70,7 +70,7 @@ def _known(value: Any) -> Any:
 
 
 @recorded
-def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
+def slice(x: Tensor, *, over: DimLike, start: Any, size: int) -> Tensor:
     """`size` values along the dim `over` from `start` on; `start` may be traced."""
     along = Along(x, over, "slice", padding=ANYTHING)
     size, there = _whole(size, "slice", "size", 1), along.dim.count
@@ -90,7 +90,10 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
 
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
-    """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
+    """A slice from a traced start.
+
+    Each processor puts in what it holds, and the parts are added up where they belong.
+    """
     start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = along.resized(size)
 
@@ -121,7 +124,7 @@ def _clipped(at: Any, last: int) -> Any:
 
 
 @recorded
-def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
+def pad(x: Tensor, *, over: DimLike, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
     """`x` with `before` and `after` values more along the dim `over`."""
     along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
@@ -133,7 +136,10 @@ def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0
 
 
 def _is_number(x: Tensor, value: Any) -> bool:
-    """Whether what `x` is to be filled with is known now; zero goes into any dtype, others are checked."""
+    """Whether what `x` is to be filled with is known now.
+
+    Zero goes into any dtype; other numbers are checked.
+    """
     if not isinstance(value, int | float):
         return False
     if value != 0:
@@ -168,8 +174,11 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 
 
 @recorded
-def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
-    """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
+def shift(x: Tensor, *, over: DimLike, by: int, fill: Any = 0) -> Tensor:
+    """`x` moved along the dim `over` by `by` places; what comes in is `fill`.
+
+    Towards higher indices, if `by` is positive.
+    """
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
     if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):
         return _windowed(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
@@ -178,7 +187,7 @@ def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
 
 
 @recorded
-def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
+def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
     along, by = Along(x, over, "roll", padding=ANYTHING), _whole(by, "roll", "by")
     along = along.rearranged(along.dim.size)
@@ -193,8 +202,11 @@ def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
 
 
 @recorded
-def flip(x: Tensor, *, over: Any) -> Tensor:
-    """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
+def flip(x: Tensor, *, over: DimLike) -> Tensor:
+    """`x` with the dim `over` in reverse order.
+
+    Each slice goes to the processor it is mirrored to.
+    """
     along = Along(x, over, "flip", padding=ANYTHING)
     along = along.rearranged(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
@@ -212,7 +224,7 @@ def flip(x: Tensor, *, over: Any) -> Tensor:
 
 
 @recorded
-def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
+def concat(xs: Sequence[Tensor], *, over: DimLike) -> Tensor:
     """Tensors joined along the dim `over`, which may differ in size between them."""
     if not isinstance(xs, list | tuple) or not xs:
         raise TensorError(f"concat got {xs!r:.60}", fix="give a list of tensors: `wf.concat([x, y], over='channels')`")
@@ -254,7 +266,7 @@ def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
 
 
 @recorded
-def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
+def update(x: Tensor, new: Tensor, *, over: DimLike, at: Any) -> Tensor:
     """`x` with `new` in place of what it holds from index `at` of the dim `over` on.
 
     `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
@@ -298,7 +310,10 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
 
 
 def _exchanged_into(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
-    """`x` with new values that are split along the dim as well: each processor gets those that fall into its slice."""
+    """`x` with new values that are split along the dim as well.
+
+    Each processor gets those that fall into its slice.
+    """
     note_together([x, new])
     spread = _windowed(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
     here = arange(spread.dim(dim.name), like=spread)
@@ -307,9 +322,10 @@ def _exchanged_into(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
 
 
 def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
-    """A slice with that part of `new` that falls into it, of which place 0 falls on `first`, inside or outside.
+    """A slice with that part of `new` that falls into it.
 
-    Only a stretch is read, changed and written, so that a slice carried by a loop is changed in place.
+    Place 0 of `new` falls on `first`, inside or outside. Only a stretch is read, changed and written, so that a slice
+    carried by a loop is changed in place.
     """
     own, stretch = array.shape[position], new.shape[position]
     size = min(own, stretch)
@@ -326,15 +342,15 @@ _STRETCH = f"{UNSHOWN}stretch"
 
 
 def _without_split(new: Tensor, name: str) -> Tensor:
-    """The new values with their stretch under a name no rule splits, so that every processor has all of it."""
+    """The new values whole on every processor, under a name that no rule splits."""
     return rename(new, **{name: _STRETCH}) if new.dims.has(name) else new
 
 
 @operation("getitem")
 def getitem(x: Tensor, place: Any) -> Tensor:
-    """`x["length", 3:7]`: a stretch of a dim; `x["length", ::2]`: every other place; `x["length", 3]`: one, without it.
+    """`x["length", 3:7]`: a stretch of a dim; `x["length", 3]`: one place.
 
-    Several pairs may stand in a row.
+    `x["length", ::2]` is every other place; one place is without the dim. Several pairs may stand in a row.
     """
     x = need_tensor(x, "indexing")
     pairs = place if isinstance(place, tuple) else (place,)
@@ -383,7 +399,10 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
 
 
 def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
-    """Places along a dim at equal distances, in either direction; each processor gets its own from who holds them."""
+    """Places along a dim at equal distances, in either direction.
+
+    Each processor gets its own from those that hold them.
+    """
     along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
     dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position
@@ -399,7 +418,7 @@ def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
     return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region, kind)
 
 
-_strided = recorded(_strided, "slice")
+_strided = recorded(name="slice")(_strided)
 
 
 def _scalar(at: Any, name: str) -> Tensor:

@@ -236,16 +236,13 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
     ]
 
 
-_RINGS = ("einsum",)  # whose permutes may carry pieces of the result
-
-
 def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
     """The dims of what a collective carries: of its operand, or of the op's tensor that has as many elements."""
     entry = reading.entry(step.op)
     if entry is None:
         return ()
     own = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
-    if step.collective == "permute" and not own and entry.op not in _RINGS:
+    if step.collective == "permute" and not own and not entry.traits.is_product:
         own = entry.operands[:1]  # a stretch of it
     mapped, times = tuple(reading.mapped_dims(entry)), reading.mapped_times(entry)
     if own and own[0] is not None:

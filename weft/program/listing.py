@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..record import MAPPED, Entry, Placed
+from ..record import BRANCHES, Entry, Placed
 from .ledger import Row, rows_of, size_text, unknown_rows
 from .lines import Line, folded
 from .reading import Reading, type_text
@@ -139,8 +139,10 @@ class _Level:
     def _is_here(self, entry: Entry) -> bool:
         """Whether an entry stands in this body itself; a mapped function has no body of its own."""
         own = None if self.block is None else self.block.id
-        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op in MAPPED:
-            entry = self.reading.entries[entry.parent]
+        for outer in self.reading.around(entry):
+            if entry.parent == own or not outer.traits.is_mapped:
+                break
+            entry = outer
         return entry.parent == own
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
@@ -148,7 +150,7 @@ class _Level:
         found: list[Line] = []
         phases = list(dict.fromkeys(item.phase for item in items))
         for phase, run in _runs(items):
-            lines = folded(_joined([line for item in run for line in self._lines(item)]))
+            lines = folded(self._joined([line for item in run for line in self._lines(item)]))
             if len(phases) > 1 and lines:
                 found.append(Line("section", text=phase, lines=tuple(lines)))
             else:
@@ -162,7 +164,7 @@ class _Level:
         sent = _collectives(item.rows)
         if entry is None or not self._has_line(item, entry):
             return sent
-        if entry.is_block or entry.reason or entry.op == "whole":
+        if entry.is_block or not entry.traits.has_line:
             return sent
         if any(map(self.reading.is_gradient, item.steps)):
             lines = self._backward(item, entry)
@@ -183,9 +185,21 @@ class _Level:
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
             entry = self.reading.entries[entry.parent]
-            if entry.op in MAPPED:
-                lines = [self._header(entry, f"{entry.op} over {entry.over[0]}", lines)]
+            if entry.traits.is_mapped:
+                lines = [self._header(entry, _mapped_heading(entry), lines)]
         return lines
+
+    def _joined(self, lines: Sequence[Line]) -> list[Line]:
+        """Lines with neighbouring parts of one mapped function under one heading."""
+        headings = {_mapped_heading(entry) for entry in self.reading.entries if entry.traits.is_mapped}
+        joined: list[Line] = []
+        for line in lines:
+            is_mapped = line.kind == "block" and line.text in headings
+            if joined and is_mapped and replace(line, lines=()) == replace(joined[-1], lines=()):
+                joined[-1] = replace(line, lines=tuple(self._joined((*joined[-1].lines, *line.lines))))
+            else:
+                joined.append(line)
+        return joined
 
     def _loop(self, loop: Loop) -> list[Line]:
         entry = self.reading.entry(loop.op)
@@ -197,14 +211,14 @@ class _Level:
         if not lines:
             return []
         what = entry.op if entry is not None else loop.kind
-        over = f" over {entry.over[0]}" if entry is not None and entry.over and what != "fori_loop" else ""
+        over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
         turns = f" x{loop.turns}" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
         return [self._header(entry, f"{what}{over}{turns}{order}", lines)]
 
     def _branches(self, loop: Loop, entry: Entry | None) -> list[Line]:
         parts = []
-        for name, body in zip(("on_false", "on_true"), loop.bodies, strict=False):
+        for name, body in zip(BRANCHES, loop.bodies, strict=False):
             inside = (e for e in self.reading.entries if entry is not None and e.parent == entry.id and e.op == name)
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
             lines = level.lines(level.items) or [Line("note", text="nothing")]
@@ -248,7 +262,7 @@ class _Level:
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
         """The operands whose gradients a group of equations makes: those of whose size it makes an array."""
         eqns = [s.eqn for s in group.steps if s.eqn.primitive.name not in _TRIVIAL or len(group.steps) == 1]
-        if entry.op == "einsum" and any(eqn.primitive.name == "dot_general" for eqn in eqns):
+        if entry.traits.is_product and any(eqn.primitive.name == "dot_general" for eqn in eqns):
             eqns = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
         made = [_elements(var) for eqn in eqns for var in eqn.outvars]
         shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]
@@ -275,16 +289,8 @@ def _gradient_name(of: str) -> str:
 _NAME = re.compile(r"[\w.\[\]'\"]+")
 
 
-def _joined(lines: Sequence[Line]) -> list[Line]:
-    """Lines with neighbouring parts of one mapped function under one heading."""
-    found: list[Line] = []
-    for line in lines:
-        is_mapped = line.kind == "block" and line.text.startswith(MAPPED)
-        if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
-            found[-1] = replace(line, lines=tuple(_joined((*found[-1].lines, *line.lines))))
-        else:
-            found.append(line)
-    return found
+def _mapped_heading(entry: Entry) -> str:
+    return f"{entry.op} over {entry.over[0]}"
 
 
 def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:

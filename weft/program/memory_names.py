@@ -113,7 +113,7 @@ class Names:
             text = "update" if phase == "update" else work.kind
             return Called(text, _plain(value), phase, str(self.reading.update_site) if phase == "update" else "", op)
         site = str(self.reading.site(entry))
-        if phase == "backward" and entry.op == "cast" and work.operands[0].maker is not None:
+        if phase == "backward" and entry.traits.is_cast and work.operands[0].maker is not None:
             called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
             dims = called.type.partition("[")[2]
             return replace(called, type=f"{short_dtype(value.aval.dtype)}[{dims}")

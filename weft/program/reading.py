@@ -11,7 +11,7 @@ from typing import Any
 from ..dims import UNSHOWN
 from ..layout import typed
 from ..mesh import Mesh
-from ..record import MAPPED, Argument, Entry, Placed, Record
+from ..record import Argument, Entry, Placed, Record
 from ..spmd import Traced
 from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
@@ -24,7 +24,7 @@ class Reading:
     def __init__(self, traced: Traced, record: Record, mesh: Mesh):
         self.jaxpr, self._before, self.update_known = traced.jaxpr, traced.before, traced.update_known
         self.entries, self.mesh = record.entries, mesh
-        self._sources = Sources((entry.code, entry.at) for entry in self.entries)
+        self._sources = Sources(self.entries)
         self._arguments, self._update = record.arguments, record.update
 
     @functools.cached_property
@@ -69,7 +69,7 @@ class Reading:
         entry = self.entries[op]
         site = self.site(entry)
         texts, origin = site.arguments, self._origins.get((op, index))
-        is_the_call = site.called == entry.op or site.called in _SIGN_OF.get(entry.op, ())
+        is_the_call = site.called in (entry.op, entry.traits.sign)
         fits = is_the_call and index < len(texts) >= len(entry.operands) and texts[index] != "..."
         if origin is not None and (origin.is_leaf or not (fits and texts[index].isidentifier())):
             return origin.name
@@ -110,7 +110,7 @@ class Reading:
     def text(self, entry: Entry, *, operands_only: bool = False) -> str:
         """The op as the user wrote it."""
         site = self.site(entry)
-        if site.called in _SIGN_OF.get(entry.op, ()):
+        if site.called and site.called == entry.traits.sign:
             return site.text
         if site.called != entry.op:
             return f"{entry.op} by {site.text}" if site.text else f"{entry.op}(...)"
@@ -126,11 +126,11 @@ class Reading:
 
     def mapped_dims(self, entry: Entry) -> list[str]:
         """The dims that functions around an op are mapped over."""
-        return [outer.over[0] for outer in self.around(entry) if outer.op in MAPPED]
+        return [outer.over[0] for outer in self.around(entry) if outer.traits.is_mapped]
 
     def mapped_times(self, entry: Entry) -> int:
         """How many examples of a mapped function one processor works on at once."""
-        return math.prod(outer.turns or 1 for outer in self.around(entry) if outer.op == "vmap")
+        return math.prod(outer.examples for outer in self.around(entry))
 
     def around(self, entry: Entry) -> Iterator[Entry]:
         """The blocks around an entry, the innermost first."""
@@ -142,15 +142,6 @@ class Reading:
         """How many elements a processor holds of a tensor whose dims are split as `axes` says."""
         ways = math.prod(self.mesh.axes[axis] for dim in placed.dims for axis in axes.get(dim.name, ()))
         return math.prod(placed.dims.sizes) // ways
-
-
-# An operator's sign stands for an op.
-_SIGN_OF: dict[str, tuple[str, ...]] = {
-    "add": ("+",), "subtract": ("-",), "multiply": ("*",), "divide": ("/",), "floor_divide": ("//",),
-    "remainder": ("%",), "power": ("**",), "bitwise_and": ("&",), "bitwise_or": ("|",), "bitwise_xor": ("^",),
-    "left_shift": ("<<",), "right_shift": (">>",), "less": ("<",), "less_equal": ("<=",), "greater": (">",),
-    "greater_equal": (">=",), "equal": ("==",), "not_equal": ("!=",), "negative": ("-",), "invert": ("~",),
-}  # fmt: skip
 
 
 def type_text(placed: Placed) -> str:

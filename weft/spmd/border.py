@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..compat import without_dead_code
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
@@ -82,7 +82,7 @@ def _needed(eqn: Any) -> Any:
     if inner is None:
         return eqn
     body = getattr(inner, "jaxpr", inner)
-    body, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    body = without_dead_code(body)
     return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 
@@ -281,7 +281,7 @@ class _Leaving:
             )
         fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
         placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
-        with region.record.op("return", reason=_LEAVING, at=self.at):
+        with region.record.unasked("return", _LEAVING, at=self.at):
             array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
@@ -348,7 +348,7 @@ def _moved(tree: Any, target: Region) -> Any:
         if not is_tensor(x) or x.region is None:
             return x
         have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
-        with target.record.op("spmd", reason=_OTHER_LAYOUT):
+        with target.record.unasked("spmd", _OTHER_LAYOUT):
             moved = relocate(x.raw, have, want, target)
         return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))
 

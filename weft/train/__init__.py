@@ -5,10 +5,13 @@ train.Trainer(config, "runs/tiny").run()
 model = train.Run("runs/tiny").load()
 """
 
+from ..record import show_as_source
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
 from .runs import Run, RunError
 from .trainer import Options, Outcome, Trainer, TrainingError
+
+show_as_source(__path__[0])
 
 __all__ = [
     "CheckpointError",
