@@ -172,6 +172,8 @@ def test_where_a_model_runs_is_no_part_of_its_description_and_changes_no_path():
     assert (plain.mesh, plain.layout) == (None, None) and (there.mesh, there.layout) == (MESH, wf.Layout(BOTH))
     assert nn.paths(nn.shapes(there)) == nn.paths(nn.shapes(plain))
     assert jax.tree.leaves(there) == jax.tree.leaves(plain)
+    again = jax.tree.map(lambda leaf: leaf, there)
+    assert jax.tree.structure(again) == jax.tree.structure(there) != jax.tree.structure(plain)
 
 
 def test_batch_and_length_are_those_of_the_data():

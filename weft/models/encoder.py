@@ -71,6 +71,7 @@ class Encoder(Runnable):
     @public(form="models.init(config, key)")
     def __init__(self, config: EncoderConfig):
         need_config(config, EncoderConfig)
+        super().__init__()
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
         self.encoder = make_stack(config, causal=False)

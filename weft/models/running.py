@@ -27,8 +27,11 @@ class Runnable(eqx.Module):
     """
 
     searched_dims: ClassVar[Sequence[str]] = SEARCHED
-    mesh: Mesh | None = eqx.field(static=True, default=None, kw_only=True)
-    layout: Layout | None = eqx.field(static=True, default=None, kw_only=True)
+    mesh: Mesh | None = eqx.field(static=True)
+    layout: Layout | None = eqx.field(static=True)
+
+    def __init__(self) -> None:
+        self.mesh = self.layout = None
 
     def on(self, mesh: Mesh, layout: Layout) -> Self:
         """The same model to be run there; its weights stay where they are."""

@@ -58,6 +58,7 @@ class Seq2Seq(Runnable):
     @public(form="models.init(config, key)")
     def __init__(self, config: Seq2SeqConfig):
         need_config(config, Seq2SeqConfig)
+        super().__init__()
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
         self.encoder = make_stack(config, causal=False)

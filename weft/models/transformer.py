@@ -282,6 +282,7 @@ class TransformerLM(Runnable):
     @public(form="models.init(config, key)")
     def __init__(self, config: LMConfig):
         need_config(config, LMConfig)
+        super().__init__()
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
         self.decoder = make_stack(config, causal=True)
