@@ -68,7 +68,7 @@ def test_an_op_that_no_reader_knows_says_itself_why_it_sends(traits, reason):
     @recorded(**traits)
     def spread(x, *, over):
         r = Reduction(x, over, "spread")
-        return r.reduced(all_max(r.local(lambda a: a.max(r.positions), padding=0), r.axes))
+        return r.finish(all_max(r.local(lambda a: a.max(r.positions), padding=0), r.axes))
 
     found = reasons(lambda x: spread(x, over=D), shape(B, D), layout="batch:rows,d_model:cols")
     assert found == [f"all_reduce over cols: {reason}"]

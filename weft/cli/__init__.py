@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..record import show_as_source
+from ..record import show_as_source as _show_as_source
 from ..train.processes import failing_at_once
 from ..train.stopping import ending_at_once
 from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
@@ -30,7 +30,7 @@ from .train import EXAMPLES as TRAIN_EXAMPLES
 from .train import train
 from .weights import EXPORT_EXAMPLES, IMPORT_EXAMPLES, export_weights, import_weights
 
-show_as_source(__path__[0])
+_show_as_source(__path__[0])
 
 app = typer.Typer(
     name="weft",

@@ -8,6 +8,7 @@
 Imports the errors of the house alone. Nothing is printed; long work tells a `progress` function.
 """
 
+from ..namespace import namespace as _namespace
 from .batches import Batches, Prefetched, prefetched
 from .files import Progress
 from .images import Images, image_dataset
@@ -56,3 +57,5 @@ __all__ = [
     "Progress",
     "DataError",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="data")

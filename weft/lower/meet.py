@@ -8,7 +8,6 @@ used.
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import is_whole
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -232,7 +232,7 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not isinstance(x, bool):
+        if is_whole(x):
             need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
@@ -409,23 +409,6 @@ def brought(x: Tensor, region: Region) -> Tensor:
             return marked(result(array, x.dims, region), marks_of(x))
 
     return hoist(x, ("brought", region), bring)
-
-
-def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
-    """`fn`, if it can be called, with so many arguments where their number is known."""
-    if not callable(fn):
-        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
-    if takes is not None:
-        try:
-            inspect.signature(fn).bind(*range(takes))
-        except TypeError as error:
-            number = f"{takes} argument{'' if takes == 1 else 's'}"
-            raise TensorError(
-                f"{what} calls its function with {number}: {error}", fix=f"give {what} a function of {number}"
-            ) from None
-        except ValueError:  # it has no signature
-            pass
-    return fn
 
 
 def with_layout(x: Tensor, region: Region | None) -> Tensor:

@@ -1,11 +1,8 @@
 """Layers: Equinox modules over named tensors, which say nothing about processors."""
 
-import warnings
-from typing import Any
-
-from ..elsewhere import LAYERS, unknown_name
-from ..errors import WeftWarning, folded, user_stacklevel
-from ..record import show_as_source
+from ..elsewhere import LAYERS as _LAYERS
+from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -17,7 +14,7 @@ from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from .position import RelativeBias, rope, sinusoids
 from .weights import init, shapes
 
-show_as_source(__path__[0])
+_show_as_source(__path__[0])
 
 __all__ = [
     "Attention",
@@ -44,13 +41,4 @@ __all__ = [
     "unfreeze",
 ]
 
-RENAMED = {"rotated": "rope"}
-"""What was called otherwise in an earlier version, and still may be."""
-
-
-@folded
-def __getattr__(name: str) -> Any:
-    if name in RENAMED:
-        warnings.warn(f"`nn.{name}` is now `nn.{RENAMED[name]}`", WeftWarning, stacklevel=user_stacklevel())
-        return globals()[RENAMED[name]]
-    raise unknown_name("nn", name, __all__, LAYERS)
+__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS, renamed={"rotated": "rope"})

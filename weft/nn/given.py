@@ -4,9 +4,9 @@ Imports tensors, dims and errors alone. A check gives the value back, or raises.
 """
 
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
+from ..checks import is_real, is_whole
 from ..dims import Dim
 from ..errors import DimError, TensorError, closest
 from ..tensor import is_tensor
@@ -30,8 +30,7 @@ def number(
     value: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
 ) -> float:
     """The number, if it lies from `least` to below `below`."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not least <= value < below or (value == least and not may_be_least):
+    if not is_real(value) or not least <= value < below or (value == least and not may_be_least):
         range_text = f"{'from' if may_be_least else 'above'} {least:g}" + f" and below {below:g}" * (below < 1e9)
         example_text = "" if example is None else f", e.g. `{what}={example}`"
         raise TensorError(f"`{what}` is {value!r}", fix=f"give a number {range_text}{example_text}")
@@ -40,16 +39,16 @@ def number(
 
 def whole(value: Any, what: str, least: int = 1) -> int:
     """The whole number, if it is at least so large."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+    if not is_whole(value, least):
         raise TensorError(f"`{what}` is {value!r}", fix=f"give a whole number from {least} on")
     return int(value)
 
 
 def check_divisor(value: Any, what: str, *, divides: int, of: str) -> int:
     """The number, if it divides the size `divides` of the dim `of`."""
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_whole or value < 1 or divides % value:
-        near = max(n for n in range(1, divides + 1) if divides % n == 0 and (n == 1 or (is_whole and n <= value)))
+    if not is_whole(value, 1) or divides % value:
+        most = max(1, value) if is_whole(value) else 1
+        near = max(n for n in range(1, divides + 1) if divides % n == 0 and n <= most)
         raise DimError(
             f"`{what}` is {value!r}, and `{of}` has size {divides}",
             fix=f"give a whole number that divides {divides}, e.g. `{what}={near}`",

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
-from ..lower.meet import brought, need_function, need_tensor, operand, rematted, with_layout
+from ..lower.meet import brought, need_tensor, operand, rematted, with_layout
 from ..lower.move import aligned, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
@@ -52,7 +53,7 @@ def scan(
     dim = _scanned_dim(over, tensors)
     need_no_padding([dim], "scan")
     note_loop(dim.name)
-    inputs, slots, structure = take_apart(_along(xs, dim))
+    inputs, slots, structure = take_apart(_put_first(xs, dim))
     inner = [slot.inner(dim, slot.region) for slot in slots]
 
     def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -63,9 +64,9 @@ def scan(
             )
         return result
 
-    loop = _Loop(body, carry, "scan", lambda trace: sliced(trace, inputs))
+    loop = _Loop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
     last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
-    outputs = [_stacked(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
+    outputs = [_stack(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
 
 
@@ -80,7 +81,7 @@ def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:
     return only(resolve(over, tensors[0].dims, what="over"), "scan")
 
 
-def _along(xs: Any, dim: Dim) -> Any:
+def _put_first(xs: Any, dim: Dim) -> Any:
     """The inputs of a scan with `dim` first; it must be whole."""
 
     def first(x: Tensor) -> Tensor:
@@ -103,19 +104,19 @@ def _along(xs: Any, dim: Dim) -> Any:
     return map_tensors(first, xs)
 
 
-def sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
+def trace_on_slice(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
     """The body traced on one slice of each input, taken where it leaves no trace."""
-    found = []
+    traced = []
 
     def take_and_trace(inputs: Sequence[Any]) -> list[Any]:
-        found.append(trace([lax.index_in_dim(x, 0, 0, keepdims=False) for x in inputs]))
+        traced.append(trace([lax.index_in_dim(x, 0, 0, keepdims=False) for x in inputs]))
         return []
 
     jax.make_jaxpr(take_and_trace)(inputs)
-    return found[0]
+    return traced[0]
 
 
-def _stacked(slot: Slot, array: Any, dim: Dim) -> Any:
+def _stack(slot: Slot, array: Any, dim: Dim) -> Any:
     if slot.dims is None:
         return make(array, (dim,), None) if getattr(array, "ndim", 0) == 1 else array
     dims, region, kind = Shape([dim, *slot.dims]), slot.region, replace(slot.kind, equal=frozenset())
@@ -164,7 +165,7 @@ class _Loop:
                     f"the carry of {self.what} enters as {self.structure} and leaves as {structure}",
                     fix="return a carry of the same structure",
                 )
-            self.found = [self._conformed(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
+            self.found = [self._conform(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
             extra_arrays, self.extra_slots, self.extra_structure = take_apart(extra)
             results = [
                 as_varying(jnp.asarray(array_of(leaf)), varying(array))
@@ -174,7 +175,7 @@ class _Loop:
 
         return flat
 
-    def _conformed(self, leaf: Any, slot: Slot) -> Any:
+    def _conform(self, leaf: Any, slot: Slot) -> Any:
         if (slot.dims is None) == is_tensor(leaf) or (slot.dims is not None and set(slot.dims) != set(leaf.dims)):
             enters = "a plain value" if slot.dims is None else f"[{slot.dims}]"
             leaves = f"[{leaf.dims}]" if is_tensor(leaf) else "a plain value"
@@ -230,7 +231,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
         with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
             loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
     if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
-        last = _turned_together(loop.holds, loop.turn, loop.carry, rows)
+        last = _turn_together(loop.holds, loop.turn, loop.carry, rows)
     else:
         last = lax.while_loop(loop.holds, loop.turn, loop.carry)
     return put_together(last, loop.slots, loop.structure)
@@ -276,7 +277,7 @@ def _by_row(carry: Any) -> Any:
 _TURNED_TOGETHER = "because rows split over {axes} end the loop at different turns, and all turn until the last does"
 
 
-def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+def _turn_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
     """The last carry of a mapped loop that all processors turn equally often.
 
     So what they send to each other in it matches. It turns until it is done for every row of every processor; a row for

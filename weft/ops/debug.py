@@ -44,7 +44,7 @@ def print(fmt: str, *xs: Any) -> None:
             f"print cannot put {len(xs)} values into {fmt!r}: {error}", fix="give one `{}` a value"
         ) from None
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
-    _once(
+    _call_once(
         lambda *values: builtins.print(f"{fmt.format(*values)}\n", end="", flush=True),
         [whole_value(x) for x in xs],
         region,
@@ -77,7 +77,7 @@ def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
         _is_there.reset(token)
 
 
-def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
+def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
     """Calls `fn` with the values when the program runs, on one processor alone."""
     if asked := [is_there() for is_there in _is_there.get()]:
         shown, arrays = fn, [functools.reduce(jnp.logical_and, asked), *arrays]
@@ -122,9 +122,9 @@ class Failures:
 
     def raise_first(self) -> None:
         with self._lock:
-            found, self._found = self._found, []
-        if found:
-            raise found[0]
+            failed, self._found = self._found, []
+        if failed:
+            raise failed[0]
 
 
 failures = Failures()
@@ -164,7 +164,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
             failures.add(error)
 
     predicate = or_padding(predicate)
-    _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
+    _call_once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
     if is_eager:
         jax.effects_barrier()
         failures.raise_first()

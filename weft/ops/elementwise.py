@@ -17,10 +17,11 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
+from ..checks import need_function
 from ..dims import Dim, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
-from ..lower.meet import Meeting, common_region, hoist, meet, need_function, operand
+from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
 from ..lower.trees import map_tensors
@@ -36,7 +37,7 @@ def elementwise(fn: Callable[..., Any], *xs: Any, names: str = "any") -> Tensor:
     """
     need_function(fn, "elementwise", of="arrays")
     name = getattr(fn, "__name__", "elementwise")
-    return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs, names)
+    return _elementwise(lambda *arrays: _check_and_call(fn, name, arrays), name, xs, names)
 
 
 def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: str = "any") -> Tensor:
@@ -45,23 +46,26 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: st
     if not tensors:
         raise TensorError(f"{name} got no tensor", fix="give at least one, e.g. `wf.tensor(2.0, [])`")
     _check_names(tensors, name, names)
-    meeting = meet(xs, first=_has_all_dims(tensors))
-    if (kind := _stored_together(tensors)) is not None:
+    meeting = meet(xs, first=_dims_of_widest(tensors))
+    if (kind := _kind_if_stored(tensors)) is not None:
         return _stored_elementwise(fn, name, xs, kind)
 
     def compute(*arrays: Any) -> Any:
         pairs = zip(arrays, xs, strict=True)
-        given = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
+        aligned_arrays = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
         if meeting.dims.is_padded:
-            given = [_along_padding(a, meeting) if is_tensor(x) else a for a, x in zip(given, xs, strict=True)]
-        return _called(fn, name, xs, given)
+            aligned_arrays = [
+                _repeat_along_padding(a, meeting) if is_tensor(x) else a
+                for a, x in zip(aligned_arrays, xs, strict=True)
+            ]
+        return _call(fn, name, xs, aligned_arrays)
 
     array = meeting.run(compute, xs)
     _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
     return result(array, meeting.dims, meeting.region)
 
 
-def _along_padding(array: Any, meeting: Meeting) -> Any:
+def _repeat_along_padding(array: Any, meeting: Meeting) -> Any:
     """An aligned array repeated along padded dims.
 
     So that what is summed for its gradient leaves padding out.
@@ -83,7 +87,7 @@ def is_elementwise(primitive: str) -> bool:
     return not _NOT_ELEMENTWISE.match(primitive)
 
 
-def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
+def _check_and_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
     """`fn` of the arrays, if it looks at one place at a time.
 
     What looks at more would depend on the slices.
@@ -105,7 +109,7 @@ def primitives_in(jaxpr: Any) -> Iterator[str]:
             yield from primitives_in(getattr(inner, "jaxpr", inner))
 
 
-def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
+def _dims_of_widest(tensors: Sequence[Tensor]) -> Sequence[Dim]:
     """The dims of the first operand that has those of all: the order of the result.
 
     A mask named first would else turn round the large tensor it masks.
@@ -133,12 +137,12 @@ def _check_names(tensors: Sequence[Tensor], name: str, names: str) -> None:
             )
 
 
-def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+def _call(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
     try:
         return fn(*arrays)
     except jax.errors.UnexpectedTracerError:
         raise RegionError(
-            f"{name} got a tensor that left its region, or a traced function, by the back door",
+            f"{name} got a tensor that left its region, or a traced function, other than as its result",
             fix="return it from there, and use what the call gives",
         ) from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -152,7 +156,7 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
         ) from error
 
 
-def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
+def _kind_if_stored(tensors: Sequence[Tensor]) -> Kind | None:
     """The kind of a result of stored parameters of one shape, which stays stored.
 
     Nothing is gathered.
@@ -169,7 +173,7 @@ def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
 
 def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
     first = next(x for x in xs if is_tensor(x) and x.dims)
-    array = _called(fn, name, xs, [aligned(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
+    array = _call(fn, name, xs, [aligned(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
     _check_elementwise(array, name, first.region.local_sizes(first.dims, placement(first)))
     return result(array, first.dims, first.region, kind)
 
@@ -189,7 +193,7 @@ def _function(fn: Callable[..., Any], name: str | None = None, sign: str = "") -
     def apply(x: Any, *more: Any) -> Tensor:
         return _elementwise(fn, name, [x, *more])
 
-    return _registered(apply, name, sign)
+    return _register(apply, name, sign)
 
 
 def _binary(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> Callable[..., Tensor]:
@@ -198,10 +202,10 @@ def _binary(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> 
     def apply(x: Any, y: Any, *, names: str = "any") -> Tensor:
         return _elementwise(fn, name, [x, y], names)
 
-    return _registered(apply, name, sign)
+    return _register(apply, name, sign)
 
 
-def _registered(apply: Callable[..., Tensor], name: str, sign: str) -> Callable[..., Tensor]:
+def _register(apply: Callable[..., Tensor], name: str, sign: str) -> Callable[..., Tensor]:
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
     return operation(name)(recorded(name=name, sign=sign)(apply))

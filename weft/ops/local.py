@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..checks import need_function
 from ..dims import Dim, DimLike, Dims, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..layout import Region
 from ..lower.collectives import index, varying
-from ..lower.meet import Meeting, meet, need_function, operand
+from ..lower.meet import Meeting, meet, operand
 from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
@@ -34,9 +35,9 @@ class Here:
 
     def start(self, dim: DimLike) -> Any:
         """The global index at which the local slice of this dim starts."""
-        found = self._meeting.dims.find(dim)
-        axes = self._meeting.axes([found])
-        return index(axes) * self.size(found) if axes else 0
+        named = self._meeting.dims.find(dim)
+        axes = self._meeting.axes([named])
+        return index(axes) * self.size(named) if axes else 0
 
     def size(self, dim: DimLike) -> int:
         """The local size of this dim."""
@@ -67,8 +68,8 @@ def local(fn: Callable[..., Any], *xs: Any, out: Dims | Sequence[Dims], whole: D
     takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
 
     run = functools.partial(fn, here=Here(meeting)) if takes_here else fn
-    found = meeting.run(lambda *arrays: _call(run, arrays, meeting.region), xs)
-    arrays = [found] if is_single else list(found) if isinstance(found, list | tuple) else [found]
+    result = meeting.run(lambda *arrays: _call(run, arrays, meeting.region), xs)
+    arrays = [result] if is_single else list(result) if isinstance(result, list | tuple) else [result]
     if len(arrays) != len(shapes):
         raise TensorError(
             f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them"
@@ -79,7 +80,7 @@ def local(fn: Callable[..., Any], *xs: Any, out: Dims | Sequence[Dims], whole: D
                 f"local's function gave {type(array).__name__}", fix="return one array for each shape in `out`"
             )
     _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
-    results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
+    results = [_settle(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
 
@@ -88,8 +89,8 @@ def _call(fn: Callable[..., Any], arrays: Sequence[Any], region: Region | None) 
     places = [i for i, x in enumerate(arrays) if hasattr(x, "dtype")]
 
     def of_slices(*slices: Any) -> Any:
-        given = dict(zip(places, slices, strict=True))
-        return fn(*(given.get(i, x) for i, x in enumerate(arrays)))
+        by_place = dict(zip(places, slices, strict=True))
+        return fn(*(by_place.get(i, x) for i, x in enumerate(arrays)))
 
     slices = [arrays[i] for i in places]
     try:
@@ -122,8 +123,8 @@ def _gradients(fn: Callable[..., Any], *slices: Any) -> Any:
 
     def of_floats(*floats: Any) -> list[Any]:
         left = iter(floats)
-        found = fn(*(next(left) if is_one else x for x, is_one in zip(slices, differs, strict=True)))
-        return [x for x in map(jnp.asarray, jax.tree.leaves(found)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        result = fn(*(next(left) if is_one else x for x, is_one in zip(slices, differs, strict=True)))
+        return [x for x in map(jnp.asarray, jax.tree.leaves(result)) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     results, pull_back = jax.vjp(of_floats, *(x for x, is_one in zip(slices, differs, strict=True) if is_one))
     return pull_back(results)
@@ -147,7 +148,7 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
             )
 
 
-def _settled(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
+def _settle(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
     sizes = meeting.local_sizes(shape)
     array = jnp.asarray(array)
     if array.shape != sizes:

@@ -14,14 +14,15 @@ import numpy as np
 from jax import lax
 
 from ..dims import Dim, DimLike, Dims, Shape, only, resolve
-from ..dtypes import DTypeLike
-from ..elsewhere import RANDOM, unknown_name
-from ..errors import DimError, TensorError, folded
+from ..dtypes import DTypeLike, is_key
+from ..elsewhere import RANDOM
+from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
 from ..lower.collectives import as_varying, index
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
+from ..namespace import namespace
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .create import slice_of
 from .elementwise import cast, where
@@ -106,7 +107,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
         raise TensorError(
             f"{what} got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
         )
-    key, dim = _checked_key(key, what), only(resolve(over, logits.dims, what="over"), what)
+    key, dim = _need_key(key, what), only(resolve(over, logits.dims, what="over"), what)
     noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
     return argmax(noise + logits, over=dim)
 
@@ -117,7 +118,7 @@ def split(key: Any, dim: Dim) -> Tensor:
 
     For `wf.scan` and `wf.vmap`; samplers take one.
     """
-    key = _checked_key(key, "random.split")
+    key = _need_key(key, "random.split")
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
         raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
@@ -139,7 +140,7 @@ def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
         if rate == 0:
             return x
     keep = 1 - rate
-    mask = bernoulli(_checked_key(key, "dropout"), x.dims, like=x, p=keep)
+    mask = bernoulli(_need_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
@@ -153,7 +154,7 @@ def _float(dtype: DTypeLike, what: str) -> Any:
 
 
 def _number(value: Any, what: str) -> Any:
-    if _is_key(value):
+    if is_key(value):
         raise TensorError(f"`{what}` is a random key", fix="mind the order: `wf.dropout(x, rate, key)`")
     value = operand(value, f"random ({what})")
     if is_tensor(value):
@@ -182,30 +183,26 @@ def _whole(value: Any, what: str) -> Any:
 
 def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) -> Tensor:
     """The slice that is due here of `sampler` on the whole shape."""
-    key = _checked_key(key, what)
+    key = _need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
     is_sliced = any(placement) or shape.is_padded
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
+        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
 
 
-def _is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _checked_key(key: Any, what: str) -> Any:
+def _need_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
-    if is_tensor(key) and _is_key(key):
+    if is_tensor(key) and is_key(key):
         raise TensorError(
             f"{what} got a tensor of keys, [{key.dims}]",
             fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
         )
     if key is None:
         raise TensorError(f"{what} got no key", fix="give one made by `jax.random.key(seed)`")
-    if not _is_key(key) or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
             fix="give one key made by `jax.random.key(seed)` (`jax.random.PRNGKey` makes old-style ones)",
@@ -218,7 +215,7 @@ def _checked_key(key: Any, what: str) -> Any:
     return key
 
 
-def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
+def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
     """A kind of key whose bits are this processor's slice of those of the whole.
 
     The whole has no padding.
@@ -278,7 +275,4 @@ __all__ = [
     "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("wf.random", name, __all__, RANDOM)
+__dir__, __getattr__ = namespace(globals(), called="wf.random", written=RANDOM)

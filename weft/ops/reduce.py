@@ -41,13 +41,13 @@ class Reduction:
 
     def local(self, compute: Callable[[Any], Any], *, padding: Any) -> Any:
         """`compute` of the slice, with a value in its padding that changes nothing."""
-        return self.meeting.run(lambda a: compute(self.filled(a, padding)), [self.x])
+        return self.meeting.run(lambda a: compute(self.fill(a, padding)), [self.x])
 
-    def filled(self, array: Any, value: Any) -> Any:
+    def fill(self, array: Any, value: Any) -> Any:
         """The slice with `value`, or its value for a dtype, in the padding that goes."""
         return self.meeting.filled(array, self.x.dims, value, self.gone)
 
-    def reduced(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
+    def finish(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
         dims = renamed(self.kept, checked_rename(rename))
         return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
 
@@ -63,7 +63,7 @@ def sum(
     r = Reduction(x, over, "sum")
     dtype = None if dtype is None else as_dtype(dtype)
     array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype), padding=0)
-    return r.reduced(array, partial=r.axes, rename=rename)
+    return r.finish(array, partial=r.axes, rename=rename)
 
 
 @recorded(reason_along=SUMS)
@@ -71,28 +71,28 @@ def mean(x: Tensor, *, over: Dims | None = None, dtype: DTypeLike | None = None)
     """The mean of `x` over the dims `over`; `dtype` as in `einsum`."""
     r = Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
-    sent = given_as(r.x.dtype) if dtype is None else dtype
+    sent = mean_dtype(r.x.dtype) if dtype is None else dtype
     if not jnp.issubdtype(sent, jnp.inexact):  # a part of the mean is no whole number
-        sent = accumulated_in(r.x.dtype, dtype)
+        sent = accumulator_dtype(r.x.dtype, dtype)
 
     def part(a: Any) -> Any:
-        total = jnp.sum(a, axis=r.positions, dtype=accumulated_in(a.dtype, dtype))
+        total = jnp.sum(a, axis=r.positions, dtype=accumulator_dtype(a.dtype, dtype))
         return (total / r.count).astype(sent)
 
-    found = r.reduced(r.local(part, padding=0), partial=r.axes)
-    return found if dtype is None else cast(found, dtype)
+    average = r.finish(r.local(part, padding=0), partial=r.axes)
+    return average if dtype is None else cast(average, dtype)
 
 
-def given_as(dtype: Any) -> Any:
+def mean_dtype(dtype: Any) -> Any:
     """The float that jnp gives a mean in, of values of this dtype."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
     return as_dtype("float64" if dtype.itemsize == 8 else "float32")
 
 
-def accumulated_in(dtype: Any, asked: Any) -> Any:
+def accumulator_dtype(dtype: Any, asked: Any) -> Any:
     """The float in which a mean of this dtype is formed, where one is asked for."""
-    return jnp.promote_types(asked or given_as(dtype), jnp.float32)
+    return jnp.promote_types(asked or mean_dtype(dtype), jnp.float32)
 
 
 @recorded
@@ -131,7 +131,7 @@ def _extreme(
 ) -> Tensor:
     r = Reduction(x, over, what)
     if not r.axes and not jnp.issubdtype(r.x.dtype, jnp.complexfloating):
-        return r.reduced(r.local(lambda a: local(a, axis=r.positions), padding=worst))
+        return r.finish(r.local(lambda a: local(a, axis=r.positions), padding=worst))
 
     # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
     @jax.custom_jvp
@@ -146,7 +146,7 @@ def _extreme(
         count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)
         return best, all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count
 
-    return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes)), padding=worst))
+    return r.finish(r.local(lambda a: extreme(as_varying(a, r.axes)), padding=worst))
 
 
 @recorded
@@ -156,7 +156,7 @@ def prod(x: Tensor, *, over: Dims | None = None) -> Tensor:
     array = r.local(lambda a: jnp.prod(a, axis=r.positions), padding=1)
     if r.axes:
         array = jnp.prod(all_gather_equal(array[None], r.axes, 0), axis=0)
-    return r.reduced(array)
+    return r.finish(array)
 
 
 @recorded
@@ -164,7 +164,7 @@ def any(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
     r = Reduction(x, over, "any")
     array = r.local(lambda a: jnp.any(a, axis=r.positions), padding=False)
-    return r.reduced(all_max(array, r.axes))
+    return r.finish(all_max(array, r.axes))
 
 
 @recorded
@@ -172,7 +172,7 @@ def all(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
     r = Reduction(x, over, "all")
     array = r.local(lambda a: jnp.all(a, axis=r.positions), padding=True)
-    return r.reduced(all_min(array, r.axes) if r.axes else array)
+    return r.finish(all_min(array, r.axes) if r.axes else array)
 
 
 @recorded
@@ -180,9 +180,9 @@ def logsumexp(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
     r = Reduction(_floats(x, "logsumexp"), over, "logsumexp")
     if not r.axes:
-        return r.reduced(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions), padding=-jnp.inf))
+        return r.finish(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions), padding=-jnp.inf))
     _, shift, total = _shifted_exp(r, only_finite=True)
-    return r.reduced(jnp.log(total) + jnp.squeeze(shift, r.positions))
+    return r.finish(jnp.log(total) + jnp.squeeze(shift, r.positions))
 
 
 @recorded
@@ -219,4 +219,4 @@ def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, 
 
 def _floats(x: Any, what: str) -> Tensor:
     x = need_tensor(x, what)
-    return cast(x, given_as(x.dtype))
+    return cast(x, mean_dtype(x.dtype))

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..dims import Dim, DimLike, Dims, Shape, new_dims, only, resolve, union
+from ..dtypes import is_key
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
 from ..lower.collectives import all_gather_equal
 from ..lower.exchange import picked
-from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.keys import keys_of, words_of
 from ..lower.meet import meet, need_tensor
 from ..lower.move import aligned, gather_of, relocate, settle
 from ..lower.padding import need_no_padding
@@ -55,7 +56,7 @@ def _split_one(x: Tensor, name: str, into: Dims) -> Tensor:
     axes, region, kind = meeting.axes([dim]), meeting.region, meeting.kind
     array = meeting.run(lambda a: a, [x])
     have = meeting.placement(x.dims)
-    kept = _dividing(axes, pieces[0].size, region)
+    kept = _axes_dividing(axes, pieces[0].size, region)
     if kept != axes and region is not None:
         wanted = region.placement(dims, kind.store)[position : position + len(pieces)]
         if any(wanted) and set(axes_in(wanted)) <= set(axes):
@@ -88,7 +89,7 @@ def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) 
     """Which places of these dims, joined, each processor along the axes holds."""
     ways = [region.mesh.axes[axis] for axis in axes]
     whole = np.arange(math.prod(dim.size for dim in dims)).reshape([dim.size for dim in dims])
-    found = []
+    held = []
     for here in np.ndindex(*ways):
         at = dict(zip(axes, here, strict=True))
         block = whole
@@ -97,11 +98,11 @@ def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) 
             for axis in own:
                 first = first * region.mesh.axes[axis] + at[axis]
             block = block.take(np.arange(first * size, (first + 1) * size), axis=position)
-        found.append(block.reshape(-1))
-    return np.array(found)
+        held.append(block.reshape(-1))
+    return np.array(held)
 
 
-def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
+def _axes_dividing(axes: Axes, size: int, region: Region | None) -> Axes:
     """The first of these axes over which a size divides."""
     kept = axes
     while region is not None and kept and size % region.ways(kept):
@@ -144,10 +145,10 @@ def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
     if region is not None and any(have[first + 1 : first + len(pieces)]):
         # Only the first may be split while they are joined; it takes what the result wants, if it can.
         wanted = region.placement(target, kind.store)[first]
-        lead = _dividing(wanted, pieces[0].size, region)
+        lead = _axes_dividing(wanted, pieces[0].size, region)
         own = have[first : first + len(pieces)]
         if lead != wanted and set(wanted) <= set(axes_in(own)):
-            return _merged_by_places(array, have, pieces, first, target, region, kind)
+            return _merge_by_places(array, have, pieces, first, target, region, kind)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
         array, have = relocate(array, have, want, region, gather_of(kind)), want
     shape = list(array.shape)
@@ -156,7 +157,7 @@ def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
     return settle(array.reshape(shape), target, placed, region, kind=kind)
 
 
-def _merged_by_places(
+def _merge_by_places(
     array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region, kind: Kind
 ) -> Tensor:
     """Dims joined where none of them can take the axes of the result.
@@ -208,7 +209,7 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
 def unstack(x: Tensor, *, over: DimLike) -> tuple[Tensor, ...]:
     """The slices of `x` along the dim `over`, gathered first where it is split."""
     x = need_tensor(x, "unstack")
-    if are_keys(x):
+    if is_key(x):
         return tuple(keys_of(part) for part in unstack(words_of(x), over=over))
     dim = only(resolve(over, x.dims, what="over"), "unstack")
     rest = x.dims.without([dim])

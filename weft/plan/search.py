@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import is_real
 from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
 from ..mesh import Mesh, as_mesh
@@ -80,7 +81,7 @@ def search(
             fix="give one: `mesh='rows=16,cols=32'`, or `processors=512` for every shape of mesh",
         )
     for what, value in (("processors", processors), ("memory", memory)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is not None and not is_real(value):
             raise WeftError(f"search got {value!r} for `{what}`", fix=f"give a number, e.g. `{what}={_EXAMPLES[what]}`")
     machine = find_hardware(hardware)
     traced = functools.partial(_traced, fn, args, kwargs)

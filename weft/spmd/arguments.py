@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from ..checks import is_whole
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed
@@ -144,8 +145,7 @@ def positions(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
     found = []
     for item in several:
         position = names.index(item) if item in names else item
-        is_int = isinstance(position, int) and not isinstance(position, bool)
-        if not is_int or not (is_open or -len(names) <= position < len(names)):
+        if not is_whole(position) or not (is_open or -len(names) <= position < len(names)):
             known = ", ".join(f"{i} `{name}`" for i, name in enumerate(names))
             raise TensorError(f"`{what}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
         found.append(position % len(names) if names and not is_open else position)

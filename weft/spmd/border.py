@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..checks import need_function
 from ..compat import without_dead_code
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
 from ..lower import collectives
 from ..lower.collectives import varying
-from ..lower.meet import need_function
 from ..lower.move import relocate, result
 from ..mesh import Mesh, as_mesh
 from ..ops.debug import failures

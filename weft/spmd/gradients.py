@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..checks import is_whole, need_function
 from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..lower.collectives import all_reduce, as_varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement, with_kind
@@ -34,7 +35,7 @@ def value_and_grad(
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
-    if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
+    if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..checks import need_function
 from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..leaves import is_trained
 from ..lower.collectives import as_varying, own_slice, reduce_scatter
-from ..lower.meet import need_function
 from ..lower.move import result
 from ..lower.recorded import placed
 from ..lower.trees import map_tensors
