@@ -6,19 +6,25 @@ an error that says what to write instead, or names the nearest.
 
 import difflib
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownNameError, folded
+from .errors import UnknownNameError, WeftWarning, folded, user_stacklevel
 
 
 def namespace(
-    names: dict[str, Any], *, called: str, written: Mapping[str, str] | None = None
+    names: dict[str, Any],
+    *,
+    called: str,
+    written: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
     """The `__dir__` and `__getattr__` of a room whose globals these are and whose `__all__` says what is public.
 
-    `written` says what is written here in place of names that other libraries have.
+    `written` says what is written here in place of names that other libraries have; `renamed` what a name of an earlier
+    version is called now, which is given with a warning.
     """
 
     def show() -> list[str]:
@@ -26,6 +32,9 @@ def namespace(
 
     @folded
     def miss(name: str) -> Any:
+        if renamed and name in renamed:
+            warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())
+            return names[renamed[name]]
         raise unknown_name(called, name, names["__all__"], written or {})
 
     return show, miss
