@@ -21,7 +21,7 @@ from ..dims import Dim, Shape
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
-from ..spmd.border import Spmd
+from ..spmd.border import SpmdFunction
 from ..tensor import Tensor, parameter, tensor
 from ..tensor import make as make_tensor
 
@@ -205,7 +205,7 @@ def _whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
 
 @functools.cache
 def _in_place(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
+    return SpmdFunction(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
 
 
 def _first_values(

@@ -6,80 +6,15 @@ Joins what `liveness` read off the jaxpr with the record, as the listing does.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
-
-from ..dims import Shape
 from ..layout import Placement, Region, typed
 from ..record import Entry, Placed, entry_and_operand
-from ..spmd.arguments import Static, TensorSlot, with_statics
-from ..tensor import is_tensor, short_dtype
+from ..spmd import Input
+from ..tensor import short_dtype
 from .liveness import Value, Work
 from .memory_course import Course
 from .reading import Reading, type_text
 from .walk import loop_parts, phase_of
-
-
-@dataclass(frozen=True)
-class Given:
-    """An array the program is given: its name, its dims where they are known, whether it may be overwritten."""
-
-    name: str
-    dims: Shape | None
-    store: str | None
-    is_donated: bool
-
-
-def given_to(bound: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Given]:
-    """The arrays of a call, in the order the traced program takes them; a train step may overwrite its state."""
-    if hasattr(bound, "optimizer"):
-        return _given_to_step(*args, **kwargs)
-    call, _ = bound._read(args, kwargs)
-    slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-    found = []
-    for slot, name, is_donated in zip(slots, call.names(bound.fn), call.donated, strict=True):
-        is_named = isinstance(slot, TensorSlot) and slot.fits
-        dims, store = (slot.dims, slot.kind.store) if is_named else (None, None)
-        found.append(Given(name.name, dims, store, is_donated))
-    return sorted(found, key=lambda each: not each.is_donated)
-
-
-def _given_to_step(state: Any, batch: Any, key: Any = None) -> list[Given]:
-    found = []
-    by_path: dict[str, Given] = {}
-    for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
-        for name, leaf in _leaves(tree, part):
-            if is_tensor(leaf):
-                given = by_path[name] = Given(name, leaf.dims, leaf._kind.store, True)
-            else:
-                given = Given(name, _dims_alike(name, leaf, by_path), "optimizer", True)
-            found.append(given)
-    for part, tree in (("batch", batch), ("key", key)):
-        for name, leaf in _leaves(tree, part):
-            found.append(Given(name, leaf.dims if is_tensor(leaf) else None, None, False))
-    return found
-
-
-def _leaves(tree: Any, part: str) -> list[tuple[str, Any]]:
-    """The arrays of a tree with their paths; parameters go by their path alone where it says enough."""
-    found = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]:
-        if is_tensor(leaf) and not hasattr(leaf._array, "shape"):
-            continue
-        words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path]
-        text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
-        is_enough = part == "params" and len(words) > 1 and not words[0].isdigit()
-        found.append((text[1:] if is_enough else part + text, leaf))
-    return found
-
-
-def _dims_alike(name: str, leaf: Any, params: dict[str, Given]) -> Shape | None:
-    """The dims of the parameter an array of the optimizer's state belongs to, where it has its shape."""
-    for path, given in params.items():
-        if name.endswith(f".{path}") and given.dims is not None and tuple(leaf.shape) == given.dims.sizes:
-            return given.dims
-    return None
 
 
 @dataclass(frozen=True)
@@ -96,7 +31,7 @@ class Called:
 class Names:
     """What the values of one program are called."""
 
-    def __init__(self, reading: Reading, given: Sequence[Given], region: Region):
+    def __init__(self, reading: Reading, given: Sequence[Input], region: Region):
         self.reading, self.given, self.region = reading, given, region
 
     def called(self, value: Value, course: Course) -> Called:

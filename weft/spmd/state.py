@@ -1,19 +1,21 @@
-"""The state of training: what of it is trained, how it is taken apart for Optax, and that each array is there once.
+"""The state of training: what of it is trained, and how it is taken apart for Optax.
 
 Stands left of the step. Every float among the parameters is trained, named or not, unless it is frozen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ..dims import Shape
 from ..errors import RegionError, TensorError
-from ..leaves import array_of, is_array, is_number, is_trained, named_leaves, unnamed
+from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed
 from ..lower.trees import map_tensors
 from ..tensor import Tensor, is_given_up, is_tensor, make
+from .bound import Input, path_words
 
 
 class TrainState(NamedTuple):
@@ -62,7 +64,8 @@ def map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
     return jax.tree.unflatten(structure, [fn(a, b) for a, b in zip(leaves, others, strict=True)])
 
 
-def refilled(leaf: Any, array: Any) -> Any:
+def refill(leaf: Any, array: Any) -> Any:
+    """A leaf of the parameters with a new array in it; what is not trained as it is."""
     if not is_trained(leaf):
         return leaf
     return make(array, leaf.dims, None, leaf._kind) if is_tensor(leaf) else array
@@ -70,9 +73,9 @@ def refilled(leaf: Any, array: Any) -> Any:
 
 def check_not_given_up(state: TrainState) -> None:
     """Raises where an array of the state was overwritten by an earlier step; XLA would crash on several processors."""
-    if not any(map(is_given_up, jax.tree.leaves(state))):
+    path = next((path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf))), None)
+    if path is None:
         return
-    path = next(path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf)))
     raise RegionError(
         f"state{path} was given up to an earlier step (`donate`)",
         fix="go on with the state that step returned: `state, metrics = step(state, batch, key)`, "
@@ -80,13 +83,47 @@ def check_not_given_up(state: TrainState) -> None:
     )
 
 
-def unshared(state: TrainState) -> TrainState:
+def unshare(state: TrainState) -> TrainState:
     """The state with a copy of every array that stands in it twice: each is given up once."""
     seen: set[int] = set()
 
-    def once(array: Any) -> Any:
+    def copy_again(array: Any) -> Any:
         is_new = id(array) not in seen
         seen.add(id(array))
         return array if is_new or not isinstance(array, jax.Array) else jnp.copy(array)
 
-    return jax.tree.map(once, state)
+    return jax.tree.map(copy_again, state)
+
+
+def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
+    """The arrays of a train step's call, with what is known of them."""
+    inputs: list[Input] = []
+    params: dict[str, Shape] = {}
+    for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
+        for name, leaf in _named_arrays(tree, part):
+            if is_tensor(leaf):
+                params[name] = leaf.dims
+                inputs.append(Input(name, leaf.dims, leaf._kind.store, True))
+            else:
+                inputs.append(Input(name, _dims_of_parameter(name, leaf, params), "optimizer", True))
+    for part, tree in (("batch", batch), ("key", key)):
+        for name, leaf in _named_arrays(tree, part):
+            inputs.append(Input(name, leaf.dims if is_tensor(leaf) else None, None, False))
+    return inputs
+
+
+def _named_arrays(tree: Any, part: str) -> Iterator[tuple[str, Any]]:
+    """The data of a tree with their paths; parameters go by their path alone where it says enough."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)[0]:
+        if is_data(leaf):
+            words, text = path_words(path)
+            is_enough = part == "params" and len(words) > 1 and not words[0].isdigit()
+            yield (text[1:] if is_enough else part + text), leaf
+
+
+def _dims_of_parameter(name: str, array: Any, params: dict[str, Shape]) -> Shape | None:
+    """The dims of the parameter an array of the optimizer's state belongs to, where it has its shape."""
+    for path, dims in params.items():
+        if name.endswith(f".{path}") and tuple(array.shape) == dims.sizes:
+            return dims
+    return None

@@ -1,0 +1,119 @@
+"""A bound program: a function on a mesh under a layout, and what those who read programs ask of it.
+
+`SpmdFunction` and `TrainStep` are such programs. Imports what stands left of the ops.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax.interpreters import partial_eval
+
+from ..dims import Shape
+from ..errors import LayoutError, WeftWarning, user_stacklevel
+from ..layout import Layout
+from ..mesh import Mesh
+from .guard import check_slices
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array that a program is called with."""
+
+    name: str
+    dims: Shape | None
+    """Its dims where they are known."""
+    store: str | None
+    is_donated: bool
+    """Whether the program may overwrite it."""
+
+
+class Flat(NamedTuple):
+    """A call of a program as a function of arrays alone, on a mesh without devices."""
+
+    shapes: list[jax.ShapeDtypeStruct]
+    """The shape of each input, with its sharding."""
+    run: Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program traced without devices: its closed jaxpr, with the region inside."""
+
+    jaxpr: Any
+    before: Any
+    """The same before what no result needs was left out."""
+    update_known: bool = True
+    """Whether every value of a train step's update is typed with its sharding; false where an optimizer cannot be."""
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], *args: Any, state: str = "") -> "Traced":
+        """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
+        closed = jax.make_jaxpr(fn)(*args)
+        check_slices(closed, state)
+        needed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_prune(eqn) for eqn in closed.jaxpr.eqns]))
+        return cls(needed, closed)
+
+
+class Bound(Protocol):
+    """A program bound to a mesh and a layout. All but a call itself needs no devices, and takes shapes for arrays."""
+
+    __name__: str
+
+    @property
+    def mesh(self) -> Mesh | None: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def abstract(self, *args: Any, **kwargs: Any) -> Traced:
+        """The program traced."""
+
+    def inputs(self, *args: Any, **kwargs: Any) -> list[Input]:
+        """The arrays of a call, in the order the traced program takes them."""
+
+    def flat(self, *args: Any, **kwargs: Any) -> Flat:
+        """The program as a function of its inputs."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The very program a call runs, lowered for the devices of its mesh: `.compile()` and what XLA says of it."""
+
+
+def _prune(eqn: Any) -> Any:
+    """A region, or an update, whose body does no more than its results need (dead code elimination)."""
+    inner = eqn.params.get("jaxpr")
+    if inner is None:
+        return eqn
+    body = getattr(inner, "jaxpr", inner)
+    body, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
+
+
+def path_words(path: Sequence[Any]) -> tuple[list[str], str]:
+    """The keys of a leaf's path, and how it is written: `.layers.q`, `[0].bias`."""
+    words = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    return words, "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
+
+
+def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:
+    """Warns of an axis over which nothing is split: its processors all do the same."""
+    unused = [axis for axis, size in mesh.axes.items() if size > 1 and axis not in layout.axes]
+    if not unused:
+        return
+    ways = math.prod(mesh.axes[axis] for axis in unused)
+    named = ("axis " if len(unused) == 1 else "axes ") + ", ".join(f"`{axis}`" for axis in unused)
+    name, axes = next(iter(layout.rules.items()), ("batch", ()))
+    error = LayoutError(
+        f"no rule of the layout uses mesh {named}: each piece of work is done {ways} times",
+        state=f"layout: {layout}   mesh: {mesh}",
+        fix=f"split a dim over it, e.g. `{name}:{'+'.join((*axes, unused[0]))}`, "
+        f"or leave `{unused[0]}` out of the mesh",
+    )
+    if strict:
+        raise error
+    warnings.warn(str(error), WeftWarning, stacklevel=user_stacklevel())
