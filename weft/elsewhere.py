@@ -162,7 +162,7 @@ METHODS: dict[str, str] = {
     **_each("backend", "`jax.default_backend()`"),
 }  # fmt: skip
 
-_OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways")
+OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways")
 
 
 def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[str, str]) -> AttributeError:
@@ -184,8 +184,8 @@ def unknown_method(x: Any, name: str) -> UnknownNameError:
     parts = {"all": " ".join(names), "one": names[0], "last": names[-1], "back": " ".join(reversed(names))}
     if name in METHODS:
         return UnknownNameError(f"a tensor has no `{name}`: {x!r}", fix=f"write {METHODS[name].format(**parts)}")
-    near = difflib.get_close_matches(name, _OF_A_TENSOR, n=1, cutoff=0.6)
-    has = f"it has {', '.join(f'`{word}`' for word in _OF_A_TENSOR)}"
+    near = difflib.get_close_matches(name, OF_A_TENSOR, n=1, cutoff=0.6)
+    has = f"it has {', '.join(f'`{word}`' for word in OF_A_TENSOR)}"
     fix = f"did you mean `x.{near[0]}`?" if near else f"{has}; functions are `wf.{name}(x, ...)`"
     return UnknownNameError(f"a tensor has no `{name}`: {x!r}", fix=fix)
 

@@ -22,8 +22,7 @@ from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
 from ..spmd.border import SpmdFunction
-from ..tensor import Tensor, parameter, tensor
-from ..tensor import make as make_tensor
+from ..tensor import Tensor, parameter, tensor, with_kind
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,6 @@ def _made(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> Any:
         return make(weight, own_key(key, written(path)))
 
     return jax.tree_util.tree_map_with_path(at, module)
-
-
-def with_kind(x: Tensor, **changes: Any) -> Tensor:
-    """The same array as a tensor of another kind."""
-    return make_tensor(x._array, x.dims, x._region, replace(x._kind, **changes))
 
 
 def written(path: Sequence[Any]) -> str:

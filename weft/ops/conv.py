@@ -144,7 +144,7 @@ class _Operands:
         if not self.w.dims.has(name := self.given.name):
             return self.w
         dims = Shape(dim.renamed(f"{name}_in_group") if dim.name == name else dim for dim in self.w.dims)
-        relabeled = make(self.w._array, dims, self.w._region, self.w._kind)
+        relabeled = make(self.w.raw, dims, self.w.region, self.w.kind)
         # Only where a `params.` rule stores it by the old name does anything move.
         is_same = placement(relabeled) == placement(self.w)
         return relabeled if is_same else rename(self.w, **{name: f"{name}_in_group"})

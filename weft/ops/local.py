@@ -128,7 +128,7 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
     """Raises where results differ over an axis that neither an operand nor a dim of the result accounts for."""
     if meeting.region is None:
         return
-    known = {axis for x in xs if is_tensor(x) for axis in varying(x._array) | set(meeting.axes(x.dims))}
+    known = {axis for x in xs if is_tensor(x) for axis in varying(x.raw) | set(meeting.axes(x.dims))}
     for array, shape in zip(arrays, shapes, strict=True):
         if differing := varying(array) - known - set(meeting.axes(shape)):
             raise LayoutError(

@@ -79,4 +79,4 @@ def name(x: Any, label: str) -> Any:
     if not isinstance(label, str):
         raise TensorError(f"name got {label!r} for the name", fix="give a word: `wf.name(x, 'attn')`")
     _named.get(set()).add(label)
-    return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)
+    return make(checkpoint_name(x.raw, label), x.dims, x.region, x.kind)

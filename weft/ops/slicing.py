@@ -228,7 +228,7 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
             )
     note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
-    if all(a.x._kind.store is not None for a in alongs):
+    if all(a.x.kind.store is not None for a in alongs):
         alongs = [a.rearranged(total) for a in alongs]
     made: Tensor | None = None
     begin = 0

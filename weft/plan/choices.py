@@ -178,7 +178,7 @@ def _searched_dims(args: Any) -> Sequence[str] | None:
 def tensors_of(program: Program, args: Any) -> list[Kept]:
     """The tensors of a program and of its arguments, those of like dims once."""
     given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
-    kept = [Kept(tuple(leaf.dims), leaf._kind.store is not None) for leaf in given]
+    kept = [Kept(tuple(leaf.dims), leaf.kind.store is not None) for leaf in given]
     return list(dict.fromkeys([*kept, *(Kept(tuple(placed.dims), False) for placed in program.tensors)]))
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from ..compat import scopes_of
 from ..dims import Shape
 from ..errors import short_path
 from ..layout import Layout
@@ -178,7 +179,7 @@ class _Search:
             return _written(var.val) if isinstance(var, Literal) else origins.get(var)
 
         for i, (eqn, note) in enumerate(zip(jaxpr.eqns, notes, strict=True)):
-            scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
+            scopes = f"{around.scopes}/{scopes_of(eqn)}"
             inside = replace(around, scopes=scopes, path=(*around.path, i))
             origins |= dict(
                 zip(eqn.outvars, self._results(eqn, note, [origin(var) for var in eqn.invars], inside), strict=True)

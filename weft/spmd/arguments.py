@@ -173,9 +173,9 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     if is_tensor(leaf):
         if not is_data(leaf):
             return Static(leaf), None
-        kind = replace(leaf._kind, equal=frozenset()) if leaf._kind.equal else leaf._kind
+        kind = replace(leaf.kind, equal=frozenset()) if leaf.kind.equal else leaf.kind
         # An optimizer's state may hold an array of another shape in a tensor's place.
-        return TensorSlot(leaf.dims, kind, tuple(leaf._array.shape) == leaf.dims.sizes), leaf._array
+        return TensorSlot(leaf.dims, kind, tuple(leaf.raw.shape) == leaf.dims.sizes), leaf.raw
     if is_number(leaf) or is_array(leaf):
         return (ValueSlot(), leaf) if is_plain_value(leaf) else (None, None)
     try:

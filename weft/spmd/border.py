@@ -247,7 +247,7 @@ def constrain_sharding(array: Any, wanted: NamedSharding) -> Any:
 def _region_of(tree: Any) -> Region | None:
     """The region of the first tensor of a tree that is in one."""
     leaves = jax.tree.leaves(tree, is_leaf=is_tensor)
-    return next((leaf._region for leaf in leaves if is_tensor(leaf) and leaf._region is not None), None)
+    return next((leaf.region for leaf in leaves if is_tensor(leaf) and leaf.region is not None), None)
 
 
 _OTHER_LAYOUT = "because the region called inside has another layout, which lays it otherwise over {axes}"
@@ -257,11 +257,11 @@ def _move(tree: Any, target: Region) -> Any:
     """The tensors of one region as those of another on the same mesh."""
 
     def move(x: Any) -> Any:
-        if not is_tensor(x) or x._region is None:
+        if not is_tensor(x) or x.region is None:
             return x
-        have, want = placement(checked(x)), target.placement(x.dims, x._kind.store)
+        have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
         with target.record.op("spmd", reason=_OTHER_LAYOUT):
-            moved = relocate(x._array, have, want, target)
-        return result(moved, x.dims, target, Kind(store=x._kind.store, frozen=x._kind.frozen))
+            moved = relocate(x.raw, have, want, target)
+        return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))
 
     return jax.tree.map(move, tree, is_leaf=is_tensor)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax.interpreters import partial_eval
 
+from ..compat import without_dead_code
 from ..dims import Shape
 from ..errors import LayoutError, WeftWarning, user_stacklevel
 from ..layout import Layout
@@ -90,7 +90,7 @@ def _prune(eqn: Any) -> Any:
     if inner is None:
         return eqn
     body = getattr(inner, "jaxpr", inner)
-    body, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    body = without_dead_code(body)
     return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 

@@ -38,19 +38,19 @@ class Leaving:
                 self._add_value(results, i, jnp.asarray(leaf))
 
     def _add_tensor(self, x: Tensor, region: Region) -> None:
-        if x._region is not None and x._region is not region:
+        if x.region is not None and x.region is not region:
             raise RegionError(
                 f"the result {x!r} belongs to another region, which has ended",
-                state=x._region.state,
+                state=x.region.state,
                 fix="return it from that region and pass it in as an argument",
             )
-        fits = x._region is not None or tuple(x._array.shape) == x.dims.sizes
-        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x._array.ndim
+        fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
+        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
         with region.record.op("return", reason=_LEAVING, at=self.at):
             array, placed = _equalize(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
-        self.forms.append((x.dims, Kind(store=x._kind.store, frozen=x._kind.frozen)))
+        self.forms.append((x.dims, Kind(store=x.kind.store, frozen=x.kind.frozen)))
 
     def _add_value(self, results: Any, i: int, array: Any) -> None:
         if differing := varying(array):

@@ -33,10 +33,10 @@ def put(tree: Any, *, mesh: MeshLike, layout: LayoutLike) -> Any:
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
             leaf = _outside(leaf, "put")
-            if jax.process_count() > 1 and leaf._kind.store is None and _is_local(leaf._array):
+            if jax.process_count() > 1 and leaf.kind.store is None and _is_local(leaf.raw):
                 return _joined_rows(leaf, region, devices)
-            lies = sharding_of(leaf.dims, leaf._kind.store, region)
-            return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
+            lies = sharding_of(leaf.dims, leaf.kind.store, region)
+            return make(put_array(leaf.raw, lies), leaf.dims, None, leaf.kind)
         if is_array(leaf):
             check_not_given_up(leaf)
             need_room(leaf)
@@ -60,9 +60,9 @@ def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
     def place(leaf: Any) -> Any:
         if not is_tensor(leaf):
             return placed_shape(leaf, NamedSharding(mesh, PartitionSpec()))
-        fits = tuple(getattr(leaf._array, "shape", ())) == leaf.dims.sizes
-        placed = region.placement(leaf.dims, leaf._kind.store) if fits else ()
-        return make(placed_shape(leaf._array, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf._kind)
+        fits = tuple(getattr(leaf.raw, "shape", ())) == leaf.dims.sizes
+        placed = region.placement(leaf.dims, leaf.kind.store) if fits else ()
+        return make(placed_shape(leaf.raw, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf.kind)
 
     return jax.tree.map(place, tree, is_leaf=is_tensor)
 
@@ -80,7 +80,7 @@ def get(tree: Any) -> Any:
     """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
 
     def fetch(leaf: Any) -> Any:
-        array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
+        array = _outside(leaf, "get").raw if is_tensor(leaf) else leaf
         if isinstance(array, jax.Array) and not _is_key(array):
             array = np.asarray(array if array.is_fully_addressable else _whole(array))
         return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
@@ -119,8 +119,8 @@ def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
         for dim, axes in zip(x.dims, placed, strict=True)
     )
     wanted = NamedSharding(devices, spec(region.placement(dims)))
-    array = jax.make_array_from_process_local_data(wanted, np.asarray(x._array), dims.sizes)
-    return make(array, dims, None, x._kind)
+    array = jax.make_array_from_process_local_data(wanted, np.asarray(x.raw), dims.sizes)
+    return make(array, dims, None, x.kind)
 
 
 def _local_ways(devices: Any, axes: Axes) -> int:
@@ -170,9 +170,9 @@ def _whole(array: jax.Array) -> Any:
 
 
 def _outside(x: Tensor, what: str) -> Tensor:
-    if x._region is not None or isinstance(x._array, jax.core.Tracer):
+    if x.region is not None or isinstance(x.raw, jax.core.Tracer):
         raise RegionError(
             f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
         )
-    check_values([x._array])
+    check_values([x.raw])
     return checked(x)

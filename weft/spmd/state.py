@@ -4,7 +4,6 @@ Stands left of the step. Every float among the parameters is trained, named or n
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from ..dims import Shape
 from ..errors import RegionError, TensorError
 from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed
 from ..lower.trees import map_tensors
-from ..tensor import Tensor, is_given_up, is_tensor, make
+from ..tensor import Tensor, is_given_up, is_tensor, make, with_kind
 from .bound import Input, path_words
 
 
@@ -39,9 +38,9 @@ def as_parameters(params: Any) -> Any:
             raise unnamed(leaf, f"params{path}", by="wf.parameter")
 
     def store(x: Tensor) -> Tensor:
-        if not is_trained(x) or x._kind.store is not None:
+        if not is_trained(x) or x.kind.store is not None:
             return x
-        return make(x._array, x.dims, x._region, replace(x._kind, store="params"))
+        return with_kind(x, store="params")
 
     return map_tensors(store, params)
 
@@ -68,7 +67,7 @@ def refill(leaf: Any, array: Any) -> Any:
     """A leaf of the parameters with a new array in it; what is not trained as it is."""
     if not is_trained(leaf):
         return leaf
-    return make(array, leaf.dims, None, leaf._kind) if is_tensor(leaf) else array
+    return make(array, leaf.dims, None, leaf.kind) if is_tensor(leaf) else array
 
 
 def check_not_given_up(state: TrainState) -> None:
@@ -103,7 +102,7 @@ def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
         for name, leaf in _named_arrays(tree, part):
             if is_tensor(leaf):
                 params[name] = leaf.dims
-                inputs.append(Input(name, leaf.dims, leaf._kind.store, True))
+                inputs.append(Input(name, leaf.dims, leaf.kind.store, True))
             else:
                 inputs.append(Input(name, _dims_of_parameter(name, leaf, params), "optimizer", True))
     for part, tree in (("batch", batch), ("key", key)):

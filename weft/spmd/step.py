@@ -112,7 +112,7 @@ class TrainStep:
         self.__name__ = "train_step"
         self._made = made  # where, in the user's source
         self._update = Update(optimizer, mesh, layout)
-        self._region = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
+        self._gradients_on_mesh = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
         self._state = f"layout: {layout}   mesh: {mesh}"
         self._jitted = Guarded(jax.jit(self._run_parts, donate_argnums=donate), self._state)
         self._has_checks = False
@@ -255,9 +255,9 @@ class TrainStep:
     ) -> tuple[TrainState, dict[str, Any]]:
         """The step itself, on a mesh of devices or an abstract one, or on none."""
         state = state._replace(params=as_parameters(state.params))
-        if self.mesh is not None and self._region is not None:
+        if self.mesh is not None and self._gradients_on_mesh is not None:
             mesh = mesh or self.mesh.jax_mesh()
-            (value, aux), gradients = self._region.on(mesh, state.params, batch, key)
+            (value, aux), gradients = self._gradients_on_mesh.on(mesh, state.params, batch, key)
         else:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         with jax.named_scope("update"):

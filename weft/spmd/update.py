@@ -62,7 +62,7 @@ class Update:
         def place(x: Any) -> Any:
             if not is_tensor(x):
                 return NamedSharding(mesh, PartitionSpec())
-            level = store if x._kind.store is not None or store == "optimizer" else None
+            level = store if x.kind.store is not None or store == "optimizer" else None
             return NamedSharding(mesh, spec(region.placement(x.dims, level)))
 
         return map_trained(place, params)

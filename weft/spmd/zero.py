@@ -19,13 +19,13 @@ from ..tensor import Kind, Tensor, is_tensor, placement
 
 def optimizer_slice(x: Tensor) -> Tensor:
     """The slice of a parameter whose optimizer state this processor holds."""
-    if not is_trained(x) or x._region is None:
+    if not is_trained(x) or x.region is None:
         return x
-    array, have, want = x._array, placement(x), x._region.placement(x.dims, "optimizer")
+    array, have, want = x.raw, placement(x), x.region.placement(x.dims, "optimizer")
     for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
         if more := wanted[len(held) :]:
-            array = own_slice(array, more, position, x._region.ways(more))
-    return result(array, x.dims, x._region, Kind(store="optimizer"))
+            array = own_slice(array, more, position, x.region.ways(more))
+    return result(array, x.dims, x.region, Kind(store="optimizer"))
 
 
 _FINER = (
@@ -40,7 +40,7 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
     """
     if not is_tensor(part):
         return part
-    if part._kind.store != "optimizer":
+    if part.kind.store != "optimizer":
         return whole
     finer = [
         (position, axes[len(held) :])
@@ -59,6 +59,6 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, all_axes), whole), backward)
-    with whole._region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
+    with whole.region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
         entry.operands, entry.makers, entry.gradients = [placed(whole)], [None], [True]
-        return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
+        return result(attach(part.raw, whole.raw), whole.dims, whole.region, whole.kind)
