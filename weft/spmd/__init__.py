@@ -1,4 +1,4 @@
-"""The border between global and local: spmd, gradients, train steps, and placing arrays."""
+"""The border of global and local: SPMD programs, gradients, train steps, placing."""
 
 from .bind import bind, is_bound, spmd
 from .bound import Bound, Input, Traced

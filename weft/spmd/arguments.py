@@ -1,4 +1,7 @@
-"""What goes into a region: arguments taken apart into arrays and what each of them stands for."""
+"""What goes into a region: arguments taken apart into arrays.
+
+Imports what stands left of the ops. Each array has a slot that says what it stands for.
+"""
 
 import functools
 import inspect
@@ -33,7 +36,10 @@ class Static:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor among the arguments; one whose array does not fit its dims goes whole to every processor."""
+    """A tensor among the arguments.
+
+    One whose array does not fit its dims goes whole to every processor.
+    """
 
     dims: Shape
     kind: Kind
@@ -54,7 +60,7 @@ class ValueSlot:
 
 @dataclass(frozen=True)
 class Call:
-    """What one way of calling compiles for: the tree of arguments, and what each leaf of it stands for."""
+    """One way of calling: the tree of arguments, and what each leaf stands for."""
 
     structure: Any
     slots: tuple[Any, ...]
@@ -94,7 +100,7 @@ class Call:
         return [_argument_name(path, parameters) for path, i in paths if not isinstance(self.slots[i], Static)]
 
     def inputs(self, fn: Callable[..., Any]) -> list[Input]:
-        """What is known of the arrays among the arguments of `fn`, those that are donated first."""
+        """What is known of the arrays of a call of `fn`, donated ones first."""
         inputs = []
         for argument, slot, is_donated in zip(self.names(fn), self.array_slots, self.donated, strict=True):
             if isinstance(slot, TensorSlot) and slot.fits:
@@ -117,7 +123,7 @@ class Call:
 def read_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str
 ) -> tuple[Call, list[Any]]:
-    """What a call compiles for, and its arrays; `state` is what an error says of the region."""
+    """A call taken apart, and its arrays; errors say `state` of the region."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
     owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)] if donate else []
     slots, arrays, donated = [], [], []
@@ -135,7 +141,7 @@ def read_call(
 def wrap_statics(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, those at the positions `static` wrapped so that JAX sees no data in them."""
+    """The arguments, static ones wrapped so that JAX sees no data in them."""
     if not static:
         return tuple(args), kwargs
     names = list(inspect.signature(fn).parameters)
@@ -169,7 +175,7 @@ def positions(fn: Callable[..., Any], wanted: Any, option: str) -> tuple[int, ..
 
 
 def _read_leaf(leaf: Any) -> tuple[Any, Any]:
-    """What a leaf of the arguments stands for, and its array if it has one; (None, None) if it cannot go in."""
+    """A leaf's slot, and its array if it has one; (None, None) if it cannot go in."""
     if is_tensor(leaf):
         if not is_data(leaf):
             return Static(leaf), None
@@ -186,7 +192,7 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
 
 
 def is_plain_value(leaf: Any) -> bool:
-    """Whether an array or a number can go in without names; raises where JAX has no room for it."""
+    """Whether an array or a number goes in unnamed; raises where it is too large."""
     need_room(leaf)
     if is_number(leaf):
         return True
@@ -202,7 +208,10 @@ def _parameter_names(fn: Callable[..., Any]) -> list[str]:
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
-    """`layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree."""
+    """What an array is called.
+
+    `layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree.
+    """
     (kind, first, *rest) = path
     if kind.idx == 1:
         argument = first.key

@@ -1,4 +1,4 @@
-"""Binding functions to meshes and layouts: `spmd`, and what reads a program that may be bound already."""
+"""Binding functions to meshes and layouts: `spmd`, and `bind` for those who read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -45,7 +45,7 @@ def is_bound(fn: Any) -> TypeGuard[Bound]:
 
 
 def bind(fn: Callable[..., Any], mesh: MeshLike | None, layout: LayoutLike | None) -> Bound:
-    """The program that `fn` is on this mesh under this layout; with no mesh, the one it was bound to."""
+    """`fn` on this mesh under this layout; with no mesh, as it was bound before."""
     if mesh is not None:
         bound: Any
         if isinstance(fn, SpmdFunction):  # on another mesh, or under another layout

@@ -1,4 +1,4 @@
-"""The border between global and local: a function of global tensors run as one SPMD program.
+"""The border: a function of global tensors run as one SPMD program.
 
 A bound function wraps `jax.shard_map` with every mesh axis manual; what goes in (`arguments`) and out (`leaving`)
 follows from the dims. One trace decides the placement of the results too.
@@ -27,7 +27,7 @@ from .place import check_values, put_array, wait_for_earlier_calls
 
 @dataclass
 class _Compiled:
-    """One way of calling a bound function, compiled as a whole and as a part of someone's own program."""
+    """One way of calling, compiled as a whole and as a part of someone's program."""
 
     call: Call
     whole: Callable[..., Any]
@@ -83,7 +83,7 @@ class SpmdFunction:
         return results.combine()
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Compiled | None, list[Any]]:
-        """What this way of calling compiles to, and the arrays; None inside another region."""
+        """What this call compiles to, and its arrays; None for tensors of a region."""
         parts = partition((args, kwargs))
         arrays = list(parts.arrays)
         key = parts.skeleton, tuple(getattr(array, "shape", ()) for array in arrays)
@@ -111,7 +111,7 @@ class SpmdFunction:
         return Guarded(jax.jit(run, donate_argnums=0), self._state)
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
-        """The program as part of a larger one that is being traced, on a mesh of devices or an abstract one."""
+        """The program as part of a larger one that is being traced, on any mesh."""
         call, arrays = self._read(args, kwargs)
         return self._run(call, arrays, mesh)
 
@@ -121,7 +121,7 @@ class SpmdFunction:
         return Traced.of(self._flat_run(call), *_in_program_order(call, arrays), state=self._state)
 
     def inputs(self, *args: Any, **kwargs: Any) -> list[Input]:
-        """The arrays of a call, in the order the traced program takes them: donated ones first."""
+        """The arrays of a call in the traced program's order: donated ones first."""
         return self._read(args, kwargs)[0].inputs(self.fn)
 
     def flat(self, *args: Any, **kwargs: Any) -> Flat:
@@ -150,7 +150,10 @@ class SpmdFunction:
         return run
 
     def _shardings(self, call: Call, mesh: Any) -> list[NamedSharding]:
-        """Where the program wants its arrays; put there first nothing is copied inside, and donation works."""
+        """The shardings the program wants.
+
+        Put there first, nothing is copied inside, and donation works.
+        """
         return [NamedSharding(mesh, placed) for placed in call.specs(Region(self.mesh, self.layout))]
 
     def _shapes(self, call: Call, arrays: Sequence[Any], mesh: Any) -> list[jax.ShapeDtypeStruct]:
@@ -225,9 +228,10 @@ def _call(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _on_callers_mesh(mesh: Any, arrays: Sequence[Any], specs: Sequence[PartitionSpec]) -> tuple[Any, Sequence[Any]]:
-    """The mesh and the arrays to use where the caller's own program has typed shardings (an Explicit mesh).
+    """The mesh and the arrays to use; the caller's where its shardings are typed.
 
-    Such a program needs results and gradients typed on its own mesh, and says where a sharding changes.
+    Such a program (on an Explicit mesh) needs results and gradients typed on its own mesh, and says where a sharding
+    changes.
     """
     for array in arrays:
         theirs = getattr(getattr(jax.typeof(array), "sharding", None), "mesh", None)
@@ -238,7 +242,7 @@ def _on_callers_mesh(mesh: Any, arrays: Sequence[Any], specs: Sequence[Partition
 
 
 def constrain_sharding(array: Any, wanted: NamedSharding) -> Any:
-    """A global array of that sharding: XLA is told so; where shardings are typed it is moved, if it must."""
+    """A global array of that sharding: XLA is told; where it is typed, resharded."""
     if AxisType.Explicit not in wanted.mesh.axis_types:
         return jax.lax.with_sharding_constraint(array, wanted)
     return array if jax.typeof(array).sharding == wanted else jax.sharding.reshard(array, wanted)

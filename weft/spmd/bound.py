@@ -1,4 +1,4 @@
-"""A bound program: a function on a mesh under a layout, and what those who read programs ask of it.
+"""Bound programs: functions on a mesh under a layout, as they are read.
 
 `SpmdFunction` and `TrainStep` are such programs. Imports what stands left of the ops.
 """
@@ -59,7 +59,10 @@ class Traced:
 
 
 class Bound(Protocol):
-    """A program bound to a mesh and a layout. All but a call itself needs no devices, and takes shapes for arrays."""
+    """A program bound to a mesh and a layout.
+
+    A call needs devices and values; the rest takes shapes, and only `lower` asks for devices.
+    """
 
     __name__: str
 
@@ -81,11 +84,11 @@ class Bound(Protocol):
         """The program as a function of its inputs."""
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """The very program a call runs, lowered for the devices of its mesh: `.compile()` and what XLA says of it."""
+        """The very program a call runs, lowered for the devices of its mesh."""
 
 
 def _prune(eqn: Any) -> Any:
-    """A region, or an update, whose body does no more than its results need (dead code elimination)."""
+    """A region, or an update, less its dead code: what none of its results needs."""
     inner = eqn.params.get("jaxpr")
     if inner is None:
         return eqn

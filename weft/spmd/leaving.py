@@ -1,4 +1,7 @@
-"""What comes out of a region: its results taken apart into arrays, and joined to global tensors."""
+"""What comes out of a region: local results, joined to global tensors.
+
+Imports the lowering and the arguments.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +23,7 @@ _LEAVING = "because a result that is the same on all of {axes} must leave the re
 
 
 class Leaving:
-    """A region's results: their arrays, the specs of these, and how to join them to global tensors."""
+    """A region's results: their arrays, the specs, and how to join them."""
 
     def __init__(self, results: Any, region: Region, at: Place):
         self.at = at
@@ -79,7 +82,7 @@ class Leaving:
 
 
 def _equalize(array: Any, placed: list[Any], region: Region) -> tuple[Any, list[Any]]:
-    """An array that is equal over some axes but typed as varying, in a form that can leave.
+    """An array that is equal over some axes though typed as varying, fit to leave.
 
     Where a dim divides each processor gives a slice, which costs nothing; else the first one's copy is sent round.
     """

@@ -1,7 +1,7 @@
-"""Trees split once into arrays, which are traced, and the rest, which is compiled in: `partition` and `combine`.
+"""Trees split once into arrays and the rest: `partition` and `combine`.
 
-Imports what stands left of the ops. A jit that is given partitions sees arrays alone, and compiles anew where the rest
-is another.
+Arrays are traced, the rest is compiled in: a jit that is given partitions sees arrays alone, and compiles anew where
+the rest is another. Imports what stands left of the ops.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _DEVICE_ARRAYS: set[type] = set()
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A tree without its arrays: its structure, and the leaves that are part of the program."""
+    """A tree without its arrays: its structure and its static leaves."""
 
     structure: Any
     statics: tuple[tuple[int, Any], ...]
@@ -31,7 +31,7 @@ class Skeleton:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Partition:
-    """A tree split into its arrays and its skeleton; to JAX the arrays are data and the skeleton is static."""
+    """A tree split into its arrays, data to JAX, and its skeleton, which is static."""
 
     arrays: Sequence[Any]
     skeleton: Skeleton

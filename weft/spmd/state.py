@@ -1,4 +1,4 @@
-"""The state of training: what of it is trained, and how it is taken apart for Optax.
+"""The state of training: what is trained, and how Optax is given it.
 
 Stands left of the step. Every float among the parameters is trained, named or not, unless it is frozen.
 """
@@ -26,7 +26,7 @@ class TrainState(NamedTuple):
 
 
 def as_parameters(params: Any) -> Any:
-    """The tree with every float tensor a parameter, stored as the layout says; what is trained must have a name."""
+    """The tree with every float tensor a parameter; what is trained must have names."""
     for path, leaf in named_leaves(params):
         if is_number(leaf) and is_trained(leaf):
             raise TensorError(
@@ -46,7 +46,7 @@ def as_parameters(params: Any) -> Any:
 
 
 def trained_arrays(params: Any) -> Any:
-    """The plain arrays of what is trained, which is what Optax is given; None in place of the rest."""
+    """The arrays of what is trained, as Optax is given them; None for the rest."""
     return map_trained(array_of, params)
 
 
@@ -56,7 +56,10 @@ def map_trained(fn: Callable[[Any], Any], params: Any) -> Any:
 
 
 def map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """`fn` of the leaves of two trees that correspond; the second may have None or an array where a tensor stands."""
+    """`fn` of the leaves of two trees that correspond.
+
+    The second may have None or an array where a tensor stands.
+    """
     is_leaf = lambda node: node is None or is_tensor(node)  # noqa: E731
     leaves, structure = jax.tree.flatten(first, is_leaf=is_leaf)
     others = jax.tree.leaves(second, is_leaf=is_leaf)
@@ -71,7 +74,10 @@ def refill(leaf: Any, array: Any) -> Any:
 
 
 def check_not_given_up(state: TrainState) -> None:
-    """Raises where an array of the state was overwritten by an earlier step; XLA would crash on several processors."""
+    """Raises where an array of the state was overwritten by an earlier step.
+
+    XLA would crash on several processors.
+    """
     path = next((path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf))), None)
     if path is None:
         return
@@ -83,7 +89,7 @@ def check_not_given_up(state: TrainState) -> None:
 
 
 def unshare(state: TrainState) -> TrainState:
-    """The state with a copy of every array that stands in it twice: each is given up once."""
+    """The state, arrays that stand in it twice copied: each is given up once."""
     seen: set[int] = set()
 
     def copy_again(array: Any) -> Any:
@@ -112,7 +118,10 @@ def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
 
 
 def _named_arrays(tree: Any, part: str) -> Iterator[tuple[str, Any]]:
-    """The data of a tree with their paths; parameters go by their path alone where it says enough."""
+    """The data of a tree with their names.
+
+    A parameter goes by its path alone where that says enough.
+    """
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)[0]:
         if is_data(leaf):
             words, text = path_words(path)
@@ -121,7 +130,7 @@ def _named_arrays(tree: Any, part: str) -> Iterator[tuple[str, Any]]:
 
 
 def _dims_of_parameter(name: str, array: Any, params: dict[str, Shape]) -> Shape | None:
-    """The dims of the parameter an array of the optimizer's state belongs to, where it has its shape."""
+    """The dims of the parameter that optimizer state belongs to, if of its shape."""
     for path, dims in params.items():
         if name.endswith(f".{path}") and tuple(array.shape) == dims.sizes:
             return dims

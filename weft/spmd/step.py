@@ -1,4 +1,4 @@
-"""One step of training: gradients in a region, the optimizer's update in global view, one jit.
+"""One step of training: gradients in a region, then the update, in one jit.
 
 The update (`update`) sees whole arrays, so any Optax transformation is right on every layout.
 """
@@ -53,7 +53,7 @@ def train_step(
     sum_dtype: DTypeLike | None = None,
     donate: bool = False,
 ) -> "TrainStep":
-    """A step of training on `loss(params, batch, key)`, one number, with an Optax optimizer.
+    """A step of training: an Optax optimizer on `loss(params, batch, key)`, a number.
 
     `state = step.init(params)`; `state, metrics = step(state, batch, key)`, where `metrics` has `loss`. `sum_dtype`
     says in which dtype gradient sums travel. Frozen parameters stay as they are. With `donate` the old state is
@@ -121,7 +121,7 @@ class TrainStep:
         """The shardings of the arrays of batches placed before, by the structure of a batch and their shapes."""
 
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
-        """This step bound to a mesh and a layout: once to each, so that nothing is compiled twice."""
+        """This step bound to a mesh and a layout; the same again for the same two."""
         donate = tuple(sorted({*self.donate, *donate}))
         key = mesh, str(layout), donate
         if key not in self._bound:
@@ -140,9 +140,9 @@ class TrainStep:
 
     @folded
     def init(self, params: Any) -> TrainState:
-        """The state before the first step, placed as the layout says; of shapes alone where `params` are shapes.
+        """The state before the first step, placed as the layout says.
 
-        Every float tensor among the parameters is stored as one.
+        Of shapes alone where `params` are shapes. Every float tensor among the parameters is stored as one.
         """
         params = as_parameters(params)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
@@ -162,7 +162,7 @@ class TrainStep:
         return unshare(state) if self.donate else state
 
     def shapes(self, params: Any) -> TrainState:
-        """The state of a step on a mesh with shapes in place of arrays, each with its sharding."""
+        """The state before the first step as shapes, each with its sharding."""
         return self._update.placed_shapes(self.init(params), cast(Mesh, self.mesh).jax_mesh())
 
     @folded
@@ -206,7 +206,7 @@ class TrainStep:
         return batch
 
     def abstract(self, state: TrainState, batch: Any, key: Any = None) -> Traced:
-        """The step traced without devices, on a mesh where JAX types every value of the update with its sharding."""
+        """The step traced without devices, each value of the update with its sharding."""
         on = self._need_mesh()
         record_of_region().update = self._made
         state = state._replace(params=as_parameters(state.params))
@@ -218,7 +218,7 @@ class TrainStep:
         return replace(traced, update_known=update.is_known)
 
     def inputs(self, state: TrainState, batch: Any, key: Any = None) -> list[Input]:
-        """The arrays of a step, in the order the traced one takes them; it may overwrite its state."""
+        """The arrays of a call in the traced step's order; it may overwrite its state."""
         return step_inputs(state, batch, key)
 
     def flat(self, state: TrainState, batch: Any, key: Any = None) -> Flat:
@@ -242,7 +242,7 @@ class TrainStep:
         return self.mesh
 
     def _placed_parts(self, state: TrainState, batch: Any, key: Any, mesh: Any) -> tuple[Partition, Partition, Any]:
-        """What `_run_parts` takes, of shapes, each with its sharding on a mesh of devices or an abstract one."""
+        """What `_run_parts` takes, as shapes with shardings on any mesh."""
         region = Region(self._need_mesh(), self.layout)
         batch, key = placed_shapes((batch, key), region, mesh)
         return hashable_partition(self._update.placed_shapes(state, mesh)), hashable_partition(batch), key
@@ -268,7 +268,7 @@ class TrainStep:
         return TrainState(params, optimizer, state.step + 1), _metrics(value, aux)
 
     def _gradients(self, params: Any, batch: Any, key: Any) -> Any:
-        """The loss, what comes with it, and gradients sharded as the optimizer's state is."""
+        """The loss, what comes with it, and gradients, sharded as optimizer state."""
 
         def loss(params: Any) -> Any:
             value = self.loss(params, batch, key)

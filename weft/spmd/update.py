@@ -1,4 +1,4 @@
-"""The optimizer's update in global view: Optax on whole arrays, and the sharding of each.
+"""The optimizer's update in global view: Optax on whole arrays, each sharded.
 
 Stands left of the step. XLA splits the update as the arrays are split. Optimizer state is sharded as its parameters
 are, and further by the layout's `optimizer.` rules.
@@ -42,19 +42,19 @@ class Update:
     def __call__(
         self, params: Any, gradients: Any, state: Any, shardings: UpdateShardings, **extra: Any
     ) -> tuple[Any, Any]:
-        """The new parameters and the optimizer's new state; `extra` is what the optimizer asks for."""
+        """The new parameters and state; `extra` is what the optimizer asks for."""
         slices = _constrain(params, shardings.updated)
         updates, state = self.optimizer.update(_constrain(gradients, shardings.updated), state, slices, **extra)
         new = optax.apply_updates(slices, updates)
         return _constrain(new, shardings.stored), _constrain(state, shardings.state)
 
     def shardings(self, params: Any, mesh: Any) -> UpdateShardings:
-        """The shardings of an update of these parameters on a mesh of devices or an abstract one."""
+        """The shardings of an update of these parameters, on any mesh."""
         stored, updated = (self._param_shardings(params, mesh, store) for store in ("params", "optimizer"))
         return UpdateShardings(stored, updated, self.state_shardings(params, mesh))
 
     def _param_shardings(self, params: Any, mesh: Any, store: str) -> Any:
-        """The shardings of the trained arrays: as stored, or as fine as those of the optimizer's state."""
+        """The shardings of trained arrays: as stored, or as fine as optimizer state."""
         if self.mesh is None:
             return None
         region = Region(self.mesh, self.layout)
@@ -68,7 +68,7 @@ class Update:
         return map_trained(place, params)
 
     def state_shardings(self, params: Any, mesh: Any = None) -> Any:
-        """The shardings of the optimizer's state: JAX finds them, given those of the parameters."""
+        """The shardings of the optimizer's state, which follow from the parameters'."""
         if self.mesh is None:
             return None
         mesh = mesh if mesh is not None else self.mesh.jax_mesh()
@@ -83,7 +83,7 @@ class Update:
         return jax.tree.map(lambda leaf: NamedSharding(mesh, _spec_of(leaf)), state)
 
     def placed_shapes(self, state: TrainState, mesh: Any) -> TrainState:
-        """The shapes of a state, each with its sharding on a mesh of devices or an abstract one."""
+        """The shapes of a state, each with its sharding, on any mesh."""
         region = Region(cast(Mesh, self.mesh), self.layout)
         return TrainState(
             placed_shapes(state.params, region, mesh),
@@ -93,7 +93,10 @@ class Update:
 
 
 class TypedUpdate:
-    """An update traced where shardings are typed; where the optimizer cannot be, with the types left to XLA."""
+    """An update traced where shardings are typed.
+
+    Where that fails for an optimizer, its shardings are left to XLA.
+    """
 
     def __init__(self, update: Update):
         self.update, self.is_known = update, True

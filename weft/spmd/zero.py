@@ -1,7 +1,7 @@
-"""ZeRO: gradients arrive as the slices whose optimizer state this processor holds (`optimizer.` rules).
+"""ZeRO: gradients arrive as the slices whose optimizer state is held here.
 
-Imports the lowering. The loss is differentiated by slices of the parameters, to which the whole ones are attached:
-the gradient of a whole one is then summed and sliced at once, by a reduce-scatter.
+For the layout's `optimizer.` rules. The loss is differentiated by slices of the parameters, to which the whole ones
+are attached: the gradient of a whole one is then summed and sliced at once, by a reduce-scatter. Imports the lowering.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ _FINER = (
 
 
 def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
-    """The whole parameter, whose gradient arrives at its slice `part`, by one reduce-scatter.
+    """The whole parameter, whose gradient arrives at `part`, reduce-scattered.
 
     `made` is where the train step was made.
     """
