@@ -152,8 +152,8 @@ def test_the_region_inside_is_the_one_that_is_compiled(name, layout):
         return re.sub(r", device_kind=\w+, num_cores=\w+, platform=\w+", "", str(found))
 
     step, found = traced((OPTIMIZERS | UNTYPED)[name], layout)
-    flat = step.flat(*shapes(step))
-    run = Traced.of(flat.run, *flat.shapes).jaxpr
+    arrays, run = step.flat(*shapes(step))
+    run = Traced.of(run, *arrays).jaxpr
     assert region(found.jaxpr.jaxpr) == region(run.jaxpr)
     assert walk(found.jaxpr) == walk(run)
 

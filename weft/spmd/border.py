@@ -15,14 +15,13 @@ from ..errors import RegionError, TensorError, folded
 from ..layout import Layout, Region, open_region, opened
 from ..lower.move import relocate, result
 from ..mesh import Mesh
-from ..ops.debug import failures
 from ..tensor import Kind, checked, is_tensor, placement
 from .arguments import Call, check_usable, is_plain_value, read_call, wrap_statics
-from .bound import Flat, Input, Traced
-from .guard import Guarded
+from .bound import Bound, Input, Traced
 from .leaving import Leaving
-from .partition import has_given_up, has_tracers, hashable_partition, partition
-from .place import check_values, put_array, wait_for_earlier_calls
+from .partition import Partition, has_given_up, has_tracers, hashable_partition, partition
+from .place import check_values, put_array
+from .running import Jitted
 
 
 @dataclass
@@ -30,14 +29,13 @@ class _Compiled:
     """One way of calling, compiled as a whole and as a part of someone's program."""
 
     call: Call
-    whole: Callable[..., Any]
-    part: Callable[..., Any]
+    whole: Jitted
+    part: Jitted
     shardings: list[NamedSharding] | None = None
-    """Where the program wants its arrays; known once it has been called with values."""
-    has_checks: bool = False
+    """Those the program wants its arrays in; known once it has been called with values."""
 
 
-class SpmdFunction:
+class SpmdFunction(Bound):
     """A function bound to a mesh and a layout."""
 
     def __init__(
@@ -48,67 +46,53 @@ class SpmdFunction:
         static: tuple[int, ...] = (),
         donate: tuple[int, ...] = (),
     ):
-        self.fn, self.mesh, self.layout = fn, mesh, layout
+        self.fn, self.layout = fn, layout
+        self.mesh: Mesh = mesh
         self.static, self.donate = static, donate
         self._state = f"layout: {layout}   mesh: {mesh}"
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
         Region(mesh, layout)  # every axis named is there
-        self._compiled: dict[Call, _Compiled] = {}
-        self._known: dict[Any, _Compiled] = {}
-        """The same by the skeleton of the arguments and the shapes of their arrays, which is quickly read."""
+        self._compiled: dict[Any, _Compiled] = {}
+        """By the skeleton of the arguments and the shapes of their arrays."""
 
     @folded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if open_region() is not None:
-            return self._inline(args, kwargs)
-        compiled, arrays = self._find(*wrap_statics(self.fn, args, kwargs, self.static))
+        compiled, arrays = (None, []) if open_region() is not None else self._compile(args, kwargs)
         if compiled is None:
             return self._inline(args, kwargs)
         call = compiled.call
-        if has_tracers(arrays):  # a part of someone's own program
-            return compiled.part(*call.part(arrays)).combine()
+        if has_tracers(arrays):
+            return compiled.part.inside(*call.part(arrays))
         if compiled.shardings is None:
             check_values(arrays)
             compiled.shardings = self._shardings(call, self.mesh.jax_mesh())
         placed = [put_array(array, wanted) for array, wanted in zip(arrays, compiled.shardings, strict=True)]
-        before = failures.checks_traced
-        with failures.raised_after():
-            results = compiled.whole(*call.part(placed))
-        compiled.has_checks = compiled.has_checks or failures.checks_traced > before
-        wait_for_earlier_calls(results.arrays, self.mesh)
-        if compiled.has_checks:
-            jax.effects_barrier()
-            failures.raise_first()
-        return results.combine()
+        return compiled.whole(*call.part(placed))
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Compiled | None, list[Any]]:
+    def _compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[_Compiled | None, Sequence[Any]]:
         """What this call compiles to, and its arrays; None for tensors of a region."""
-        parts = partition((args, kwargs))
-        arrays = list(parts.arrays)
-        key = parts.skeleton, tuple(getattr(array, "shape", ()) for array in arrays)
+        args, kwargs = wrap_statics(self.fn, args, kwargs, self.static)
+        arrays, skeleton = partition((args, kwargs))
+        key = skeleton, tuple(getattr(array, "shape", ()) for array in arrays)
         try:
-            compiled = self._known.get(key)
+            compiled = self._compiled.get(key)
         except TypeError:  # something among the arguments cannot be hashed
             compiled = None
         if compiled is None or not all(is_plain_value(arrays[i]) for i in compiled.call.values):
             if _region_of((args, kwargs)) is not None:
                 return None, []
             call, arrays = read_call(self.fn, args, kwargs, self.donate, self._state)
-            if call not in self._compiled:
-                self._compiled[call] = _Compiled(call, self._jit(call), self._jit(call))
-            compiled = self._compiled[call]
-            if len(arrays) == len(parts.arrays):  # else there is a number in the place of a tensor's array
-                self._known[key] = compiled
+            compiled = self._compiled[key] = _Compiled(call, self._jit(call), self._jit(call))
         if any(compiled.call.donated) or has_given_up(arrays):
             check_usable(arrays, compiled.call.donated)
         return compiled, arrays
 
-    def _jit(self, call: Call) -> Guarded:
-        def run(donated: Sequence[Any], kept: Sequence[Any]) -> Any:
+    def _jit(self, call: Call) -> Jitted:
+        def run(donated: Sequence[Any], kept: Sequence[Any]) -> Partition:
             return hashable_partition(self._run(call, call.join(donated, kept), self.mesh.jax_mesh()))
 
-        return Guarded(jax.jit(run, donate_argnums=0), self._state)
+        return Jitted(run, self.mesh, self._state, donate=0)
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
         """The program as part of a larger one that is being traced, on any mesh."""
@@ -116,21 +100,17 @@ class SpmdFunction:
         return self._run(call, arrays, mesh)
 
     def abstract(self, *args: Any, **kwargs: Any) -> Traced:
-        """The program traced without devices."""
         call, arrays = self._read(args, kwargs)
         return Traced.of(self._flat_run(call), *_in_program_order(call, arrays), state=self._state)
 
     def inputs(self, *args: Any, **kwargs: Any) -> list[Input]:
-        """The arrays of a call in the traced program's order: donated ones first."""
         return self._read(args, kwargs)[0].inputs(self.fn)
 
-    def flat(self, *args: Any, **kwargs: Any) -> Flat:
-        """The program as a function of its inputs."""
+    def flat(self, *args: Any, **kwargs: Any) -> tuple[list[jax.ShapeDtypeStruct], Callable[..., list[Any]]]:
         call, arrays = self._read(args, kwargs)
-        return Flat(_in_program_order(call, self._shapes(call, arrays, self.mesh.abstract())), self._flat_run(call))
+        return _in_program_order(call, self._shapes(call, arrays, self.mesh.abstract())), self._flat_run(call)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """The very program a call runs, lowered for the devices of its mesh."""
         call, arrays = self._read(args, kwargs)
         return self._jit(call).lower(*call.part(self._shapes(call, arrays, self.mesh.jax_mesh())))
 

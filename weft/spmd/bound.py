@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -31,14 +31,6 @@ class Input:
     """Whether the program may overwrite it."""
 
 
-class Flat(NamedTuple):
-    """A call of a program as a function of arrays alone, on a mesh without devices."""
-
-    shapes: list[jax.ShapeDtypeStruct]
-    """The shape of each input, with its sharding."""
-    run: Callable[..., list[Any]]
-
-
 @dataclass(frozen=True)
 class Traced:
     """A program traced without devices: its closed jaxpr, with the region inside."""
@@ -59,32 +51,32 @@ class Traced:
 
 
 class Bound(Protocol):
-    """A program bound to a mesh and a layout.
+    """A program bound to a mesh and a layout, or to none yet.
 
     A call needs devices and values; the rest takes shapes, and only `lower` asks for devices.
     """
 
     __name__: str
-
-    @property
-    def mesh(self) -> Mesh | None: ...
-
-    @property
-    def layout(self) -> Layout: ...
+    mesh: Mesh | None
+    layout: Layout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def abstract(self, *args: Any, **kwargs: Any) -> Traced:
-        """The program traced."""
+        """The program traced without devices."""
+        ...
 
     def inputs(self, *args: Any, **kwargs: Any) -> list[Input]:
-        """The arrays of a call, in the order the traced program takes them."""
+        """What is known of the arrays of a call, in the order of the traced program."""
+        ...
 
-    def flat(self, *args: Any, **kwargs: Any) -> Flat:
-        """The program as a function of its inputs."""
+    def flat(self, *args: Any, **kwargs: Any) -> tuple[list[jax.ShapeDtypeStruct], Callable[..., list[Any]]]:
+        """The shapes of the inputs with their shardings, and the program of these."""
+        ...
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The very program a call runs, lowered for the devices of its mesh."""
+        ...
 
 
 def _prune(eqn: Any) -> Any:

@@ -24,23 +24,6 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
 
 
-class Guarded:
-    """A jitted function whose regions are read before it runs for the first time."""
-
-    def __init__(self, jitted: Any, state: str):
-        self.jitted, self.state, self.is_read = jitted, state, False
-
-    def __call__(self, *args: Any) -> Any:
-        if not self.is_read:
-            check_slices(self.jitted.trace(*args).jaxpr, self.state)
-            self.is_read = True
-        return self.jitted(*args)
-
-    def lower(self, *args: Any) -> Any:
-        """As `jax.jit`'s."""
-        return self.jitted.lower(*args)
-
-
 def check_slices(closed: Any, state: str) -> None:
     """Raises where a plain function looks along slices in a region of a program.
 

@@ -6,7 +6,7 @@ the rest is another. Imports what stands left of the ops.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,8 +29,7 @@ class Skeleton:
 
 
 @jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """A tree split into its arrays, data to JAX, and its skeleton, which is static."""
 
     arrays: Sequence[Any]

@@ -3,7 +3,6 @@
 Stands beside spmd at the border; imports what stands left of the ops.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..dims import Shape
 from ..errors import RegionError, public
 from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
-from ..mesh import Mesh, MeshLike, as_mesh
+from ..mesh import MeshLike, as_mesh
 from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
@@ -128,25 +127,6 @@ def _local_ways(devices: Any, axes: Axes) -> int:
     names = list(devices.axis_names)
     here = [index for index, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
     return len({tuple(index[names.index(axis)] for axis in axes) for index in here})
-
-
-_in_flight: collections.deque[Any] = collections.deque()
-_MOST_IN_FLIGHT = 8
-
-
-def wait_for_earlier_calls(results: Sequence[Any], mesh: Mesh) -> None:
-    """Keeps few calls in flight on virtual processors, given the last one's results.
-
-    XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
-    and others are not, and its collectives wait for each other until the process is aborted.
-    """
-    if not results or isinstance(results[0], jax.core.Tracer) or mesh.size == 1:
-        return
-    if mesh.jax_mesh().devices.flat[0].platform != "cpu":
-        return
-    _in_flight.append(results[0])
-    if len(_in_flight) > _MOST_IN_FLIGHT and not (earlier := _in_flight.popleft()).is_deleted():
-        jax.block_until_ready(earlier)
 
 
 def check_values(arrays: Sequence[Any]) -> None:

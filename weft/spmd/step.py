@@ -20,14 +20,13 @@ from ..leaves import array_of
 from ..lower.meet import need_function
 from ..lower.trees import map_tensors
 from ..mesh import Mesh, MeshLike, as_mesh
-from ..ops.debug import failures
 from ..record import Place, place, record_of_region
 from .border import SpmdFunction
-from .bound import Flat, Input, Traced, check_axes_used
+from .bound import Bound, Input, Traced, check_axes_used
 from .gradients import value_and_grad
-from .guard import Guarded
 from .partition import Partition, has_given_up, has_tracers, hashable_partition
-from .place import placed_shapes, put, wait_for_earlier_calls
+from .place import placed_shapes, put
+from .running import Jitted
 from .state import (
     TrainState,
     as_parameters,
@@ -71,8 +70,8 @@ def train_step(
         )
     on = None if mesh is None else as_mesh(mesh)
     under = as_layout(layout)
-    donated = (0,) if donate else ()
-    step = TrainStep(loss, optimizer, on, under, has_aux=has_aux, sum_dtype=sum_dtype, made=place(), donate=donated)
+    options: dict[str, Any] = dict(has_aux=has_aux, sum_dtype=sum_dtype, made=place(), donate=(0,) if donate else ())
+    step = TrainStep(loss, optimizer, on, under, **options)
     if on is not None:
         check_axes_used(on, under, strict=False)
     return step
@@ -92,7 +91,7 @@ def _check_loss(loss: Any) -> None:
         pass
 
 
-class TrainStep:
+class TrainStep(Bound):
     """A step of training, bound to a mesh and a layout or to none."""
 
     def __init__(
@@ -114,8 +113,7 @@ class TrainStep:
         self._update = Update(optimizer, mesh, layout)
         self._gradients_on_mesh = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
         self._state = f"layout: {layout}   mesh: {mesh}"
-        self._jitted = Guarded(jax.jit(self._run_parts, donate_argnums=donate), self._state)
-        self._has_checks = False
+        self._jitted = Jitted(self._run_parts, mesh, self._state, donate)
         self._bound: dict[Any, TrainStep] = {}
         self._batches: dict[Any, list[Any]] = {}
         """The shardings of the arrays of batches placed before, by the structure of a batch and their shapes."""
@@ -125,16 +123,8 @@ class TrainStep:
         donate = tuple(sorted({*self.donate, *donate}))
         key = mesh, str(layout), donate
         if key not in self._bound:
-            self._bound[key] = TrainStep(
-                self.loss,
-                self.optimizer,
-                mesh,
-                layout,
-                has_aux=self.has_aux,
-                sum_dtype=self.sum_dtype,
-                made=self._made,
-                donate=donate,
-            )
+            options = dict(has_aux=self.has_aux, sum_dtype=self.sum_dtype, made=self._made, donate=donate)
+            self._bound[key] = TrainStep(self.loss, self.optimizer, mesh, layout, **options)
         check_axes_used(mesh, layout, strict)
         return self._bound[key]
 
@@ -179,16 +169,7 @@ class TrainStep:
         held = hashable_partition(state)
         if has_given_up(held.arrays):
             check_not_given_up(state)
-        before = failures.checks_traced
-        with failures.raised_after():
-            results = self._jitted(held, hashable_partition(self._place(batch)), key)
-        self._has_checks = self._has_checks or failures.checks_traced > before
-        if self.mesh is not None:
-            wait_for_earlier_calls(results.arrays, self.mesh)
-        if self._has_checks:
-            jax.effects_barrier()
-            failures.raise_first()
-        return results.combine()
+        return self._jitted(held, hashable_partition(self._place(batch)), key)
 
     def _place(self, batch: Any) -> Any:
         """The batch on the mesh; one that is there already is only looked at."""
@@ -218,11 +199,11 @@ class TrainStep:
         return replace(traced, update_known=update.is_known)
 
     def inputs(self, state: TrainState, batch: Any, key: Any = None) -> list[Input]:
-        """The arrays of a call in the traced step's order; it may overwrite its state."""
         return step_inputs(state, batch, key)
 
-    def flat(self, state: TrainState, batch: Any, key: Any = None) -> Flat:
-        """The step as a function of its inputs."""
+    def flat(
+        self, state: TrainState, batch: Any, key: Any = None
+    ) -> tuple[list[jax.ShapeDtypeStruct], Callable[..., list[Any]]]:
         mesh = self._need_mesh().abstract()
         shapes, structure = jax.tree.flatten(self._placed_parts(state, batch, key, mesh))
 
@@ -230,10 +211,9 @@ class TrainStep:
             state, batch, key = jax.tree.unflatten(structure, arrays)
             return jax.tree.leaves(self._run_parts(state, batch, key, mesh))
 
-        return Flat(shapes, run)
+        return shapes, run
 
     def lower(self, state: TrainState, batch: Any, key: Any = None) -> Any:
-        """The very step a call runs, lowered for the devices of its mesh."""
         return self._jitted.lower(*self._placed_parts(state, batch, key, self._need_mesh().jax_mesh()))
 
     def _need_mesh(self) -> Mesh:
