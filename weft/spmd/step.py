@@ -175,15 +175,11 @@ class TrainStep(Bound):
         """The batch on the mesh; one that is there already is only looked at."""
         if self.mesh is None:
             return batch
-        arrays, structure = jax.tree.flatten(batch)
-        key = structure, tuple(getattr(array, "shape", None) for array in arrays)
-        held = [getattr(array, "sharding", None) for array in arrays]
-        if has_tracers(arrays) or (self._batches.get(key) == held and not has_given_up(arrays)):
+        arrays, form, shardings = _look_at(batch)
+        if has_tracers(arrays) or (self._batches.get(form) == shardings and not has_given_up(arrays)):
             return batch
         batch = put(batch, mesh=self.mesh, layout=self.layout)
-        arrays, structure = jax.tree.flatten(batch)
-        key = structure, tuple(getattr(array, "shape", None) for array in arrays)
-        self._batches[key] = [getattr(array, "sharding", None) for array in arrays]
+        _, form, self._batches[form] = _look_at(batch)
         return batch
 
     def abstract(self, state: TrainState, batch: Any, key: Any = None) -> Traced:
@@ -260,6 +256,13 @@ class TrainStep(Bound):
         slices = map_tensors(optimizer_slice, params)
         attach = functools.partial(attach_slice, made=self._made)
         return differentiate(lambda slices: loss(map_pairs(attach, slices, params)))(slices)
+
+
+def _look_at(batch: Any) -> tuple[list[Any], Any, list[Any]]:
+    """The leaves of a batch, its structure with their shapes, and their shardings."""
+    leaves, structure = jax.tree.flatten(batch)
+    shapes = tuple(getattr(leaf, "shape", None) for leaf in leaves)
+    return leaves, (structure, shapes), [getattr(leaf, "sharding", None) for leaf in leaves]
 
 
 def _metrics(value: Any, aux: Any) -> dict[str, Any]:
