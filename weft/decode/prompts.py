@@ -22,7 +22,7 @@ from ..models.inputs import check_ids
 from ..models.running import without_rules
 from ..nn.given import whole
 from ..nn.moe import slots_for
-from ..spmd.border import Spmd
+from ..spmd.border import SpmdFunction
 from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
 
@@ -41,7 +41,7 @@ class Start:
 @functools.lru_cache(maxsize=64)
 def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
-    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout)
+    return jax.jit(fn) if mesh is None or layout is None else SpmdFunction(fn, mesh, layout)
 
 
 def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:

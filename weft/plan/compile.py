@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from ..errors import WeftError
-from ..layout import Layout, Region, as_layout
+from ..layout import as_layout
 from ..mesh import Mesh, as_mesh
-from ..spmd import spmd
-from ..spmd.arguments import with_statics
+from ..spmd import bind
 from ..text import columns, size_text
 from .sent import Sent
 from .targets import Target, read_target
@@ -102,13 +100,14 @@ def compiled_for(
     """
     mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
     _check_target(machine, mesh)
-    arrays, donated, run = _flat(fn, args, mesh, layout)
-    exported = _export(run, arrays, machine)
+    bound = bind(fn, mesh, layout)
+    shapes, run = bound.flat(*args)
+    exported = _export(run, shapes, machine)
     request = {
         "exported": exported,
-        "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in arrays],
+        "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in shapes],
         "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
-        "donated": [i for i, is_gone in enumerate(donated) if is_gone],
+        "donated": [i for i, taken in enumerate(bound.inputs(*args)) if taken.is_donated],
         "mesh": str(mesh),
         "target": machine,
     }
@@ -131,35 +130,6 @@ def _check_target(machine: Target, mesh: Mesh) -> None:
             state=f"target: {machine.text}",
             fix=install.format(jax=jax.__version__),
         )
-
-
-def _flat(
-    fn: Callable[..., Any], args: Sequence[Any], mesh: Mesh, layout: Layout
-) -> tuple[list[Any], list[bool], Callable[..., Any]]:
-    """The shapes and shardings of a program's arrays, which are donated, and the program."""
-    bound: Any = spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
-    devices = mesh.abstract()
-    if hasattr(bound, "optimizer"):
-        state, batch, key = [*args, None][:3]
-        typed = bound._typed_state(state, devices), bound._typed(batch, devices), bound._typed(key, devices)
-        leaves, structure = jax.tree.flatten((with_statics(typed[0]), with_statics(typed[1]), typed[2]))
-        count = len(jax.tree.leaves(with_statics(typed[0])))
-
-        def step(*arrays: Any) -> list[Any]:
-            return jax.tree.leaves(bound._run(*jax.tree.unflatten(structure, arrays), devices))
-
-        return leaves, [i < count for i in range(len(leaves))], step
-    call, arrays = bound._read(args, {})
-    specs = call.specs(Region(mesh, layout))
-    shapes = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(devices, spec), weak_type=x.weak_type)
-        for x, spec in zip((jax.eval_shape(lambda x: x, array) for array in arrays), specs, strict=True)
-    ]
-
-    def run(*arrays: Any) -> list[Any]:
-        return jax.tree.leaves(bound.run(call, *call.parted(arrays), devices))
-
-    return shapes, list(call.donated), run
 
 
 def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:

@@ -96,8 +96,9 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
-    where = {} if mesh is None or layout is None else {"mesh": mesh, "layout": layout}
-    return train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, **where)
+    return train_step(
+        loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, mesh=mesh, layout=layout
+    )
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
