@@ -3,6 +3,25 @@
 Works on local arrays and mesh axes; knows no dims. JAX types every value inside a region with the axes it varies
 over (`varying`). A sum over an axis its operand does not vary over would multiply silently, so every collective
 here first makes its operand vary (`as_varying`).
+
+Where gradients are summed over processors. Almost always JAX does it, as the transpose of what the forward pass does:
+
+1. A value that is equal over an axis meets one that varies over it (`meet.Meeting.run`): it is cast by `as_varying`,
+   whose transpose is an all-reduce. The cast stands where the value was made (`level_of`), once however often it is
+   used, so that weights used in a loop are summed once, after it.
+2. A parameter stored split (FSDP, the `params.` rules) is gathered where it is used (`meet.Meeting.run`): the
+   transpose of `all_gather` is a reduce-scatter, and the gradient leaves as the parameter is stored.
+
+By hand, because no transpose does it:
+
+3. With `sum_dtype` the same sums travel in another dtype than the values (`meet._sum_in`).
+4. Where optimizer state is stored finer than its parameter (ZeRO-1, the `optimizer.` rules), the gradient is
+   reduce-scattered to the slice that is updated (`spmd.step`).
+5. What is differentiated by is a copy on every processor, gathered inside the region, and each copy has a part of the
+   gradient: an all-reduce (`spmd.gradients`).
+
+Nothing is summed where all processors do the same with a gathered value (`all_gather_equal`: the gradient is a slice),
+or take their slices of an equal one (`own_slice`: the gradient is an all-gather).
 """
 
 import contextlib

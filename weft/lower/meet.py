@@ -280,7 +280,7 @@ def _varied(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]
             if x.kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)
             else:
-                made[missing] = _with_sums(lambda a: as_varying(a, missing), x.kind, missing)(array)
+                made[missing] = _sum_in(lambda a: as_varying(a, missing), x.kind, missing)(array)
     return made[missing]
 
 
@@ -334,7 +334,7 @@ def _made_whole(array: Any, x: Tensor, want: Placement, region: Region, over: fr
         if x.kind.sums is None:
             return relocate(as_varying(array, over), have, want, region, collectives.all_gather_equal)
         equal = relocate(array, have, want, region, collectives.all_gather_equal)
-        return _with_sums(lambda a: as_varying(a, over), x.kind, over - varying(equal))(equal)
+        return _sum_in(lambda a: as_varying(a, over), x.kind, over - varying(equal))(equal)
 
     def whole(array: Any) -> Any:
         # Varying first: its gradient is then scattered before what is left of it is summed over other axes.
@@ -342,10 +342,10 @@ def _made_whole(array: Any, x: Tensor, want: Placement, region: Region, over: fr
 
     if x.kind.sums is None:
         return whole(array)
-    return _with_sums(whole, x.kind, over - varying(array), scatter=(have, want))(array)
+    return _sum_in(whole, x.kind, over - varying(array), scatter=(have, want))(array)
 
 
-def _with_sums(
+def _sum_in(
     forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
 ) -> Callable[[Any], Any]:
     """`forward` of the cast array, whose gradient is summed over `missing` in the dtype asked for."""

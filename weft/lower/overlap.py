@@ -34,14 +34,23 @@ class Piece:
     ways: int
     is_stored: bool
 
-    def operands(self, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The operands, that one as the piece it is, under a name no rule splits."""
-        x = xs[self.number]
-        dims = [Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in x.dims]
+    def note(self, xs: Sequence[Tensor]) -> None:
+        """Writes the operands down as those of the op, before one of them is a piece."""
+        if (region := common_region(xs)) is not None:
+            note_operands(region, {self.dim.name: self.axes}, xs, [region.placement(x.dims) for x in xs])
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The dims of the operands, those of that one as the piece it is, under a name no rule splits."""
+        piece = Shape(Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in shapes[self.number])
+        return [piece if i == self.number else shape for i, shape in enumerate(shapes)]
+
+    def operands(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The operands, that one as the piece it is."""
+        x, dims = xs[self.number], self.shapes([x.dims for x in xs])[self.number]
         # Each processor has a piece of its own: not equal, but so it is said, for the ring to make it right.
         kind = Kind(equal=frozenset(self.axes) | x.kind.equal)
         piece = make(x.local_array, dims, x.region, kind)
-        return tuple(piece if i == self.number else other for i, other in enumerate(xs))
+        return [piece if i == self.number else other for i, other in enumerate(xs)]
 
     def product(self, compute: Product, xs: Sequence[Tensor], out: Shape) -> Product:
         """`compute` of the whole operand: piece by piece, summed up or put side by side along the dim of `out`."""
@@ -123,8 +132,6 @@ def renamed_piece(xs: Sequence[Tensor], names: Mapping[str, Any]) -> Piece | Non
 
 
 def _piece(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region: Region) -> Piece:
-    wants = [region.placement(x.dims) for x in xs]
-    note_operands(region, {dim.name: axes}, xs, wants)
     return Piece(number, dim, axes, region.ways(axes), xs[number].kind.store is not None)
 
 
