@@ -55,7 +55,7 @@ def einsum(
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _EinsumPlan:
     """What an einsum does, said before any of it is done."""
 
     before: Mapping[str, DimLike]
@@ -74,7 +74,7 @@ class _Steps:
     """The axes over which the product is still to be summed: an all-reduce, or a reduce-scatter to a dim of `out`."""
 
 
-def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _Steps:
+def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _EinsumPlan:
     dims, region = union(*(x.dims for x in xs)), common_region(xs)
     can_meet = region is None or region.can_meet(dims) or any(dims.has(new) for new in names.values())
     gather = stored_piece(xs) if overlap else None
@@ -89,11 +89,11 @@ def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overl
     partial = meeting.axes([dim for dim in meeting.dims if union(*shapes).has(dim) and not product.has(dim)])
     scatter = slot_to_scatter(product, result, have, partial, xs) if overlap and gather is None else None
     if scatter is None:
-        return _Steps(before, product, result, gather, None, have, partial)
-    return _Steps(before, product, result, None, scatter, scatter.after, scatter.left(partial))
+        return _EinsumPlan(before, product, result, gather, None, have, partial)
+    return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.left(partial))
 
 
-def _lower(plan: _Steps, xs: Sequence[Tensor], dtype: Any) -> Tensor:
+def _lower(plan: _EinsumPlan, xs: Sequence[Tensor], dtype: Any) -> Tensor:
     """The einsum as planned: products summed and sent in `dtype`, or as they come."""
     if plan.gather is not None:
         plan.gather.note(xs)
