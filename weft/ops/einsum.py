@@ -18,7 +18,7 @@ from ..errors import DimError, TensorError
 from ..layout import Axes, Placement
 from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
 from ..lower.move import settle
-from ..lower.overlap import Piece, Scatter, renamed_piece, slot_to_scatter, stored_piece
+from ..lower.overlap import RingGather, RingScatter, ring_of_renamed, ring_of_stored, ring_of_sum
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
@@ -64,9 +64,9 @@ class _EinsumPlan:
     """The dims of the product, under the names that the operands meet by."""
     out: Shape
     """The dims of the result."""
-    gather: Piece | None
+    gather: RingGather | None
     """The operand that is gathered by a ring, beside the products."""
-    scatter: Scatter | None
+    scatter: RingScatter | None
     """The dim of the product that is reduce-scattered by a ring, beside the products."""
     have: Placement
     """Over which axes each dim of the product is split; `settle` moves it to where the result belongs."""
@@ -77,9 +77,9 @@ class _EinsumPlan:
 def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _EinsumPlan:
     dims, region = union(*(x.dims for x in xs)), common_region(xs)
     can_meet = region is None or region.can_meet(dims) or any(dims.has(new) for new in names.values())
-    gather = stored_piece(xs) if overlap else None
+    gather = ring_of_stored(xs) if overlap else None
     if overlap and gather is None and not can_meet:
-        gather = renamed_piece(xs, names)
+        gather = ring_of_renamed(xs, names)
     before = names if not can_meet and (gather is None or gather.is_stored) else {}
     shapes = [renamed(x.dims, _names_in(x, before)) for x in xs]
     product, result = renamed(kept, before), renamed(kept, names)
@@ -87,7 +87,7 @@ def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overl
     gathered = None if gather is None else gather.dim  # whole in the product, all pieces having come round
     have = tuple(() if dim == gathered else meeting.placement([dim])[0] for dim in product)
     partial = meeting.axes([dim for dim in meeting.dims if union(*shapes).has(dim) and not product.has(dim)])
-    scatter = slot_to_scatter(product, result, have, partial, xs) if overlap and gather is None else None
+    scatter = ring_of_sum(product, result, have, partial, xs) if overlap and gather is None else None
     if scatter is None:
         return _EinsumPlan(before, product, result, gather, None, have, partial)
     return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.left(partial))
@@ -116,7 +116,10 @@ def _names_in(x: Tensor, names: Mapping[str, DimLike]) -> dict[str, DimLike]:
 
 
 def _sum_dtype(xs: Sequence[Tensor], dtype: Any) -> Any:
-    """The dtype in which products are summed and sent: the one asked for, where it holds a part of the sum."""
+    """The dtype in which products are summed and sent.
+
+    It is the one asked for, where that holds a part of the sum.
+    """
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
     natural = jnp.result_type(*(x.dtype for x in xs))
@@ -151,7 +154,10 @@ class _Product:
         return jnp.einsum(*pairs, self.orders[-1], **how)
 
     def _widened(self, *arrays: Any) -> Any:
-        """Narrow floats summed up in a wide one. Gradients are products in the narrow one again, which is faster."""
+        """Narrow floats summed up in a wide one.
+
+        Gradients are products in the narrow one again, which is faster.
+        """
 
         @jax.custom_jvp
         def widened(*arrays: Any) -> Any:
