@@ -67,6 +67,11 @@ class Dim:
     def is_padded(self) -> bool:
         return self.valid is not None
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether printed programs show it: it is no dim that an operation made for itself."""
+        return not self.name.startswith(UNSHOWN)
+
     @public
     def padded_to(self, multiple: int) -> "Dim":
         """This dim with as much padding as makes its size a multiple.

@@ -1,4 +1,4 @@
-"""What models are trained on: sources, tokenizers, datasets of them, and batches in an order that a run goes on from.
+"""Data: sources, tokenizers, packed datasets, and batches from any step on.
 
     source = data.open_source({"path": "corpus", "held_out": 0.05})
     tokenizer = data.open_tokenizer("sentencepiece", source, "cache")

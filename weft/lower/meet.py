@@ -413,7 +413,7 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
-    with region.record.op("whole"):
+    with region.record.unasked("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
         return result(_gather(checked(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
@@ -430,7 +430,7 @@ def brought(x: Tensor, region: Region) -> Tensor:
         return x  # of no region around this one: the op it is given to says so
 
     def bring() -> Tensor:
-        with region.record.op("whole"):
+        with region.record.unasked("whole"):
             array = Meeting(region, x.dims).run(_identity, [checked(x)], vary=region.taken)
             return marked(result(array, x.dims, region), marks_of(x))
 
@@ -442,5 +442,5 @@ def with_layout(x: Tensor, region: Region | None) -> Tensor:
     if region is None or (x.region is region and x.kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
-    with region.record.op("whole"):
+    with region.record.unasked("whole"):
         return result(meeting.run(_identity, [checked(x)]), x.dims, region)

@@ -2,6 +2,7 @@
 
 from ..elsewhere import LAYERS as _LAYERS
 from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -12,6 +13,8 @@ from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from .position import RelativeBias, rotated, sinusoids
 from .weights import init, shapes
+
+_show_as_source(__path__[0])
 
 __all__ = [
     "Attention",

@@ -1,4 +1,7 @@
-"""The language: one file a family. This is where public names are listed; a new op adds its name here."""
+"""The ops of the language, one file a family; public names are listed here.
+
+A new op adds its name here.
+"""
 
 from ..namespace import namespace as _namespace
 from . import random

@@ -20,12 +20,13 @@ from ..lower.meet import Meeting, common_region, meet, need_tensor, note_togethe
 from ..lower.move import settle
 from ..lower.overlap import RingGather, RingScatter, ring_of_renamed, ring_of_stored, ring_of_sum
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
 from .reshape import rename as rename_dims
 
 
-@recorded
+@recorded(reason_along=SUMS, is_product=True)
 def einsum(
     *xs: Tensor,
     out: Dims | None = None,

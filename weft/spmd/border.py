@@ -281,7 +281,7 @@ class _Leaving:
             )
         fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
         placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
-        with region.record.op("return", reason=_LEAVING, at=self.at):
+        with region.record.unasked("return", _LEAVING, at=self.at):
             array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
@@ -348,7 +348,7 @@ def _moved(tree: Any, target: Region) -> Any:
         if not is_tensor(x) or x.region is None:
             return x
         have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
-        with target.record.op("spmd", reason=_OTHER_LAYOUT):
+        with target.record.unasked("spmd", _OTHER_LAYOUT):
             moved = relocate(x.raw, have, want, target)
         return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))
 

@@ -144,7 +144,7 @@ def _gradient_of(x: Any, gradient: Any) -> Any:
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
     if x.kind.equal:
         assert x.region is not None
-        with x.region.record.op("gradient", reason=_OF_COPIES):
+        with x.region.record.unasked("gradient", _OF_COPIES):
             gradient = all_reduce(gradient, tuple(sorted(x.kind.equal)))
     return make(gradient, x.dims, x.region, Kind(store=x.kind.store))
 
