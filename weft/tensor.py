@@ -132,10 +132,7 @@ class Tensor(Operators):
 
     @folded
     def rename(self, *wrong: Any, **names: DimLike) -> "Tensor":
-        """This tensor with some dims renamed.
-
-        It is moved where the new names are split otherwise.
-        """
+        """This tensor with some dims renamed, moved if the new ones are split otherwise."""
         if wrong:
             raise wrong_rename(wrong)
         return operations["rename"](self, **names)
@@ -338,7 +335,8 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     )
     if not from_names:
         return new_dims(dims, what="dims")
-    names = [word for item in ([dims] if isinstance(dims, str) else dims) for word in _words_of(item)]
+    items = [dims] if isinstance(dims, str) else dims
+    names = [word for item in items for word in (item.replace(",", " ").split() if isinstance(item, str) else [item])]
     if len(names) != len(array.shape):
         raise DimError(
             f"an array of shape {tuple(array.shape)} does not fit {len(names)} names: {' '.join(map(str, names))}",
@@ -347,10 +345,6 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     return Shape(
         name if isinstance(name, Dim) else Dim(name, size) for name, size in zip(names, array.shape, strict=True)
     )
-
-
-def _words_of(item: Any) -> list[Any]:
-    return item.replace(",", " ").split() if isinstance(item, str) else [item]
 
 
 def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
@@ -368,10 +362,7 @@ _MARKS = ("entry", "has_gradient")
 
 
 def marks_of(x: Tensor) -> dict[str, Any]:
-    """What a program's record says of a tensor.
-
-    The entry that made it, and whether a gradient flows back to it.
-    """
+    """What the record says of a tensor: its entry, and whether it has a gradient."""
     return {name: x._memo[name] for name in _MARKS if name in x._memo}
 
 
