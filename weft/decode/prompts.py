@@ -72,8 +72,8 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     each = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
-    longest = rounded_up(most, each)
-    room = rounded_up(longest + steps if is_lm else steps, each)
+    longest = round_up(most, each)
+    room = round_up(longest + steps if is_lm else steps, each)
     needed = most + steps if is_lm else max(most, steps)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
@@ -163,9 +163,14 @@ def ways_of(layout: Layout, mesh: Mesh, name: str) -> int:
     return math.prod(mesh.axes[axis] for axis in layout.rules.get(name, ()))
 
 
-def rounded_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """The size, or the next larger one that is a multiple."""
     return -(-size // multiple) * multiple
+
+
+def round_up_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
+    """The batch, or the next larger one that divides over the processors its rows are split between."""
+    return round_up(batch, ways_of(layout, mesh, "batch"))
 
 
 def an_id(name: str, value: Any, vocab: int) -> int:

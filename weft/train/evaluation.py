@@ -15,13 +15,13 @@ import numpy as np
 
 from .. import data
 from ..data.problems import library
+from ..decode.translate import Translator
 from ..errors import WeftError
 from ..models import EncoderConfig
 from ..models.encoder import hide
 from ..spmd import spmd
 from .config import ConfigError, RunConfig
 from .feeding import Feed
-from .translating import translated
 
 
 class EvaluationError(WeftError):
@@ -146,7 +146,7 @@ class Scores:
         pairs = self._read()
         sources, wanted = [one for one, _ in pairs], [other for _, other in pairs]
         own = self.own
-        found = translated(model, self.tokenizer, sources, beams=own.beams, alpha=own.alpha, between=between)
+        found = Translator(model, self.tokenizer, beams=own.beams, alpha=own.alpha, between=between)(sources)
         return scored(found, wanted, self.own.metrics, self.own.bleu_tokenize)
 
     def _read(self) -> list[tuple[str, str]]:

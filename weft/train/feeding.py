@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from .. import data
-from ..decode.prompts import rounded_up, ways_of
 from ..dims import Dim, Shape
 from ..layout import Layout, Region
 from ..mesh import Mesh
@@ -22,11 +21,6 @@ from ..spmd.place import put, sharding_of
 from ..tensor import Tensor, make, tensor
 from .config import ConfigError, RunConfig
 from .runs import CACHE
-
-
-def whole_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
-    """The batch, or the next larger one that divides over the processors its rows are split between."""
-    return rounded_up(batch, ways_of(layout, mesh, "batch"))
 
 
 class Feed:
