@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model_is_named_and_the_folder_left_as_it_was(te
 def test_the_best_checkpoint_is_one_whose_loss_is_known_and_finite(folder):
     own = Checkpoints(folder / "checkpoints")
     for step, loss in ((2, float("nan")), (4, 3.0)):
-        told = own.told(step) | {"loss": loss}
+        told = own.metadata(step) | {"loss": loss}
         (folder / "checkpoints" / str(step) / "checkpoint.json").write_bytes(summed(told))
     (folder / "checkpoints" / "6" / "checkpoint.json").write_text("")
     assert own.best_step() == 4 and own.chosen(best=True) == 4

@@ -8,7 +8,8 @@ import pytest
 
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import ConfigError
-from weft.train.feeding import Feed, open_data
+from weft.train.datasets import open_data
+from weft.train.feeding import Feed
 from weft.train.spikes import LEAST, is_spike, nothing_seen
 from weft.train.start import first_weights
 from weft.train.step import arrays_of, make_step
@@ -179,12 +180,12 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_the_batches_after_the_
     batches, state = feed.batches(learned), step.init(first_weights(config, *config.runs_on))
     for number in range(STEPS):
         batch = batches.at(number if number < back else number + at - back)
-        state, _ = step(state, feed.placed(batch), np.int32(number))
+        state, _ = step(state, feed.place(batch), np.int32(number))
     wanted = Checkpoints(tmp_path / "by hand")
     wanted.save(STEPS, arrays_of(state), {})
     wanted.close()
     assert weights(folder, STEPS) == {
-        path: x for path, x in wanted.told(STEPS)["sums"].items() if path.startswith("params.")
+        path: x for path, x in wanted.metadata(STEPS)["sums"].items() if path.startswith("params.")
     }
     told = [row["step"] for row in rows(folder) if "loss" in row]
     assert told == list(range(1, STEPS + 1))

@@ -53,7 +53,7 @@ def assert_same(found, wanted):
 
 def moved(folder):
     """The weights that are not the same after every step."""
-    sums = [Run(folder).checkpoints.told(step)["sums"] for step in (1, 2, 3)]
+    sums = [Run(folder).checkpoints.metadata(step)["sums"] for step in (1, 2, 3)]
     return {path.removeprefix("params.") for path in sums[0] if len({x[path] for x in sums}) > 1 and "params." in path}
 
 

@@ -16,8 +16,9 @@ from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
-from ..train.evaluation import EvaluationError, Judge
-from ..train.feeding import Feed, open_data
+from ..train.datasets import open_data
+from ..train.evaluation import EvaluationError, Evaluator
+from ..train.feeding import Feed
 from ..train.folder import learned_files
 from .terminal import reported, write
 from .trained import (
@@ -75,8 +76,8 @@ def evaluate(
         Region(on, under)  # raises where the layout is none of the mesh
         sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(settings.batch, on, under))
         feed = Feed(sized, on, under, seed=settings.seed)
-        judge = Judge(settings, feed, dataset, tokenizer)
-        found = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
+        evaluate = Evaluator(settings, feed, dataset, tokenizer)
+        found = {"run": str(run), "step": at, **evaluate(opened.load(on, under, at, average=average))}
     write(json_format.dumps(_finite(found)) if json else shown(found))
 
 

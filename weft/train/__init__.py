@@ -8,7 +8,8 @@ model = train.Run("runs/tiny").load()
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
 from .runs import Run, RunError
-from .trainer import Options, Outcome, Trainer, TrainingError
+from .telling import Options, Outcome, TrainingError
+from .trainer import Trainer
 
 __all__ = [
     "CheckpointError",

@@ -32,7 +32,7 @@ from ..small_files import Reader, summed
 from ..spmd.together import agreed
 from .processes import is_of_others
 
-TOLD, ARRAYS = "checkpoint.json", "arrays"
+METADATA, ARRAYS = "checkpoint.json", "arrays"
 _SAVING, _REMOVED, _ASIDE = "saving", ".removed-", "set-aside-"
 _NUMBERS = {str: int}
 _SHAPE = {"files": _NUMBERS, "sums": _NUMBERS, "dtypes": {str: str}, "loss": (float, None), "config": (dict, None)}
@@ -59,11 +59,11 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps there are whole checkpoints of."""
-        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{TOLD}") if _is_step(path.parent.name))
+        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{METADATA}") if _is_step(path.parent.name))
 
-    def told(self, step: int) -> dict[str, Any]:
-        """What was said with a checkpoint: the configuration, the loss it was judged by, what is in it."""
-        path = self.folder / str(step) / TOLD
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What was saved beside the arrays: the configuration, the loss of its evaluation, what is in it."""
+        path = self.folder / str(step) / METADATA
         return Reader(CheckpointError, fix="use another step").summed_json(path, _SHAPE, older=_OLDER)
 
     def best_step(self) -> int | None:
@@ -71,7 +71,7 @@ class Checkpoints:
         judged = {}
         for step in self.steps:
             with contextlib.suppress(CheckpointError):
-                judged[step] = self.told(step).get("loss")
+                judged[step] = self.metadata(step).get("loss")
         finite = {step: loss for step, loss in judged.items() if loss is not None and math.isfinite(loss)}
         return min(finite, key=lambda step: (finite[step], step)) if finite else None
 
@@ -97,7 +97,7 @@ class Checkpoints:
         """
         self.wait()
         place = self.folder / str(step)
-        if (place / TOLD).exists():
+        if (place / METADATA).exists():
             return
         if jax.process_index() == 0:
             self.remove_torn()
@@ -147,7 +147,7 @@ class Checkpoints:
                 if jax.process_index() == 0:
                     told["sums"] = {path: int(value) for path, value in sums.items()}
                     told["files"] = _sizes(place / ARRAYS)
-                    write_whole(place / TOLD, summed(told))
+                    write_whole(place / METADATA, summed(told))
                     (place / _SAVING).unlink()
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
@@ -173,14 +173,12 @@ class Checkpoints:
         for path in self.folder.glob("*"):
             if path.is_dir() and path.name.startswith(_REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.is_dir() and _is_step(path.name) and not (path / TOLD).exists():
+            elif path.is_dir() and _is_step(path.name) and not (path / METADATA).exists():
                 if (path / _SAVING).exists() or not (path / ARRAYS).exists():
                     shutil.rmtree(path, ignore_errors=True)
                 elif aside := self.set_aside(int(path.name)):
-                    said = (
-                        f"{path} holds arrays and no {TOLD}, without which they do not count; they are now in {aside}"
-                    )
-                    warnings.warn(said, WeftWarning, stacklevel=user_stacklevel())
+                    fact = f"{path} holds arrays and no {METADATA}, without which they do not count"
+                    warnings.warn(f"{fact}; they are now in {aside}", WeftWarning, stacklevel=user_stacklevel())
 
     def set_aside(self, step: int) -> Path | None:
         """Leaves a broken checkpoint under another name, so that the step can be saved again; gives that name."""
@@ -198,9 +196,9 @@ class Checkpoints:
             return
         step = aside[-1].split("-")[2] if aside else "200"
         raise CheckpointError(
-            f"{self.folder} has no checkpoint with its {TOLD}, and arrays that were set aside",
+            f"{self.folder} has no checkpoint with its {METADATA}, and arrays that were set aside",
             state=f"there are {', '.join(aside)}",
-            fix=f"bring {TOLD} back into such a folder and name it by its step again, like `{step}`; "
+            fix=f"bring {METADATA} back into such a folder and name it by its step again, like `{step}`; "
             "or move these folders away to begin anew",
         )
 
@@ -218,7 +216,7 @@ class Checkpoints:
         """What is wrong with a checkpoint's files, if something is; their contents are looked at when it is loaded."""
         place = self.folder / str(step)
         try:
-            wanted = self.told(step)["files"]
+            wanted = self.metadata(step)["files"]
         except CheckpointError as error:
             return error.fact
         found = _sizes(place / ARRAYS)
@@ -230,14 +228,14 @@ class Checkpoints:
 
     def dtypes(self, step: int) -> dict[str, str]:
         """The dtypes of all arrays of a checkpoint by their paths."""
-        return self.told(step)["dtypes"]
+        return self.metadata(step)["dtypes"]
 
     def load(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
         """Those arrays of a step that are asked for by their shapes, each placed as its shape says."""
         place = self.folder / str(step)
         if problem := self.problem(step):
             raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix=self._another(step))
-        sums = self.told(step)["sums"]
+        sums = self.metadata(step)["sums"]
         try:
             stored = self._open().metadata(place / ARRAYS).item_metadata.tree
             _check_shapes(place, like, stored)

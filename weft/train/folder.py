@@ -10,19 +10,24 @@ import errno
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from .. import data, interop
 from ..data.tokenizers import NAMES
-from ..data.whole import write_whole
+from ..data.whole import remove_left_behind, write_whole
 from ..small_files import Reader
+from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
 from .keys import changes_of
-from .runs import CACHE, ORIGIN, RunError
+from .runs import CACHE, ORIGIN, Lock, RunError
+from .telling import Outcome
 
-DATA = "data.json"
+DATA, OUTCOME = "data.json", "run.json"
 _MOST_NAMED = 3
 
 
@@ -39,7 +44,21 @@ class Folder:
         self.may_change = may_change
 
     @contextlib.contextmanager
-    def written(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
+        """The folder as the same configuration left it, or new; meanwhile nobody else trains in it."""
+        with contextlib.ExitStack() as held:
+            if jax.process_index() == 0:
+                with self.reporting_errors():
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(Lock(self.path))
+                    for place in (self.path, self.path / CACHE):
+                        remove_left_behind(place)
+                    self.check_config()
+            wait_for_all("folder")
+            yield
+
+    @contextlib.contextmanager
+    def reporting_errors(self) -> Iterator[None]:
         """Says what cannot be written in it."""
         try:
             yield
@@ -54,11 +73,21 @@ class Folder:
         """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
+        (self.path / OUTCOME).unlink(missing_ok=True)
         self._keep_origin()
         if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Writes how the run ended; by the first process."""
+        if jax.process_index() == 0:
+            path = self.path / OUTCOME
+            try:
+                write_whole(path, json.dumps(asdict(outcome)).encode())
+            except OSError as error:
+                self.said(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
 
     def _keep_origin(self) -> None:
         """Keeps what lies beside the weights it begins with, so that it can be exported again."""
@@ -91,7 +120,7 @@ class Folder:
             self.said(f"{error.fact}; what the last checkpoint says is taken for it")
         for step in reversed(steps):
             with contextlib.suppress(CheckpointError, KeyError):
-                return self.checkpoints.told(step)["config"]
+                return self.checkpoints.metadata(step)["config"]
         return None
 
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:

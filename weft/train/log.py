@@ -12,73 +12,68 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..mesh import Mesh
 from ..spmd.step import TrainState
 from .config import RunConfig
-from .evaluation import number
 from .foresight import Forecast
 from .metrics import Metrics, Row
 from .speed import flops_per_token, peak_flops
 from .spikes import Spike
-from .step import told_of
+from .step import optimizer_metrics, read_scalar
 from .telling import Listener, TrainingError
 
 
 class Log:
     """The log of a run from step `at` on."""
 
-    def __init__(
-        self, config: RunConfig, mesh: Mesh, note: Metrics, listener: Listener, forecast: Forecast | None, *, at: int
-    ):
-        self.config, self.note, self.listener, self.forecast = config, note, listener, forecast
+    def __init__(self, config: RunConfig, metrics: Metrics, listener: Listener, forecast: Forecast | None, *, at: int):
+        self.config, self.metrics, self.listener, self.forecast = config, metrics, listener, forecast
         self.first, self.from_step = at + 1, at
         self.since, self.rows = time.perf_counter(), 0
         self.loss = math.nan
-        """The last that was told."""
+        """The last that was read."""
         self.in_a_row = 0.0
         """How many of the last steps were not finite."""
         self._held: tuple[int, bool, dict[str, Any]] | None = None
         self._watched: tuple[int, dict[str, Any]] | None = None
         self._work = flops_per_token(config.sized_model)
-        own = config.train.peak_flops
-        peak = own if own is not None else peak_flops(mesh.jax_mesh().devices.flat[0])
+        mesh, peak = config.runs_on[0], config.train.peak_flops
+        peak = peak if peak is not None else peak_flops(mesh.jax_mesh().devices.flat[0])
         self._peak = None if peak is None else peak * mesh.size
 
-    def take(self, at: int, told: dict[str, Any], state: TrainState, *, is_last: bool) -> None:
-        """Takes what a step told; the state is overwritten by the next one, so what it tells is copied."""
-        own = self.config.train
-        is_row = is_last or is_due(at, own.log_every)
-        is_told = is_row or at == self.first  # the first after a start is for people; in the metrics it is no row
-        if is_told or at % own.bad_steps == 0 or own.spikes != "keep":
-            found = jax.tree.map(jax.numpy.copy, told_of(state))
-            self._watched = (at, found)
-            if is_told:
-                self._held = (at, is_row, {**told, **found})
+    def take(self, at: int, metrics: dict[str, Any], state: TrainState, *, is_last: bool) -> None:
+        """Takes the metrics of a step; those in the state, which the next step overwrites, are copied."""
+        train = self.config.train
+        is_row = is_last or is_due(at, train.log_every)
+        is_shown = is_row or at == self.first  # the first after a start is for people; in the metrics it is no row
+        if is_shown or at % train.bad_steps == 0 or train.spikes != "keep":
+            kept = jax.tree.map(jax.numpy.copy, optimizer_metrics(state))
+            self._watched = (at, kept)
+            if is_shown:
+                self._held = (at, is_row, {**metrics, **kept})
 
     def write(self) -> Spike | None:
         """Tells of the step that was taken, when it is done; raises where too many steps were not finite."""
         spike = None
         if self._held is not None:
-            (at, is_row, told), self._held = self._held, None
-            row = self._row(at, told)
+            (at, is_row, metrics), self._held = self._held, None
+            row = self._row(at, metrics)
             if is_row:
-                self.note(row)
+                self.metrics(row)
             self.listener.logged(row)
         if self._watched is not None:
-            (at, told), self._watched = self._watched, None
-            spike = _spike_in(at, told.get("spike"))
+            (at, metrics), self._watched = self._watched, None
+            spike = _spike_in(at, metrics.get("spike"))
             if spike is not None and self.config.train.spikes == "skip":
                 self.listener.said(f"{spike}; it is left out")
-                self.note({"step": at, "spike": spike._asdict()})
-            self.in_a_row = number(told["bad_in_a_row"])
+                self.metrics({"step": at, "spike": spike._asdict()})
+            self.in_a_row = read_scalar(metrics["bad_in_a_row"])
             self._check(at)
         return spike
 
-    def _row(self, at: int, told: dict[str, Any]) -> Row:
+    def _row(self, at: int, metrics: dict[str, Any]) -> Row:
         config = self.config
-        row: Row = {
-            name: number(value) for name, value in told.items() if np.ndim(getattr(value, "_array", value)) == 0
-        }
+        scalars = {name: x for name, x in metrics.items() if np.ndim(getattr(x, "_array", x)) == 0}
+        row: Row = {name: read_scalar(x) for name, x in scalars.items()}
         row["loss"] /= config.train.loss_scale or 1.0
         self.loss = row["loss"]
         now = time.perf_counter()
@@ -95,6 +90,16 @@ class Log:
                 f"{self.in_a_row:.0f} steps in a row were not finite, up to step {at}",
                 fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
             )
+
+    def not_finite(self, evaluation_loss: float | None) -> str:
+        """What is not finite of the last step and its evaluation; empty if all is."""
+        if self.in_a_row:
+            return f"the last {self.in_a_row:.0f} steps were left out"
+        if not math.isfinite(self.loss):
+            return f"its last loss is {self.loss}"
+        if evaluation_loss is not None and not math.isfinite(evaluation_loss):
+            return f"the loss of its last evaluation is {evaluation_loss}"
+        return ""
 
     @contextlib.contextmanager
     def paused(self, state: TrainState) -> Iterator[None]:

@@ -28,7 +28,7 @@ from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, parsed
 from .keys import lines_of
-from .step import arrays_of, refilled, shapes_of_model
+from .step import arrays_of, refill, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
 ORIGIN = "hugging_face"  # what lay beside the weights that the run began with
@@ -117,7 +117,7 @@ class Run:
                 f"{average} checkpoints were to be averaged, and there are {len(steps)}", fix="average fewer"
             )
         found = [load_weights(checkpoints, number, shapes, where) for number in steps]
-        return refilled(shapes, found[0] if average == 1 else jax.tree.map(lambda *each: sum(each) / average, *found))
+        return refill(shapes, found[0] if average == 1 else jax.tree.map(lambda *each: sum(each) / average, *found))
 
 
 def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:

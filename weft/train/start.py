@@ -16,7 +16,7 @@ from ..mesh import Mesh
 from ..nn.freezing import by_path
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
-from .step import first_model, prepared, refilled
+from .step import first_model, prepare_model, refill
 
 POSITIONS = "positions.table"
 
@@ -48,7 +48,7 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     arrays = {path: x.array.astype(wanted[path].dtype) for path, x in given.items()}
     if POSITIONS in arrays:
         arrays[POSITIONS] = arrays[POSITIONS][: wanted[POSITIONS].dims.sizes[0]]
-    return prepared(refilled(shapes, arrays), config)
+    return prepare_model(refill(shapes, arrays), config)
 
 
 def _is_shorter(path: str, given: Shape, wanted: Shape) -> bool:

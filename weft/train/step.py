@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import models, nn
@@ -47,7 +48,7 @@ class Averaged(NamedTuple):
 
 def first_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
     """The model a run begins with, where no weights are given: what is frozen is frozen, thin weights are beside."""
-    return prepared(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
+    return prepare_model(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
 
 
 def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
@@ -55,7 +56,7 @@ def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout 
     return jax.eval_shape(lambda: first_model(config, mesh, layout))
 
 
-def prepared(model: Any, config: RunConfig) -> Any:
+def prepare_model(model: Any, config: RunConfig) -> Any:
     """The model with thin weights beside, and with what is frozen frozen."""
     if config.lora.rank:
         own = config.lora
@@ -157,20 +158,28 @@ def _average(share: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: Averaged(jax.tree.map(jnp.copy, params)), change)
 
 
-def told_of(state: TrainState) -> dict[str, Any]:
-    """What the optimizer's state tells: the norm of the gradients, the steps that were not finite, and spikes."""
-    found = next(part for part in state.optimizer if isinstance(part, Guarded))
-    told = {"grad_norm": found.norm, "bad_in_a_row": found.in_a_row, "bad_steps": found.in_all}
-    return told if found.spikes is None else {**told, "spikes": found.spikes.in_all, "spike": found.spikes.last}
+def optimizer_metrics(state: TrainState) -> dict[str, Any]:
+    """The norm of the gradients, the steps that were not finite, and spikes, by the optimizer's state."""
+    guarded = next(part for part in state.optimizer if isinstance(part, Guarded))
+    metrics = {"grad_norm": guarded.norm, "bad_in_a_row": guarded.in_a_row, "bad_steps": guarded.in_all}
+    if guarded.spikes is not None:
+        metrics |= {"spikes": guarded.spikes.in_all, "spike": guarded.spikes.last}
+    return metrics
 
 
-def judged_model(state: TrainState) -> Any:
-    """The model to evaluate: that of the averaged weights, where they are averaged."""
+def read_scalar(x: Any) -> float:
+    """A scalar that is the same everywhere, read from this process's own copy."""
+    array = getattr(x, "_array", x)
+    return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
+
+
+def evaluated_model(state: TrainState) -> Any:
+    """The model to evaluate: that of the EMA of the weights, where one is kept."""
     average = next((part.averaged for part in state.optimizer if isinstance(part, Averaged)), None)
     if average is None:
         return state.params
     averaged = arrays_of(average)
-    return refilled(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
+    return refill(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
 
 
 # States as arrays by path.
@@ -182,7 +191,7 @@ def arrays_of(tree: Any) -> dict[str, Any]:
     return {written(path): leaf._array if is_tensor(leaf) else leaf for path, leaf in found}
 
 
-def refilled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [

@@ -31,7 +31,7 @@ class Listener(Protocol):
     def step(self, at: int, steps: int) -> None: ...
 
 
-class Unheard:
+class NullListener:
     """A listener that tells nobody; the base of one that tells of some things only."""
 
     def said(self, text: str) -> None: ...
