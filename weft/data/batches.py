@@ -1,4 +1,4 @@
-"""Batches by step, for one process of several; made and put on the device by a thread, ahead of the step.
+"""Batches by step, read ahead and put on the device by a thread.
 
 Imports the errors of the house alone. Batch `step` is a pure function of dataset, batch size, seed and step. A process
 has its own rows of it and reads no others: process p of n those from p·batch/n on, or the `rows` it names. So the order
@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 
 class Batches:
-    """An endless iterator of a process's shares of batches: dicts of NumPy arrays of batch / processes rows.
+    """An endless iterator of a process's shares of batches, read ahead.
 
-    They are read ahead by a thread, and each comes as `put` makes it, which brings it to the device.
+    Each is a dict of NumPy arrays of batch / processes rows, and comes as `put` gives it, which may bring it to the
+    device.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Batches:
         return float(self._order.steps)
 
     def seek(self, step: int) -> None:
-        """Makes batch `step` the next; takes no longer for a late one than for an early one."""
+        """Makes batch `step` the next, a late one as fast as an early one."""
         if step < 0:
             raise DataError(f"there is no step {step}", fix="steps count from 0")
         if step != self._step:
@@ -88,9 +89,10 @@ class Batches:
         return batch
 
     def evaluation(self) -> Iterator[Batch]:
-        """Every example once, in order; the last batch, or the last of each bucket, is padded with rows of weight 0.
+        """Every example once, in order.
 
-        Where a dataset has no weights of its own, `weights` are those of the rows.
+        The last batch, or the last of each bucket, is padded with rows of weight 0. Where a dataset has no weights of
+        its own, `weights` are those of the rows.
         """
         for rows, bucket in self._order.once():
             share = rows[self._rows]
@@ -169,7 +171,7 @@ def _fill(batches: Iterator[Any], put: Callable[[Any], Any], ready: "queue.Queue
 
 
 def prefetched(batches: Iterator[Any], put: Callable[[Any], T], size: int = 2) -> Prefetched[T]:
-    """`put` of each batch in order, made ahead of need by a thread, at most `size` of them waiting.
+    """`put` of each batch in order, made ahead by a thread, at most `size` waiting.
 
     `put` brings a batch to the device. What goes wrong there is raised where the batch is asked for. `close`, or
     leaving a `with`, ends the thread.

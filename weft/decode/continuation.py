@@ -1,6 +1,6 @@
-"""Texts continued from prompts, to any length: a model without room left goes on from what it wrote last.
+"""Texts continued from prompts, to any length.
 
-Imports the data and decoding.
+A model without room left in its sequences goes on from what it wrote last. Imports the data and decoding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ def continue_texts(
 
 
 def windows(longest: int, tokens: int, room: int) -> Iterator[tuple[int, int]]:
-    """How many tokens are looked at and how many follow, one after the other, in sequences of `room`.
+    """How many tokens are looked at and how many follow, in sequences of `room`.
 
     After the first window all have one shape; at least the half of a sequence is looked at.
 
@@ -106,12 +106,12 @@ def _encode(tokenizer: Tokenizer, prompt: str, is_begun: bool) -> list[int]:
 
 
 def _join(tokenizer: Tokenizer, prompt: str, ids: Sequence[int], more: Sequence[int]) -> str:
-    """The prompt and what followed; read together, since some pieces of words depend on those before them."""
+    """The prompt and what followed, decoded together: tokens depend on those before."""
     prompt_ids = list(ids)[-len(tokenizer.encode(prompt)) :] if prompt else []
     before, whole = tokenizer.decode(prompt_ids), text_of(tokenizer, [*prompt_ids, *more])
     return prompt + whole[len(before) :] if whole.startswith(before) else whole
 
 
 def _layout(model: Any, rows: int) -> Any:
-    """None: the model's layout; where so few rows do not divide over the processors, all compute each of them."""
+    """The model's layout (None), or one without `batch` where the rows do not divide."""
     return model.layout.drop("batch") if batch_for(model, rows) != rows else None

@@ -87,7 +87,7 @@ class Translator:
         return [np.append(row[:room], self.end) for row in np.split(ids, np.cumsum(lengths)[:-1])]
 
     def _translate(self, rows: list[np.ndarray], size: int) -> list[str]:
-        """The translations of at most a batch of rows; what the batch lacks is filled with the last of them."""
+        """The translations of at most a batch of rows; it is filled up with the last."""
         padding, most = self.model.config.padding, 3 * size // 2 + ROOM
         batch = [*rows, *[rows[-1]] * (self.batch - len(rows))]
         if padding is not None:
@@ -113,12 +113,12 @@ def padded_size(length: int, longest: int) -> int:
 
 
 def batch_for(model: Any, batch: int) -> int:
-    """The batch, or the next larger one that divides over the processors of a model on a mesh."""
+    """The batch, or the next larger one that divides over a model's mesh."""
     return batch if model.mesh is None or model.layout is None else round_up_batch(batch, model.mesh, model.layout)
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of ids a model wrote: without `end`, and without those that the tokenizer has not."""
+    """The text of ids a model wrote, without `end` and ids the tokenizer has not."""
     return tokenizer.decode([i for i in ids if i < tokenizer.vocab and i != tokenizer.end])
 
 

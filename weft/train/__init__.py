@@ -1,4 +1,4 @@
-"""Training: a run's TOML file, its folder, and what takes it from its first step to its last.
+"""Training: a run's TOML file, its folder, and the loop over its steps.
 
 config = train.read("configs/tiny.toml", ["train.steps=1000"])
 train.Trainer(config, "runs/tiny").run()

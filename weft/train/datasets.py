@@ -1,4 +1,4 @@
-"""The data of a run: its tokenizer, what it learns from, and what is held out for evaluation.
+"""The data of a run: tokenizer, training and held-out datasets.
 
 Imports the data and the configuration. What is wrong with data is said with the key of the run's file to blame.
 """
@@ -25,7 +25,7 @@ class RunData(NamedTuple):
 
 
 def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> RunData:
-    """Opens the data of a run; what is made of its texts is kept in the folder's cache."""
+    """Opens the data of a run; what is made of texts is kept in the folder's cache."""
     cache = folder / CACHE
     with _in_file(config, "data"):
         source = data.open_source(config.data)
@@ -53,7 +53,7 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> RunDa
 
 @contextlib.contextmanager
 def _in_file(config: RunConfig, table: str, *keys: str) -> Iterator[None]:
-    """Says of what is wrong with data where in the run's file, or on the command line, they are named.
+    """Says of what is wrong with data where they are named, in a file or `--set`.
 
     To blame are these `keys` of the table, or those that the error names or tells the values of.
     """
@@ -61,16 +61,16 @@ def _in_file(config: RunConfig, table: str, *keys: str) -> Iterator[None]:
         yield
     except data.DataError as error:
         values = getattr(config, table)
-        named = keys or [key for key, value in values.items() if f"`{key}`" in error.fact or _tells(error.fact, value)]
+        named = keys or [key for key, value in values.items() if f"`{key}`" in error.fact or _names(error.fact, value)]
         at = config.place(table, *(f"{table}.{key}" for key in named))
         fact = f"in `{table}`: {error.fact}"
         raise data.DataError(fact, state=error.given_state, fix=error.fix, at=at) from error
 
 
-def _tells(fact: str, value: Any) -> bool:
+def _names(fact: str, value: Any) -> bool:
     """Whether a value stands in a text by itself.
 
-    >>> _tells("there is no a/b.txt", "a/b.txt"), _tells("there is no a/b2.txt", 2)
+    >>> _names("there is no a/b.txt", "a/b.txt"), _names("there is no a/b2.txt", 2)
     (True, False)
     """
     return re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w])", fact) is not None

@@ -1,4 +1,4 @@
-"""Evaluation: loss and perplexities over every held-out example once, and BLEU of translations.
+"""Evaluation: loss, perplexities and BLEU over every held-out example once.
 
 Imports the data, the models, the configuration and decoding. sacreBLEU is loaded where scores of it are asked for.
 """
@@ -33,7 +33,7 @@ from .watchdog import Watchdog
 
 
 class EvaluationError(WeftError):
-    """Data by which a model cannot be judged."""
+    """Data by which a model cannot be evaluated."""
 
 
 class Evaluator:
@@ -45,7 +45,7 @@ class Evaluator:
         self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
 
     def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The loss in nats a token, and what follows from it; scores of translations with their signatures.
+        """The loss in nats a token and what follows from it; scores of translations.
 
         `between` is called before every batch; what it raises leaves the evaluation.
         """
@@ -63,7 +63,7 @@ class Evaluator:
         return {**metrics, **scores, "seconds": time.perf_counter() - began}
 
     def _sums(self, model: Any, between: Callable[[], None]) -> list[float]:
-        """Of nats, hits and tokens over all batches; each is read when the next one is under way."""
+        """Of nats, hits and tokens; a batch is read when the next one is under way."""
         sums, before = np.zeros(3), None
         with data.prefetched(self._batches(self.feed.rows), self.feed.place) as batches:
             for number, batch in enumerate(batches):
@@ -74,7 +74,7 @@ class Evaluator:
         return (sums + _sums_of_batch(before)).tolist()
 
     def _metrics(self, model: Any, batch: dict[str, Any], number: Any) -> dict[str, Any]:
-        """The model's metrics of a batch; of an encoder's, the same words are masked every time."""
+        """The model's metrics of a batch; an encoder's words are masked as always."""
         if "tokens" in batch and isinstance(model.config, EncoderConfig):
             key = jax.random.fold_in(jax.random.key(self.config.seed), number)
             hidden = hide(batch["tokens"], key, model.config)
@@ -87,8 +87,8 @@ class Evaluator:
 
     @functools.cached_property
     def _words_and_bytes(self) -> tuple[int, int]:
-        """How many words and bytes the examples are; 0 of an encoder's, which does not predict all of them."""
-        if self.tokenizer is None or isinstance(self.feed.model, EncoderConfig):
+        """How many words and bytes the examples are; 0 of an encoder's."""
+        if self.tokenizer is None or isinstance(self.feed.model, EncoderConfig):  # it does not predict all words
             return 0, 0
         every_row = np.arange(self.feed.model.batch)
         ids = [
@@ -99,7 +99,10 @@ class Evaluator:
 
 
 def count_words_and_bytes(ids: np.ndarray, tokenizer: data.Tokenizer) -> tuple[int, int]:
-    """How many words and bytes some ids are; the end of a document is one of each, as it must be predicted too."""
+    """How many words and bytes some ids are.
+
+    The end of a document is one of each, as it must be predicted too.
+    """
     ends = np.flatnonzero(ids == tokenizer.end) if tokenizer.end is not None else np.array([], int)
     words, size = len(ends), len(ends)
     for part in np.split(ids, ends + 1):
@@ -128,7 +131,7 @@ class EvaluationStopped(Exception):
 
 
 class PeriodicEvaluation:
-    """Evaluates a run that trains, every `eval.every` steps and at its end; never without an evaluator."""
+    """Evaluates a run every `eval.every` steps and at its end, where it can."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class PeriodicEvaluation:
         return self._evaluate is not None and self._every > 0 and (at % self._every == 0 or at == self._last)
 
     def __call__(self, state: TrainState, at: int) -> float | None:
-        """The loss over what is held out; None where a stop is wanted before all of it is evaluated."""
+        """The loss over what is held out; None where a stop is wanted before it is known."""
         assert self._evaluate is not None
         try:
             with self._listener.stage(f"evaluating step {at}"), self._watchdog.paused():
@@ -172,7 +175,7 @@ class PeriodicEvaluation:
 
 
 class TranslationScores:
-    """BLEU and chrF: translates the held-out texts of pairs, and scores them by the other sides."""
+    """BLEU and chrF of translations of the held-out pairs."""
 
     def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
         self.config, self.options = config, config.eval
@@ -195,7 +198,7 @@ class TranslationScores:
 
     @functools.cached_property
     def _pairs(self) -> list[tuple[str, str]]:
-        """The held-out pairs, the last of their source; of a part of the batches, as many as these have rows."""
+        """The held-out pairs, the last of their source; as many as the batches have rows."""
         source = data.open_source(self.config.data)
         pairs = (source.held_apart or source).pairs()
         kept = list(deque((pair for pair in pairs if pair[0].strip() and pair[1].strip()), self.count))

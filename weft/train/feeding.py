@@ -1,6 +1,6 @@
-"""Batches on a mesh: each process reads the rows its processors hold, and each processor gets its slice.
+"""Batches on a mesh: each process reads the rows that its processors hold.
 
-Imports the data, the models and the language.
+Imports the data, the models and the language. Every processor gets its slice of every row it holds.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the steps of a run tell: rows of metrics, steps that were not finite, and spikes.
+"""The log of a run: rows of metrics, steps that were not finite, and spikes.
 
 Imports the step and the metrics. All of it is read one step later than it is made: the step after is under way by then.
 """
@@ -41,7 +41,7 @@ class Log:
         self._peak = None if peak is None else peak * mesh.size
 
     def take(self, at: int, metrics: dict[str, Any], state: TrainState, *, is_last: bool) -> None:
-        """Takes the metrics of a step; those in the state, which the next step overwrites, are copied."""
+        """Takes the metrics of a step; those in its state, soon overwritten, are copied."""
         train = self.config.train
         is_row = is_last or is_due(at, train.log_every)
         is_shown = is_row or at == self.first  # the first after a start is for people; in the metrics it is no row
@@ -52,7 +52,7 @@ class Log:
                 self._held = (at, is_row, {**metrics, **kept})
 
     def write(self) -> Spike | None:
-        """Tells of the step that was taken, when it is done; raises where too many steps were not finite."""
+        """Waits for the step that was taken and logs it; raises after too many bad ones."""
         spike = None
         if self._held is not None:
             (at, is_row, metrics), self._held = self._held, None
@@ -103,15 +103,15 @@ class Log:
 
     @contextlib.contextmanager
     def paused(self, state: TrainState) -> Iterator[None]:
-        """What is done inside is no step: its time does not count, once the steps before it are done."""
-        jax.block_until_ready(state.step)
+        """What is done inside is no step: its time does not count."""
+        jax.block_until_ready(state.step)  # the steps before it do count
         began = time.perf_counter()
         yield
         self.since += time.perf_counter() - began
 
 
 def is_due(at: int, log_every: int) -> bool:
-    """Whether a step has a row in the metrics, whenever the run was started; the last step has one too."""
+    """Whether a step has a row in the metrics, wherever the run was resumed."""
     return at == 1 or at % log_every == 0
 
 

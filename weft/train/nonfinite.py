@@ -1,4 +1,4 @@
-"""NaN search: which operation made a step's loss or gradients not finite (`--find-nan`).
+"""NaN search (`--find-nan`): which operation made a step not finite.
 
 Imports the step, the log and the program. Such a step changes nothing, and its batch follows from its number: so it can
 be done again, on one processor, where every operation can be looked at.
@@ -33,7 +33,7 @@ class NanSearch:
         self._config, self._feed, self._dataset, self._listener = config, feed, dataset, listener
 
     def check(self, state: TrainState, at: int, *, skipped: int, log: Log) -> None:
-        """Raises where the last of `at` steps was not finite; `skipped` batches were left out before it."""
+        """Raises where step `at` was not finite; `skipped` batches were left out before."""
         if not read_scalar(optimizer_metrics(state)["bad_in_a_row"]):
             return
         with contextlib.suppress(TrainingError):  # that too many steps were not finite is no news
@@ -46,7 +46,7 @@ class NanSearch:
 
 
 def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mapping[str, np.ndarray], at: int) -> str:
-    """What first was not finite in step `at`, which began with `params` and these rows, in a sentence.
+    """A sentence on what first was not finite in step `at`, given params and rows.
 
     All of the model and of the batch must fit one processor.
     """
@@ -60,15 +60,15 @@ def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mappin
         return loss, gradients
 
     try:
-        found = not_finite(loss_and_gradients, model, whole, np.int32(at))
+        report = not_finite(loss_and_gradients, model, whole, np.int32(at))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return "which operation it was cannot be said: the model and its batch do not fit one processor"
-    if not found:
+    if not report:
         return f"done again on one processor it is finite; on mesh {feed.mesh} sums are of another order or dtype"
-    finite_loss = [] if 0 in found.results else ["its loss is finite, its gradients are not"]
-    return "; ".join([*finite_loss, *_already(found.given), *map(str, found.made)])
+    finite_loss = [] if 0 in report.results else ["its loss is finite, its gradients are not"]
+    return "; ".join([*finite_loss, *_already(report.given), *map(str, report.made)])
 
 
 def _already(given: Sequence[Given]) -> list[str]:

@@ -31,7 +31,7 @@ from .watchdog import Watchdog
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready for its first step: `state` is what it begins or resumes with."""
+    """A run that is ready for its first step, with the state it starts with."""
 
     config: RunConfig
     step: TrainStep
@@ -52,7 +52,7 @@ class Prepared:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """While the steps are taken: the files are open, the watchdog watches, and the threads end with it."""
+        """While steps are taken: files are open, and the watchdog watches."""
         with self.metrics, self.profile, self.watchdog, self.saver, contextlib.closing(self.batches):
             yield
 
@@ -70,7 +70,7 @@ def prepare(
     stop: Stop,
     options: Options,
 ) -> Prepared:
-    """Opens the data, restores the state or makes the first one, and writes what the folder is to hold."""
+    """Opens the data, restores or makes the state, and writes the folder's files."""
     tokenizer, training, held_out = _open_data(config, folder, saver, listener)
     feed = Feed(config.sized_model, *config.runs_on, seed=config.seed)
     evaluator = None if held_out is None else Evaluator(config, feed, held_out, tokenizer)

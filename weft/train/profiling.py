@@ -1,4 +1,4 @@
-"""A profile of some steps of a run: what each processor did when, under the names of Weft's ops.
+"""A profile of some steps of a run, under the names of Weft's ops.
 
 Imports the program's names. Ops run in JAX scopes of their names (`jvp(wf18_scan)/.../wf43_softmax`), which XLA keeps
 for every instruction and the profile for every event.
@@ -22,10 +22,10 @@ class ProfileError(WeftError):
 
 
 class Profile:
-    """Profiles the steps from `wanted[0]` up to `wanted[1]` of a run that goes on from step `at`; None for none.
+    """Profiles the steps from `wanted[0]` up to `wanted[1]` of a run; None for none.
 
-    While it is entered it is running; left early, it is closed with the steps there were. Of several processes the
-    first one's processors are profiled.
+    The run goes on from step `at`. While it is entered it is running; left early, it is closed with the steps there
+    were. Of several processes the first one's processors are profiled.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Profile:
             self._close()
 
     def _open(self) -> None:
-        how: Any = jax.profiler.ProfileOptions()
-        how.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
+        options: Any = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
         try:
-            jax.profiler.start_trace(str(self.folder), profiler_options=how)
+            jax.profiler.start_trace(str(self.folder), profiler_options=options)
             self.is_running = True
         except Exception as error:  # a profile is not worth a run
             self.said(f"NOT PROFILED: {_first_line(error)}")

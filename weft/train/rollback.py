@@ -1,4 +1,4 @@
-"""Rollback after a loss spike: back to the last checkpoint, and past the batches that led to the spike.
+"""Rollback after a loss spike: to the last checkpoint, past its batches.
 
 Imports the saver and the metrics.
 """
@@ -13,14 +13,14 @@ MOST_ROLLBACKS = 3  # to one checkpoint
 
 
 class Rollback:
-    """Restores the state before a spike; the batches up to it are left out from then on."""
+    """Restores the state before a spike; the batches up to it are left out."""
 
     def __init__(self, saver: Saver, step: TrainStep, metrics: Metrics, listener: Listener):
         self._saver, self._step, self._metrics, self._listener = saver, step, metrics, listener
         self._count = 0
 
     def __call__(self, spike: Spike) -> TrainState:
-        """The state of the last checkpoint, whose step is `saver.at`; the rows of metrics after it are gone."""
+        """The state of the last checkpoint, whose step is `saver.at`."""
         saver, before = self._saver, self._saver.at
         saver.wait()
         state = saver.restore(self._step)

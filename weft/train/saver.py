@@ -1,4 +1,4 @@
-"""The checkpoints of a run that trains: where it resumes, what it saves, and what is said where that fails.
+"""Saving and resuming of a run that trains, and what is said where that fails.
 
 Imports the checkpoints, the step and the first weights. A broken checkpoint is named and the one before it is taken;
 one that cannot be written is said and training goes on, unless `checkpoint.stop_if_full` says otherwise.
@@ -24,7 +24,7 @@ from .telling import Listener, Outcome, TrainingError, before_a_step
 
 
 class Saver:
-    """Saves and restores the state of a run; `at` is the step of the state it restored last."""
+    """Saves and restores the state of a run; `at` is the step it restored last."""
 
     def __init__(self, config: RunConfig, folder: Path, listener: Listener, stop: Stop, command: str):
         self.config, self.folder, self.listener = config, folder, listener
@@ -35,7 +35,7 @@ class Saver:
         self._stop, self._command = stop, command
 
     def stand_at_last(self) -> None:
-        """A start that is ended before its first step stands at the checkpoint it would have resumed from."""
+        """Ended before its first step, a start stands where it would have resumed."""
         self._stand_at(max(self.checkpoints.steps, default=0))
 
     def _stand_at(self, at: int) -> None:
@@ -120,7 +120,7 @@ class Saver:
         return bool(every) and at % every == 0
 
     def save(self, state: TrainState, at: int, *, loss: float | None, not_finite: str, is_last: bool) -> None:
-        """Begins to write the state; one that a bad step left as it was is written at the end only."""
+        """Begins to write the state; after a bad step only if it is the last one."""
         if not is_last and read_scalar(optimizer_metrics(state)["bad_in_a_row"]):
             return  # nothing has changed, and one from before it all went wrong would have to go
         metadata = {"config": self.config.to_dict(), "loss": loss, "past": self.skipped, "not_finite": not_finite}
@@ -128,7 +128,7 @@ class Saver:
         self.is_saved = self._try(lambda: self.checkpoints.save(at, arrays_of(state), metadata), is_last)
 
     def report_failure(self, *, is_last: bool) -> None:
-        """Says what went wrong with the checkpoint that is being written, if that is known already."""
+        """Says what went wrong with the last checkpoint, if that is known already."""
         if self.checkpoints.has_failed:
             self.wait(is_last=is_last)
 
@@ -153,7 +153,7 @@ class Saver:
             self.checkpoints.close()
 
     def _try(self, save: Callable[[], None], is_last: bool) -> bool:
-        """Whether it went well; if not, that is said, or raised where a full disk is to stop the run."""
+        """Whether it went well; if not that is said, or raised by `stop_if_full`."""
         try:
             save()
             return True

@@ -106,7 +106,7 @@ def train(run: Prepared) -> Outcome:
 
 
 def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[str, Any]]:
-    """One step; the first of a start is compiled in it, and from its end on there is something to save."""
+    """One step; the first is compiled, and after it there is something to save."""
     with run.profile.step(at):
         if run.stop.is_saving:
             return run.step(state, next(run.batches), np.int32(at))
@@ -118,7 +118,7 @@ def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[s
 
 
 def _check_devices(mesh: Mesh, listener: Listener) -> None:
-    """Raises where there are too few processors; leaves JAX's compilation cache out where it would hang."""
+    """Raises where there are too few; leaves a compilation cache out that would hang."""
     first = mesh.jax_mesh().devices.flat[0]
     if first.platform == "cpu" and mesh.size > 1 and jax.config.values.get("jax_compilation_cache_dir"):
         # Read back from there, a program's collectives are no longer in one order on all virtual processors.
