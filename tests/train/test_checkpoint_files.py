@@ -77,7 +77,7 @@ def test_metadata_of_another_shape_is_an_error_that_names_the_file(told, folder)
     path = folder / "4" / "checkpoint.json"
     path.write_bytes(told)
     for asked in (
-        Checkpoints(folder).told,
+        Checkpoints(folder).metadata,
         Checkpoints(folder).dtypes,
         lambda step: Checkpoints(folder).load(step, {}),
     ):

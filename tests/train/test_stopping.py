@@ -11,8 +11,8 @@ import pytest
 
 from weft.train.checkpoints import Checkpoints
 from weft.train.evaluation import Evaluator
+from weft.train.interface import before_a_step
 from weft.train.stopping import GRACE, Interrupted, Stop
-from weft.train.telling import before_a_step
 
 from .running import config_of, run
 from .test_bad_runs import act, asked

@@ -16,8 +16,8 @@ from ..train import elastic
 from ..train.checkpoints import Checkpoints
 from ..train.config import read
 from ..train.foresight import with_layout
+from ..train.interface import NOTHING_LOST, before_a_step
 from ..train.runs import CHECKPOINTS
-from ..train.telling import NOTHING_LOST, before_a_step
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Progress
 from .terminal import reported, write

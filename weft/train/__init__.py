@@ -7,8 +7,8 @@ model = train.Run("runs/tiny").load()
 
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
+from .interface import Options, Outcome, TrainingError
 from .runs import Run, RunError
-from .telling import Options, Outcome, TrainingError
 from .trainer import Trainer
 
 __all__ = [

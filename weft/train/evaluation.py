@@ -25,10 +25,10 @@ from ..spmd import spmd
 from ..spmd.step import TrainState
 from .config import ConfigError, RunConfig
 from .feeding import Feed
+from .interface import Listener
 from .metrics import Metrics
 from .step import evaluated_model, read_scalar
 from .stopping import Stop
-from .telling import Listener
 from .watchdog import Watchdog
 
 

@@ -23,9 +23,9 @@ from ..small_files import Reader
 from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
+from .interface import Outcome
 from .keys import changes_of
 from .runs import CACHE, ORIGIN, Lock, RunError
-from .telling import Outcome
 
 DATA, OUTCOME = "data.json", "run.json"
 _MOST_NAMED = 3

@@ -21,8 +21,8 @@ from ..small_files import Reader
 from ..spmd.together import agreed_text
 from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .elastic import Part, has_room, largest_part, may_be_searched
+from .interface import Listener
 from .step import make_step, shapes_of_call
-from .telling import Listener
 
 FAR = {"gpu": 1.5, "tpu": 1.5, "cpu": 3.0}
 """How many times longer, or shorter, a step may take than planned before it is said; virtual processors vary most."""

@@ -15,11 +15,11 @@ import numpy as np
 from ..spmd.step import TrainState
 from .config import RunConfig
 from .foresight import Forecast
+from .interface import Listener, TrainingError
 from .metrics import Metrics, Row
 from .speed import flops_per_token, peak_flops
 from .spikes import Spike
 from .step import optimizer_metrics, read_scalar
-from .telling import Listener, TrainingError
 
 
 class Log:

@@ -19,9 +19,9 @@ from ..spmd import get, value_and_grad
 from ..spmd.step import TrainState
 from .config import RunConfig
 from .feeding import Feed
+from .interface import Listener, TrainingError
 from .log import Log
 from .step import arrays_of, make_step, optimizer_metrics, read_scalar, refill
-from .telling import Listener, TrainingError
 
 _MOST_NAMED = 3
 

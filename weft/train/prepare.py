@@ -18,6 +18,7 @@ from .evaluation import Evaluator, PeriodicEvaluation
 from .feeding import Feed
 from .folder import Folder
 from .foresight import Forecast
+from .interface import Listener, Options
 from .log import Log, is_due
 from .metrics import Metrics, Row
 from .nonfinite import NanSearch
@@ -25,7 +26,6 @@ from .profiling import Profile
 from .rollback import Rollback
 from .saver import Saver
 from .stopping import Stop
-from .telling import Listener, Options
 from .watchdog import Watchdog
 
 

@@ -4,10 +4,10 @@ Imports the saver and the metrics.
 """
 
 from ..spmd.step import TrainState, TrainStep
+from .interface import Listener, TrainingError
 from .metrics import Metrics
 from .saver import Saver
 from .spikes import Spike
-from .telling import Listener, TrainingError
 
 MOST_ROLLBACKS = 3  # to one checkpoint
 

@@ -15,12 +15,12 @@ from ..spmd.step import TrainState, TrainStep
 from ..spmd.together import agreed
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
 from .config import RunConfig
+from .interface import Listener, Outcome, TrainingError, before_a_step
 from .runs import CHECKPOINTS
 from .spikes import is_of_spikes
 from .start import first_weights
 from .step import arrays_of, optimizer_metrics, read_scalar, refill, shapes_of_model
 from .stopping import Stop
-from .telling import Listener, Outcome, TrainingError, before_a_step
 
 
 class Saver:

@@ -15,11 +15,11 @@ from ..spmd.step import TrainState
 from .config import RunConfig
 from .folder import Folder
 from .foresight import with_layout
+from .interface import OPTIONS, Listener, NullListener, Options, Outcome, TrainingError
 from .prepare import Prepared, prepare
 from .saver import Saver
 from .step import make_step
 from .stopping import Interrupted, Stop
-from .telling import OPTIONS, Listener, NullListener, Options, Outcome, TrainingError
 
 __all__ = ["OPTIONS", "Listener", "NullListener", "Options", "Outcome", "Trainer", "TrainingError", "train"]
 
