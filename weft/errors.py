@@ -17,6 +17,8 @@ from typing import Any, TypeVar, overload
 
 import jax
 
+from .compat import FILTERING_NOTE
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pytest", "pluggy")
 
@@ -38,11 +40,8 @@ class WeftError(Exception):
 
     def add_note(self, note: str) -> None:
         """Adds a line below the text; JAX's note that it removed frames is left out: the fix is the last line."""
-        if _JAX_NOTE not in note:
+        if FILTERING_NOTE not in note:
             super().add_note(note)
-
-
-_JAX_NOTE = "JAX_TRACEBACK_FILTERING"
 
 
 def _writable(text: str) -> str:
@@ -278,7 +277,7 @@ def _fold_around(error: Exception) -> None:
 
 def _drop_note(error: BaseException) -> None:
     if hasattr(error, "__notes__"):
-        error.__notes__ = [note for note in error.__notes__ if _JAX_NOTE not in note]
+        error.__notes__ = [note for note in error.__notes__ if FILTERING_NOTE not in note]
 
 
 def _with_frames(found: TracebackType | None, is_kept: Callable[[FrameType], bool]) -> TracebackType | None:

@@ -101,7 +101,11 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     )
 
 
-def as_layout(layout: "Layout | str | Mapping[str, Any] | None") -> Layout:
+LayoutLike = Layout | str | Mapping[str, Any]
+"""A layout as callers write it; None, where it may be left out, is the empty one."""
+
+
+def as_layout(layout: LayoutLike | None) -> Layout:
     """A layout out of whatever way a caller may write one."""
     return layout if isinstance(layout, Layout) else Layout("" if layout is None else layout)
 

@@ -25,19 +25,19 @@ def is_number(leaf: Any) -> bool:
 
 def is_data(leaf: Any) -> bool:
     """Whether a leaf is traced rather than compiled in; a tensor without an array has nothing to trace."""
-    return hasattr(leaf._array, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
+    return hasattr(leaf.raw, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
 
 
 def is_trained(leaf: Any) -> bool:
     """Whether a leaf gets a gradient and updates: a float, named or not, that is not frozen."""
-    if not is_data(leaf) or (is_tensor(leaf) and leaf._kind.frozen):
+    if not is_data(leaf) or (is_tensor(leaf) and leaf.kind.frozen):
         return False
     return isinstance(leaf, float | complex) if is_number(leaf) else jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def array_of(leaf: Any) -> Any:
     """The array of a leaf, which may be a tensor."""
-    return leaf._array if is_tensor(leaf) else leaf
+    return leaf.raw if is_tensor(leaf) else leaf
 
 
 def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:

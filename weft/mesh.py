@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from .checks import is_whole
 from .devices import arranged, as_they_come, described, taken
 from .dims import NAME
 from .errors import MeshError, folded, public
@@ -139,7 +140,11 @@ class Mesh:
         return f"Mesh({str(self)!r})"
 
 
-def as_mesh(mesh: "Mesh | str | Mapping[str, int] | None") -> Mesh:
+MeshLike = Mesh | str | Mapping[str, int]
+"""A mesh as callers write it."""
+
+
+def as_mesh(mesh: MeshLike | None) -> Mesh:
     """A mesh out of whatever way a caller may write one."""
     if mesh is None:
         raise MeshError("no mesh was given", fix="give one: `mesh='rows=4,cols=2'`")
@@ -191,7 +196,7 @@ def _checked(axes: dict[str, Any]) -> dict[str, int]:
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
             raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        if not is_whole(size, 1):
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
             )

@@ -3,7 +3,10 @@
 Imports the models and the data's tokenizers. It works under any layout.
 """
 
+from ..namespace import namespace as _namespace
 from .beam import Hypotheses, beam_search
 from .generate import Continuations, generate
 
 __all__ = ["Continuations", "Hypotheses", "beam_search", "generate"]
+
+__dir__, __getattr__ = _namespace(globals(), called="decode")

@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state, set_current_trace
 
+from ..compat import trace_of
+from ..compat import varying as varying  # asked for together with the collectives
 from ..layout import Axes
 
 # What JAX calls them in a traced program, and what we do.
@@ -32,18 +34,13 @@ PRIMITIVES = {
 }
 
 
-def varying(array: Any) -> frozenset[str]:
-    """The axes over which JAX types this value as varying."""
-    return jax.typeof(array).manual_axis_type.varying
-
-
 def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
     """Runs what is inside at the level of tracing where `array` was made.
 
     Work on a value closed over by a loop body then lands before the loop, and its gradient is summed once, after it.
     """
     if isinstance(array, jax.core.Tracer):
-        return set_current_trace(array._trace)
+        return set_current_trace(trace_of(array))
     return contextlib.nullcontext()
 
 

@@ -8,7 +8,6 @@ used.
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import is_whole
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -28,11 +28,11 @@ from ..tensor import (
     as_dtype,
     checked,
     is_tensor,
-    make,
     marked,
     marks_of,
     need_room,
     placement,
+    with_kind,
 )
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
@@ -104,7 +104,7 @@ class Meeting:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
         moved = [
-            x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
+            x if not is_tensor(x) else x.raw if stored[i] else _moved(x, i, wants[i], self.region)
             for i, x in enumerate(xs)
         ]
         over = frozenset(vary).union(*map(_still_varying, xs, wants, moved))
@@ -139,7 +139,7 @@ class Meeting:
 
 
 def _is_stored(x: Tensor, want: Placement) -> bool:
-    return x._kind.store is not None and x._region is not None and placement(x) != want
+    return x.kind.store is not None and x.region is not None and placement(x) != want
 
 
 def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
@@ -164,7 +164,7 @@ def meet(
     it is used: its result is a parameter, stored so, where its operands are and these dims can be.
     """
     tensors = [checked(x) for x in xs if is_tensor(x)]
-    without = [x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)]
+    without = [x for x in tensors if isinstance(x.raw, jax.ShapeDtypeStruct)]
     if without:
         raise TensorError(
             f"{without[0]!r} holds a shape and no values",
@@ -178,9 +178,9 @@ def meet(
 def _kept(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:
     """What is left of the kind of tensors that are only rearranged."""
     named = [x for x in xs if x.dims] or list(xs)  # one number says where, and is no part of the result
-    frozen = all(x._kind.frozen for x in named)
-    first = replace(named[0]._kind, equal=frozenset(), frozen=frozen)
-    alike = all(replace(x._kind, equal=frozenset(), frozen=frozen) == first for x in named)
+    frozen = all(x.kind.frozen for x in named)
+    first = replace(named[0].kind, equal=frozenset(), frozen=frozen)
+    alike = all(replace(x.kind, equal=frozenset(), frozen=frozen) == first for x in named)
     if not alike or first.store is None or not _can_keep(named, region, first.store, into, along):
         return Kind(frozen=frozen)
     return first
@@ -189,7 +189,7 @@ def _kept(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], alon
 def _can_keep(xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None) -> bool:
     if region is None:
         return True
-    if any(x._region is not region or varying(x._array) != varying(xs[0]._array) for x in xs):
+    if any(x.region is not region or varying(x.raw) != varying(xs[0].raw) for x in xs):
         return False
     if along is not None and any(_lies(along, x, store) != _lies(along, x, None) for x in xs):
         return False
@@ -197,33 +197,33 @@ def _can_keep(xs: Sequence[Tensor], region: Region | None, store: str, into: Seq
 
 
 def _lies(dim: Dim, x: Tensor, store: str | None) -> Axes:
-    assert x._region is not None
-    return x._region.placement(x.dims, store)[x.dims.position(dim.name)]
+    assert x.region is not None
+    return x.region.placement(x.dims, store)[x.dims.position(dim.name)]
 
 
 def _uncast(x: Tensor) -> Tensor:
-    return make(x._array, x.dims, x._region, replace(x._kind, cast_to=None))
+    return with_kind(x, cast_to=None)
 
 
 def note_together(xs: Sequence[Tensor]) -> None:
     """Writes tensors down as the op's operands, before it moves or renames some of them."""
     if (region := common_region(xs)) is not None:
-        note_operands(region, {}, xs, [None if x._region is None else region.placement(x.dims) for x in xs])
+        note_operands(region, {}, xs, [None if x.region is None else region.placement(x.dims) for x in xs])
 
 
 def common_region(xs: Sequence[Tensor]) -> Region | None:
     """The innermost region of these tensors; each must stand in it or around it."""
     inner: Region | None = None
     for x in xs:
-        if x._region is None or x._region.encloses(inner):
+        if x.region is None or x.region.encloses(inner):
             continue
-        if inner is not None and not inner.encloses(x._region):
+        if inner is not None and not inner.encloses(x.region):
             raise RegionError(
                 f"{x!r} belongs to another region than the tensors it meets",
-                state=x._region.state,
+                state=x.region.state,
                 fix="return it from its region and pass it into the other as an argument",
             )
-        inner = x._region
+        inner = x.region
     return inner
 
 
@@ -232,7 +232,7 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not isinstance(x, bool):
+        if is_whole(x):
             need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
@@ -269,37 +269,46 @@ def _varied(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]
     """The array of `x`, placed as `want`, varying over `over`; made once for each value, where the value was made."""
     missing = over - varying(array)
     if not missing:
-        return array if x._kind.cast_to is None else array.astype(x._kind.cast_to)
+        return array if x.kind.cast_to is None else array.astype(x.kind.cast_to)
     if not _is_kept(x):
         with operand_scope(i):
             return as_varying(array, missing)
     made = x._memo.setdefault(("varying", want), {})
     if missing not in made:
         base: frozenset[str] = max((axes for axes in made if axes < missing), key=len, default=frozenset())
-        with level_of(x._array), operand_scope(i):
-            if x._kind.sums is None:
+        with level_of(x.raw), operand_scope(i):
+            if x.kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)
             else:
-                made[missing] = _with_sums(lambda a: as_varying(a, missing), x._kind, missing)(array)
+                made[missing] = _with_sums(lambda a: as_varying(a, missing), x.kind, missing)(array)
     return made[missing]
 
 
 def _moved(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     have = placement(x)
     if have == want:
-        return x._array
-    if not _is_kept(x):
+        return x.raw
+
+    def move() -> Any:
         with operand_scope(i):
-            return relocate(x._array, have, want, region)
-    if ("moved", want) not in x._memo:
-        with level_of(x._array), operand_scope(i):
-            x._memo["moved", want] = relocate(x._array, have, want, region)
-    return x._memo["moved", want]
+            return relocate(x.raw, have, want, region)
+
+    return hoist(x, ("moved", want), move)
+
+
+def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` makes of `x`, once, where `x` was made: before the loop, where a loop's body uses it."""
+    if not _is_kept(x):
+        return make()
+    if key not in x._memo:
+        with level_of(x.raw):
+            x._memo[key] = make()
+    return x._memo[key]
 
 
 def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
     """What `make` makes of `x`, kept with it: made once however often it is used where `x` was made."""
-    if not _is_kept(x) or not is_level_of(x._array):
+    if not _is_kept(x) or not is_level_of(x.raw):
         return make()
     if key not in x._memo:
         x._memo[key] = make()
@@ -308,7 +317,7 @@ def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
 
 def _is_kept(x: Tensor) -> bool:
     """Whether what is made of `x` can be kept with it: a whole constant's level may lie outside the region."""
-    return x._region is not None and isinstance(x._array, jax.core.Tracer)
+    return x.region is not None and isinstance(x.raw, jax.core.Tracer)
 
 
 def _gathered(array: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
@@ -322,18 +331,18 @@ def _made_whole(array: Any, x: Tensor, want: Placement, region: Region, over: fr
     leaving = set().union(*have) - set().union(*want)
     if not leaving & over:
         # All processors do the same with it: its gradient is a slice of what each of them has.
-        if x._kind.sums is None:
+        if x.kind.sums is None:
             return relocate(as_varying(array, over), have, want, region, collectives.all_gather_equal)
         equal = relocate(array, have, want, region, collectives.all_gather_equal)
-        return _with_sums(lambda a: as_varying(a, over), x._kind, over - varying(equal))(equal)
+        return _with_sums(lambda a: as_varying(a, over), x.kind, over - varying(equal))(equal)
 
     def whole(array: Any) -> Any:
         # Varying first: its gradient is then scattered before what is left of it is summed over other axes.
         return relocate(as_varying(array, over), have, want, region)
 
-    if x._kind.sums is None:
+    if x.kind.sums is None:
         return whole(array)
-    return _with_sums(whole, x._kind, over - varying(array), scatter=(have, want))(array)
+    return _with_sums(whole, x.kind, over - varying(array), scatter=(have, want))(array)
 
 
 def _with_sums(
@@ -380,18 +389,18 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     if region is None or not _is_stored(x, want := region.placement(x.dims)):
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
-    over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
+    over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
     with region.record.op("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
-        return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+        return result(_gathered(checked(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
 def brought(x: Tensor, region: Region) -> Tensor:
     """`x` as a tensor of this region, in which it varies over the axes taken; made once, where `x` was made."""
-    if x._region is region and x._kind.is_plain and varying(x._array).issuperset(region.taken):
+    if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
         return x
-    if x._region is not None and not x._region.encloses(region):
+    if x.region is not None and not x.region.encloses(region):
         return x  # of no region around this one: the op it is given to says so
 
     def bring() -> Tensor:
@@ -399,34 +408,12 @@ def brought(x: Tensor, region: Region) -> Tensor:
             array = Meeting(region, x.dims).run(_same, [checked(x)], vary=region.taken)
             return marked(result(array, x.dims, region), marks_of(x))
 
-    if not _is_kept(x):
-        return bring()
-    if ("brought", region) not in x._memo:
-        with level_of(x._array):
-            x._memo["brought", region] = bring()
-    return x._memo["brought", region]
-
-
-def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
-    """`fn`, if it can be called, with so many arguments where their number is known."""
-    if not callable(fn):
-        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
-    if takes is not None:
-        try:
-            inspect.signature(fn).bind(*range(takes))
-        except TypeError as error:
-            number = f"{takes} argument{'' if takes == 1 else 's'}"
-            raise TensorError(
-                f"{what} calls its function with {number}: {error}", fix=f"give {what} a function of {number}"
-            ) from None
-        except ValueError:  # it has no signature
-            pass
-    return fn
+    return hoist(x, ("brought", region), bring)
 
 
 def with_layout(x: Tensor, region: Region | None) -> Tensor:
     """`x` as a tensor of this region: a whole constant is sliced, a parameter gathered."""
-    if region is None or (x._region is region and x._kind.is_plain):
+    if region is None or (x.region is region and x.kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
     with region.record.op("whole"):

@@ -126,9 +126,9 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
     x = make(array, dims, region, kind)
     if region is None:
         return x
-    x._array = collectives.as_varying(array, axes_in(placement(x)))
+    x.raw = collectives.as_varying(array, axes_in(placement(x)))
     if (equal := excess(x)) != kind.equal:
-        x._kind = replace(kind, equal=equal)
+        x.kind = replace(kind, equal=equal)
     return x
 
 

@@ -17,7 +17,7 @@ from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, make, placement
-from .collectives import as_varying, index, permute
+from .collectives import as_varying, index, permute, varying
 from .meet import common_region, is_rematted
 from .recorded import note_operands
 
@@ -39,8 +39,8 @@ class Piece:
         x = xs[self.number]
         dims = [Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in x.dims]
         # Each processor has a piece of its own: not equal, but so it is said, for the ring to make it right.
-        kind = Kind(equal=frozenset(self.axes) | x._kind.equal)
-        piece = make(x.local_array, dims, x._region, kind)
+        kind = Kind(equal=frozenset(self.axes) | x.kind.equal)
+        piece = make(x.local_array, dims, x.region, kind)
         return tuple(piece if i == self.number else other for i, other in enumerate(xs))
 
     def product(self, compute: Product, xs: Sequence[Tensor], out: Shape) -> Product:
@@ -87,7 +87,7 @@ def _added(made: Any, part: Any, start: Any, place: int | None, ways: int) -> An
     if made is None:
         sizes = [size * ways if i == place else size for i, size in enumerate(part.shape)]
         made = jnp.zeros_like(part, shape=sizes)
-        made = as_varying(made, jax.typeof(part).manual_axis_type.varying)
+        made = as_varying(made, varying(part))
     return lax.dynamic_update_slice_in_dim(made, part, start, place)
 
 
@@ -95,14 +95,14 @@ def stored_piece(xs: Sequence[Tensor]) -> Piece | None:
     """The parameter among two operands that is stored split along one dim and would be gathered first."""
     region = _region_of_two(xs)
     for number, x in enumerate(xs):
-        if region is None or x._region is None or x._kind.store is None:
+        if region is None or x.region is None or x.kind.store is None:
             continue
         found = _leaving(x.dims, placement(x), region.placement(x.dims))
         if found is None:
             continue
-        if x._kind.sums is not None:
+        if x.kind.sums is not None:
             raise TensorError(
-                f"einsum overlaps the gather of {x!r}, whose gradient is to be summed in {x._kind.sums}",
+                f"einsum overlaps the gather of {x!r}, whose gradient is to be summed in {x.kind.sums}",
                 fix="leave out `overlap=True` here, or `sum_dtype`",
             )
         return _piece(number, *found, xs, region)
@@ -114,7 +114,7 @@ def renamed_piece(xs: Sequence[Tensor], names: Mapping[str, Any]) -> Piece | Non
     region = _region_of_two(xs)
     for number, x in enumerate(xs):
         own = {old: new for old, new in names.items() if x.dims.has(old)}
-        if region is None or x._region is None or not own:
+        if region is None or x.region is None or not own:
             continue
         found = _leaving(x.dims, region.placement(x.dims), region.placement(renamed(x.dims, own)))
         if found is not None and not xs[1 - number].dims.has(found[0]):
@@ -125,7 +125,7 @@ def renamed_piece(xs: Sequence[Tensor], names: Mapping[str, Any]) -> Piece | Non
 def _piece(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region: Region) -> Piece:
     wants = [region.placement(x.dims) for x in xs]
     note_operands(region, {dim.name: axes}, xs, wants)
-    return Piece(number, dim, axes, region.ways(axes), xs[number]._kind.store is not None)
+    return Piece(number, dim, axes, region.ways(axes), xs[number].kind.store is not None)
 
 
 def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] | None:

@@ -7,7 +7,6 @@ come. In a mapped function it may differ from row to row; then all processors do
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
@@ -42,8 +41,7 @@ def taken_axes() -> frozenset[str]:
 
 def differing_by_row(value: Any) -> Axes:
     """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
-    kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
-    return tuple(sorted(kind.manual_axis_type.varying & taken_axes()))
+    return tuple(sorted(varying(value) & taken_axes()))
 
 
 def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:

@@ -98,11 +98,11 @@ def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, foun
     entry.renamed = {_name(old): _name(new) for old, new in names.items()}
     if not entry.operands and not entry.is_block:
         _note(entry, given, [None] * len(given))
-        entry.stays_stored = any(x._kind.store is not None for x in results)
+        entry.stays_stored = any(x.kind.store is not None for x in results)
         for x in given:
             entry.dims.update(zip(x.dims.names, placement(x), strict=True))
-    arrays = {id(x._array) for x in given}
-    entry.is_free = bool(results) and all(id(x._array) in arrays for x in results)
+    arrays = {id(x.raw) for x in given}
+    entry.is_free = bool(results) and all(id(x.raw) in arrays for x in results)
     flows = any(entry.gradients) or (None if entry.is_block or None in entry.gradients else False)
     for x in results:
         x._memo.setdefault("entry", entry.id)
@@ -169,7 +169,7 @@ def _note(entry: Entry, xs: Sequence[Any], wants: Sequence[Placement | None]) ->
 
 def _has_gradient(x: Tensor) -> bool | None:
     """Whether a gradient flows back to a tensor; None where a function of JAX's own hides it."""
-    if x._region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+    if x.region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return False
     return x._memo.get("has_gradient")
 
@@ -177,8 +177,8 @@ def _has_gradient(x: Tensor) -> bool | None:
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
     """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
     have = placement(x)
-    is_finer = x._region is not None and have != x._region.placement(x.dims) and have != want
-    return Placed(x.dtype, x.dims, have, x._kind.store if is_finer else None)
+    is_finer = x.region is not None and have != x.region.placement(x.dims) and have != want
+    return Placed(x.dtype, x.dims, have, x.kind.store if is_finer else None)
 
 
 def _name(dim: Any) -> str:

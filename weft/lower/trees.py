@@ -35,12 +35,12 @@ class Slot:
 def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
     """The arrays of a tree, what each of them stands for, and the tree's structure."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
-    arrays = [checked(leaf)._array if is_tensor(leaf) else leaf for leaf in leaves]
+    arrays = [checked(leaf).raw if is_tensor(leaf) else leaf for leaf in leaves]
     return arrays, [slot_of(leaf) for leaf in leaves], structure
 
 
 def slot_of(leaf: Any) -> Slot:
-    return Slot(leaf.dims, leaf._region, leaf._kind, marks_of(leaf)) if is_tensor(leaf) else Slot()
+    return Slot(leaf.dims, leaf.region, leaf.kind, marks_of(leaf)) if is_tensor(leaf) else Slot()
 
 
 def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -> Any:

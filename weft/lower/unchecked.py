@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..compat import without_variation
+from ..compat import with_variation_of, without_variation
 from .collectives import as_varying, varying
 
 local_call = Primitive("local_call")
@@ -95,7 +95,7 @@ def _type(*operands: Any, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
 
     def typed(aval: Any) -> Any:
         lies = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * aval.ndim))
-        return aval.update(sharding=lies, manual_axis_type=like.manual_axis_type)
+        return with_variation_of(aval, like, lies)
 
     return [typed(aval) for aval in jaxpr.out_avals], jaxpr.effects
 

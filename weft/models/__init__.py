@@ -8,6 +8,7 @@ import jax
 from ..errors import public
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
+from ..namespace import namespace as _namespace
 from ..nn import weights
 from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
@@ -75,3 +76,5 @@ __all__ = [
     "preset",
     "shapes",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="models")

@@ -1,9 +1,7 @@
 """Layers: Equinox modules over named tensors. A layer says nothing about processors."""
 
-from typing import Any
-
-from ..elsewhere import LAYERS, unknown_name
-from ..errors import folded
+from ..elsewhere import LAYERS as _LAYERS
+from ..namespace import namespace as _namespace
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -40,7 +38,4 @@ __all__ = [
     "unfreeze",
 ]
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("nn", name, __all__, LAYERS)
+__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS)

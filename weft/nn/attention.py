@@ -275,9 +275,9 @@ def _has_padding(*shapes: Shape) -> bool:
 
 
 def _is_on_gpu(x: Tensor) -> bool:
-    if x._region is None:
+    if x.region is None:
         return jax.default_backend() == "gpu"
-    return x._region.mesh.platform == "gpu"
+    return x.region.mesh.platform == "gpu"
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from ..errors import TensorError, closest, public
-from ..tensor import Tensor, is_tensor
-from .weights import with_kind, written
+from ..tensor import Tensor, is_tensor, with_kind
+from .weights import written
 
 
 @public
@@ -68,6 +68,6 @@ def _marked(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:
     chosen = matched(patterns, model)
 
     def mark(path: str, x: Any) -> Any:
-        return with_kind(x, frozen=frozen) if path in chosen and x._kind.store is not None else x
+        return with_kind(x, frozen=frozen) if path in chosen and x.kind.store is not None else x
 
     return map_paths(mark, model)

@@ -14,16 +14,15 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
+from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
 from ..spmd.border import Spmd
-from ..tensor import Tensor, parameter, tensor
-from ..tensor import make as make_tensor
+from ..tensor import Tensor, parameter, tensor, with_kind
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,7 @@ def shapes(module: Any) -> Any:
 
 def checked_key(key: Any) -> Any:
     """The key, if it is one."""
-    is_key = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(f"the key is {key!r:.60}", fix="make one by `jax.random.key(seed)`")
     return key
 
@@ -144,11 +142,6 @@ def _made(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> Any:
         return make(weight, own_key(key, written(path)))
 
     return jax.tree_util.tree_map_with_path(at, module)
-
-
-def with_kind(x: Tensor, **changes: Any) -> Tensor:
-    """The same array as a tensor of another kind."""
-    return make_tensor(x._array, x.dims, x._region, replace(x._kind, **changes))
 
 
 def written(path: Sequence[Any]) -> str:

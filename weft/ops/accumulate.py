@@ -10,10 +10,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal
 
+from ..checks import is_whole, need_function
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
-from ..lower.collectives import as_varying
-from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
+from ..lower.collectives import as_varying, varying
+from ..lower.meet import brought, gathered_for, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import taken_axes
@@ -36,7 +37,7 @@ def accumulate(
     processors once, at the end.
     """
     need_function(fn, "accumulate", takes=2)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_whole(count, 1):
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over
     tensors = _having(name, data)
@@ -59,7 +60,7 @@ def _accumulated(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: A
     tensors = _having(name, data)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
     pieces = [_cut(x, name, turn) for x in tensors]
-    inner = [slot_of(x).inner(turn, x._region) for x in pieces]
+    inner = [slot_of(x).inner(turn, x.region) for x in pieces]
     regions: list[Any] = []
 
     def part(arrays: Sequence[Any]) -> list[Any]:
@@ -69,10 +70,10 @@ def _accumulated(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: A
         if not isinstance(given, tuple) or len(given) != 2:
             raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
         scalars = [bring_in(_scalar(x)) for x in given]
-        regions[:] = [x._region for x in scalars]
+        regions[:] = [x.region for x in scalars]
         return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
 
-    arrays = [x._array for x in pieces]
+    arrays = [x.raw for x in pieces]
     total, weight = _summed(sliced(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
     with part_of_block():
         return result(total, (), regions[0]) / result(weight, (), regions[1])
@@ -164,28 +165,28 @@ def _feeding(closed: ClosedJaxpr) -> list[bool]:
 
 
 def _zeros(like: Any) -> Any:
-    kind = like if hasattr(like, "manual_axis_type") else jax.typeof(like)
-    return as_varying(jnp.zeros(kind.shape, kind.dtype), kind.manual_axis_type.varying)
+    aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    return as_varying(jnp.zeros(aval.shape, aval.dtype), varying(like))
 
 
 def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
     """`x` with its rows dealt out to the microbatches in turn, which no row has to leave its processor for."""
-    x, marks = with_layout(checked(x), x._region), marks_of(x)
+    x, marks = with_layout(checked(x), x.region), marks_of(x)
     position = x.dims.position(name)
     dim, ways = x.dims[position], x.ways(name)
     if dim.size % (ways * turn.size):
         step = ways * turn.size
         raise DimError(
             f"`{name}` (size {dim.size}, split {ways} ways) does not divide into {turn.size} microbatches",
-            state=x._region.state if x._region is not None else "",
+            state=x.region.state if x.region is not None else "",
             fix=f"make it a multiple of {step} (nearest: {-(-dim.size // step) * step}), or choose another `count`",
         )
-    local = x._array.shape[position] // turn.size
-    shape = (*x._array.shape[:position], local, turn.size, *x._array.shape[position + 1 :])
-    pieces = jnp.moveaxis(x._array.reshape(shape), position + 1, 0)
+    local = x.raw.shape[position] // turn.size
+    shape = (*x.raw.shape[:position], local, turn.size, *x.raw.shape[position + 1 :])
+    pieces = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
     dims = Shape([turn, *x.dims.resized({name: dim.size // turn.size})])
     have = ((), *placement(x))
-    return marked(settle(pieces, dims, have, x._region), marks)
+    return marked(settle(pieces, dims, have, x.region), marks)
 
 
 def _scalar(x: Any) -> Any:

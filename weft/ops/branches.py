@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Axes, Region
 from ..leaves import array_of
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import aligned
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
@@ -55,7 +56,7 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
         # A new function each: JAX keeps what it has traced.
         traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
-    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
+    unions = [varying(a) | varying(b) for a, b in avals]
     for pair in avals:
         if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
             raise TensorError(
@@ -137,7 +138,7 @@ class _Branch:
         if dims is None:
             return leaf
         leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
+        return make(aligned(leaf.raw, leaf.dims, dims), dims, leaf.region, leaf.kind)
 
 
 def _check_same(branches: Sequence[_Branch]) -> None:

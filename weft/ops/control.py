@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import UNSHOWN, Dim, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
-from ..lower.meet import brought, need_function, need_tensor, operand, rematted, with_layout
+from ..lower.meet import brought, need_tensor, operand, rematted, with_layout
 from ..lower.move import aligned, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
@@ -85,17 +86,17 @@ def _along(xs: Any, dim: Dim) -> Any:
     def first(x: Tensor) -> Tensor:
         x, marks = checked(x), marks_of(x)
         dims = Shape([x.dims.find(dim), *x.dims.without([dim])])
-        if x._region is not None and x._region.placement(x.dims)[x.dims.position(dim)]:
-            axes = "+".join(x._region.placement(x.dims)[x.dims.position(dim)])
+        if x.region is not None and x.region.placement(x.dims)[x.dims.position(dim)]:
+            axes = "+".join(x.region.placement(x.dims)[x.dims.position(dim)])
             raise LayoutError(
                 f"scan goes over `{dim.name}` in turn, and `{dim.name}` is split over `{axes}`",
-                state=x._region.state,
+                state=x.region.state,
                 fix=f"rename it to an unsplit dim first (`x.rename({dim.name}='{dim.name}_whole')`), "
                 f"drop `{dim.name}:{axes}`, or use `wf.associative_scan`",
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
-            x = with_layout(x, x._region)
-        return marked(make(aligned(x._array, x.dims, dims), dims, x._region, x._kind), marks)
+            x = with_layout(x, x.region)
+        return marked(make(aligned(x.raw, x.dims, dims), dims, x.region, x.kind), marks)
 
     for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):
         need_tensor(leaf, "scan")
@@ -183,11 +184,11 @@ class _Loop:
             )
         if not is_tensor(leaf):
             return leaf
-        if leaf._region is None or replace(leaf._kind, equal=frozenset()) != replace(slot.kind, equal=frozenset()):
-            leaf = with_layout(leaf, leaf._region or slot.region)
+        if leaf.region is None or replace(leaf.kind, equal=frozenset()) != replace(slot.kind, equal=frozenset()):
+            leaf = with_layout(leaf, leaf.region or slot.region)
         assert slot.dims is not None
-        kind = replace(leaf._kind, equal=leaf._kind.equal | slot.kind.equal)
-        return make(aligned(leaf._array, leaf.dims, slot.dims), slot.dims, leaf._region, kind)
+        kind = replace(leaf.kind, equal=leaf.kind.equal | slot.kind.equal)
+        return make(aligned(leaf.raw, leaf.dims, slot.dims), slot.dims, leaf.region, kind)
 
     def _is_fixed(self, closed: ClosedJaxpr) -> bool:
         """Whether the carry's type came back; if not, the carry adopts what did."""
@@ -195,8 +196,8 @@ class _Loop:
         for i, (leaf, aval) in enumerate(zip(self.found, closed.out_avals, strict=False)):
             slot, array = self.slots[i], self.carry[i]
             if slot.dims is not None and slot_of(leaf) != slot:
-                adopted = with_layout(slot.filled(array), leaf._region) if leaf._kind.is_plain else slot.filled(array)
-                self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted._array, False
+                adopted = with_layout(slot.filled(array), leaf.region) if leaf.kind.is_plain else slot.filled(array)
+                self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted.raw, False
                 continue
             if aval.dtype != array.dtype:
                 if not jax.typeof(array).weak_type:
@@ -211,7 +212,7 @@ class _Loop:
                     f"the carry of {self.what} enters with shape {array.shape} and leaves with {aval.shape}",
                     fix="keep its shape",
                 )
-            elif missing := aval.manual_axis_type.varying - varying(array):
+            elif missing := varying(aval) - varying(array):
                 self.carry[i], is_fixed = as_varying(array, missing), False
         return is_fixed
 
@@ -311,7 +312,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
             return carry
         steps = Dim(_STEP, upper - lower)
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
-        return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
+        return scan(lambda c, i: (body(i.raw, c), None), carry, count, over=steps)[0]
 
     def turn(state: Any) -> Any:
         i, carry = state

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..checks import is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
@@ -54,7 +55,7 @@ class _Operands:
 
     def _check_groups(self) -> None:
         groups, name = self.groups, self.given.name
-        if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+        if not is_whole(groups, 1):
             raise DimError(f"{self.what} got groups={groups!r}", fix="give a whole number of at least 1")
         if self.is_depthwise and groups != self.given.size:
             raise DimError(
@@ -144,7 +145,7 @@ class _Operands:
         if not self.w.dims.has(name := self.given.name):
             return self.w
         dims = Shape(dim.renamed(f"{name}_in_group") if dim.name == name else dim for dim in self.w.dims)
-        relabeled = make(self.w._array, dims, self.w._region, self.w._kind)
+        relabeled = make(self.w.raw, dims, self.w.region, self.w.kind)
         # Only where a `params.` rule stores it by the old name does anything move.
         is_same = placement(relabeled) == placement(self.w)
         return relabeled if is_same else rename(self.w, **{name: f"{name}_in_group"})

@@ -62,7 +62,7 @@ def slice_of(dims: Any, like: Any, what: str) -> tuple[Shape, Region | None, Pla
     """The shape, region, placement and local sizes of a new tensor."""
     known = need_tensor(like, what).dims if like is not None else ()
     shape = new_dims(dims, what="dims", known=known)
-    region = like._region if like is not None else None
+    region = like.region if like is not None else None
     if region is None:
         return shape, None, ((),) * len(shape), shape.sizes
     placement = region.placement(shape)

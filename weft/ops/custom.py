@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import need_function
+from ..compat import is_differentiated
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
 from ..lower.collectives import as_varying, from_first, index, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import result
 from ..lower.padding import filled
 from ..lower.recorded import bring_in
@@ -81,10 +83,10 @@ def _in_region(args: Any, region: Region | None) -> Any:
     args = map_tensors(lambda x: with_layout(x, region), args)
     if region is None or not region.taken:
         return args
-    arrays = [leaf._array for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    arrays = [leaf.raw for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
     if not any(varying(array) & set(region.taken) for array in arrays):
         return args
-    return map_tensors(lambda x: result(as_varying(x._array, region.taken), x.dims, region), args)
+    return map_tensors(lambda x: result(as_varying(x.raw, region.taken), x.dims, region), args)
 
 
 def _check_closure(fn: Any) -> None:
@@ -96,7 +98,7 @@ def _check_closure(fn: Any) -> None:
         except ValueError:
             continue  # not there yet
         for leaf in jax.tree.leaves(held, is_leaf=is_tensor):
-            if is_tensor(leaf) and type(leaf._array).__name__ in ("JVPTracer", "LinearizeTracer"):
+            if is_tensor(leaf) and is_differentiated(leaf.raw):
                 raise TensorError(
                     f"a custom_vjp closes over `{name}`, a tensor whose gradient is asked for",
                     fix=f"pass `{name}` as an argument, and let `backward` give its gradient",
@@ -170,7 +172,7 @@ class _Call:
                 fix="give the gradient of an argument the dims of the argument",
             )
         given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))
-        slice = filled(given._array.astype(array.dtype), slot.dims, placement(given), 0)  # padding has no gradient
+        slice = filled(given.raw.astype(array.dtype), slot.dims, placement(given), 0)  # padding has no gradient
         return _to_one_copy(slice, varying(array), () if self.region is None else self.region.taken)
 
 
@@ -189,14 +191,14 @@ def _leaves(tree: Any, count: int) -> list[Any]:
 def _ordered(x: Tensor, slot: Slot) -> Tensor:
     assert slot.dims is not None
     order = [x.dims.position(dim) for dim in slot.dims]
-    return x if order == sorted(order) else make(jnp.transpose(x._array, order), slot.dims, x._region, x._kind)
+    return x if order == sorted(order) else make(jnp.transpose(x.raw, order), slot.dims, x.region, x.kind)
 
 
 def equal_elsewhere(x: Tensor) -> Tensor:
     """`x`, typed as equal over the axes none of its dims is split over; costs an all-reduce where it is not."""
-    if x._region is None or not (axes := tuple(sorted(excess(x)))):
+    if x.region is None or not (axes := tuple(sorted(excess(x)))):
         return x
-    return result(from_first(x._array, axes), x.dims, x._region)
+    return result(from_first(x.raw, axes), x.dims, x.region)
 
 
 def _to_one_copy(gradient: Any, wanted: frozenset[str], taken: Axes) -> Any:

@@ -51,11 +51,11 @@ def print(fmt: str, *xs: Any) -> None:
 
 def whole_value(x: Any) -> Any:
     """The global array of a tensor, on every processor; a number as it is."""
-    if not is_tensor(x) or x._region is None:
+    if not is_tensor(x) or x.region is None:
         return x.local_array if is_tensor(x) else x
-    x = with_layout(x, x._region)
-    array = relocate(x._array, placement(x), ((),) * len(x.dims), x._region, all_gather_equal)
-    return equalized(array, x._region)
+    x = with_layout(x, x.region)
+    array = relocate(x.raw, placement(x), ((),) * len(x.dims), x.region, all_gather_equal)
+    return equalized(array, x.region)
 
 
 _is_there: contextvars.ContextVar[tuple[Callable[[], Any], ...]]
@@ -144,7 +144,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     state, at = region.state if region is not None else "", user_line()
     failures.checks_traced += 1
 
-    is_eager = region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None
+    is_eager = region is None and not isinstance(predicate.raw, jax.core.Tracer) and open_region() is None
     is_kept = is_eager or failures.is_raised_after
 
     def report(ok: Any, *values: Any) -> None:

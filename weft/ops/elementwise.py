@@ -9,7 +9,6 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,14 +17,14 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
+from ..checks import need_function
 from ..dims import Dim, union
 from ..errors import DimError, RegionError, TensorError
-from ..lower.collectives import level_of
-from ..lower.meet import Meeting, common_region, meet, need_function, operand
+from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
 from ..operators import operation
-from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement, with_kind
 
 
 @recorded
@@ -151,18 +150,18 @@ def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
     named = [x for x in tensors if x.dims]
     region = common_region(tensors)
     # Inside a mapped dim even a number differs between processors, and a parameter from outside no longer fits.
-    if not named or region is None or any(x._kind.store is None or x._region is not region for x in named):
+    if not named or region is None or any(x.kind.store is None or x.region is not region for x in named):
         return None
-    together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
+    together = all(set(x.dims) == set(named[0].dims) and x.kind.cast_to is None for x in named)
     together = together and not named[0].dims.is_padded
-    return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None
+    return Kind(store=named[0].kind.store, sums=named[0].kind.sums) if together else None
 
 
 def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
     first = next(x for x in xs if is_tensor(x) and x.dims)
-    array = _called(fn, name, xs, [aligned(x._array, x.dims, first.dims) if is_tensor(x) else x for x in xs])
-    _check_elementwise(array, name, first._region.local_sizes(first.dims, placement(first)))
-    return result(array, first.dims, first._region, kind)
+    array = _called(fn, name, xs, [aligned(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
+    _check_elementwise(array, name, first.region.local_sizes(first.dims, placement(first)))
+    return result(array, first.dims, first.region, kind)
 
 
 def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
@@ -294,16 +293,13 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return make(jnp.asarray(x, dtype), (), None)
     if x.dtype == dtype:
         return x
-    if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
-        return make(x._array, x.dims, x._region, replace(x._kind, cast_to=dtype))
-    kind = Kind(store=x._kind.store, frozen=x._kind.frozen)
-    if x._region is None or not isinstance(x._array, jax.core.Tracer):
+    if x.kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
+        return with_kind(x, cast_to=dtype)
+    kind = Kind(store=x.kind.store, frozen=x.kind.frozen)
+    if x.region is None or not isinstance(x.raw, jax.core.Tracer):
         made = _elementwise(lambda a: a.astype(dtype), "cast", [x])
-        return make(made._array, made.dims, None, kind) if x._region is None else made
-    if ("cast", dtype) not in x._memo:
-        with level_of(x._array):
-            x._memo["cast", dtype] = result(x._array.astype(dtype), meet([x]).dims, x._region, kind)
-    return x._memo["cast", dtype]
+        return make(made.raw, made.dims, None, kind) if x.region is None else made
+    return hoist(x, ("cast", dtype), lambda: result(x.raw.astype(dtype), meet([x]).dims, x.region, kind))
 
 
 @recorded

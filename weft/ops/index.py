@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
+from ..dtypes import is_key
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
-from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.keys import keys_of, words_of
 from ..lower.meet import common_region, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.recorded import recorded
@@ -29,7 +30,7 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
     """
     table, ids = need_tensor(table, "take"), integers(ids, "take")
-    if are_keys(table):
+    if is_key(table):
         return keys_of(take(words_of(table), ids, over=over))
     dim = only(resolve(over, table.dims, what="over"), "take")
     if ids.dims.has(dim):

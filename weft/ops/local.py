@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..checks import need_function
 from ..dims import Dim, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..layout import Region
 from ..lower.collectives import index, varying
-from ..lower.meet import Meeting, meet, need_function, operand
+from ..lower.meet import Meeting, meet, operand
 from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
@@ -128,7 +129,7 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
     """Raises where results differ over an axis that neither an operand nor a dim of the result accounts for."""
     if meeting.region is None:
         return
-    known = {axis for x in xs if is_tensor(x) for axis in varying(x._array) | set(meeting.axes(x.dims))}
+    known = {axis for x in xs if is_tensor(x) for axis in varying(x.raw) | set(meeting.axes(x.dims))}
     for array, shape in zip(arrays, shapes, strict=True):
         if differing := varying(array) - known - set(meeting.axes(shape)):
             raise LayoutError(

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 from jax import lax
 
+from ..checks import need_function
 from ..dims import Dim, Shape, listed, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import from_first, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import common, relocate, settle
 from ..lower.padding import filled
 from ..lower.recorded import note_loop, recorded_block
@@ -64,12 +65,12 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         def flat(*arrays: Any) -> list[Any]:
             with opened(inner or open_region()), _mapped():
                 given = map_tensors(
-                    lambda x: with_layout(x, inner or x._region), fn(*put_together(arrays, slots, structure))
+                    lambda x: with_layout(x, inner or x.region), fn(*put_together(arrays, slots, structure))
                 )
             results, *found[:] = take_apart(given)
             return numbers(results, "the result of vmap")
 
-        arrays = numbers([leaf._array if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
+        arrays = numbers([leaf.raw if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
         results = jax.vmap(flat, in_axes=tuple(axes), out_axes=0)(*arrays)
         outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
         return jax.tree.unflatten(found[1], outputs)
@@ -113,7 +114,7 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
     leaf = with_layout(leaf, region)
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
-    placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
+    placed = relocate(leaf.raw, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
     equal = varying(placed) - {axis for axes in want.values() for axis in axes}
     return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
 
@@ -122,14 +123,14 @@ def _filled(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
     """A mapped tensor with its first row in place of padding, where a loop might never end and a slope be infinite."""
     if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
         return leaf
-    array, at = leaf._array, leaf.dims.position(dim)
+    array, at = leaf.raw, leaf.dims.position(dim)
     own, ways = array.shape[at], region.ways(taken) if region is not None else 1
     first = lax.stop_gradient(lax.slice_in_dim(array, 0, 1, axis=at))
     if (ways - 1) * own >= dim.count:  # the last processor has padding alone
         first = from_first(first, taken)
     placed = tuple(taken if place == at else () for place in range(len(leaf.dims)))
     return marked(
-        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf._region, leaf._kind), marks_of(leaf)
+        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf.region, leaf.kind), marks_of(leaf)
     )
 
 

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import Dim, Shape, only, resolve, same_size
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import all_gather, as_varying, index, varying
-from ..lower.meet import common_region, need_function, need_tensor, with_layout
+from ..lower.meet import common_region, need_tensor, with_layout
 from ..lower.move import aligned, result, settle
 from ..lower.recorded import forgetting, note_loop, recorded_block
 from ..tensor import Tensor, is_tensor
@@ -46,7 +47,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
     at = _shared_position(tensors, dim)
     orders = [[*dims[:at], dim, *dims[at:]] for dims in shapes]
     arrays = [
-        aligned(prepared(x, dim, region, inner, taken)._array, x.dims, order)
+        aligned(prepared(x, dim, region, inner, taken).raw, x.dims, order)
         for x, order in zip(tensors, orders, strict=True)
     ]
     join = _Join(fn, arrays, at, shapes, structure, inner)
@@ -88,7 +89,7 @@ class _Join:
             closed, mark = forgetting(
                 lambda: sliced(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
-            found = [aval.manual_axis_type.varying for aval in closed.out_avals]
+            found = [varying(aval) for aval in closed.out_avals]
             if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
                 break
             self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, found, strict=True)]
@@ -128,7 +129,7 @@ class _Join:
                     fix=f"give `xs` as {leaf.dtype}, or cast in the function: `wf.cast(x, '{array.dtype}')`",
                 )
             leaf = with_layout(leaf, self.inner)
-            found.append(as_varying(aligned(leaf._array, leaf.dims, dims), varying(array)))
+            found.append(as_varying(aligned(leaf.raw, leaf.dims, dims), varying(array)))
         return found
 
     def _element(self, arrays: Sequence[Any]) -> Any:

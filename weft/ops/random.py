@@ -14,13 +14,15 @@ import numpy as np
 from jax import lax
 
 from ..dims import Dim, Shape, only, resolve
-from ..elsewhere import RANDOM, unknown_name
-from ..errors import DimError, TensorError, folded
+from ..dtypes import is_key
+from ..elsewhere import RANDOM
+from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
 from ..lower.collectives import as_varying, index
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
+from ..namespace import namespace
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .create import slice_of
 from .elementwise import cast, where
@@ -144,7 +146,7 @@ def _float(dtype: Any, what: str) -> Any:
 
 
 def _number(value: Any, what: str) -> Any:
-    if _is_key(value):
+    if is_key(value):
         raise TensorError(f"`{what}` is a random key", fix="mind the order: `wf.dropout(x, rate, key)`")
     value = operand(value, f"random ({what})")
     if is_tensor(value):
@@ -182,21 +184,17 @@ def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -
     return result(sampler(key, sizes), shape, region)
 
 
-def _is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
 def _checked_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
-    if is_tensor(key) and _is_key(key):
+    if is_tensor(key) and is_key(key):
         raise TensorError(
             f"{what} got a tensor of keys, [{key.dims}]",
             fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
         )
     if key is None:
         raise TensorError(f"{what} got no key", fix="give one made by `jax.random.key(seed)`")
-    if not _is_key(key) or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
             fix="give one key made by `jax.random.key(seed)` (`jax.random.PRNGKey` makes old-style ones)",
@@ -263,7 +261,4 @@ __all__ = [
     "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("wf.random", name, __all__, RANDOM)
+__dir__, __getattr__ = namespace(globals(), called="wf.random", written=RANDOM)

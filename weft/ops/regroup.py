@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..dims import Dim, Shape, new_dims, only, resolve, union
+from ..dtypes import is_key
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
 from ..lower.collectives import all_gather_equal
 from ..lower.exchange import picked
-from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.keys import keys_of, words_of
 from ..lower.meet import meet, need_tensor
 from ..lower.move import aligned, gather_of, relocate, settle
 from ..lower.padding import need_no_padding
@@ -196,7 +197,7 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
 def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
     """The slices of `x` along the dim `over`, which is gathered first where it is split."""
     x = need_tensor(x, "unstack")
-    if are_keys(x):
+    if is_key(x):
         return tuple(keys_of(part) for part in unstack(words_of(x), over=over))
     dim = only(resolve(over, x.dims, what="over"), "unstack")
     rest = x.dims.without([dim])

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from ..checks import need_function
 from ..errors import TensorError, closest, folded, public
 from ..leaves import is_data
-from ..lower.meet import need_function, need_tensor, rematted
+from ..lower.meet import need_tensor, rematted
 from ..lower.recorded import bring_in, recorded
 from ..lower.trees import numbers
 from ..tensor import is_tensor, make, marked, marks_of
@@ -79,4 +80,4 @@ def name(x: Any, label: str) -> Any:
     if not isinstance(label, str):
         raise TensorError(f"name got {label!r} for the name", fix="give a word: `wf.name(x, 'attn')`")
     _named.get(set()).add(label)
-    return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)
+    return make(checkpoint_name(x.raw, label), x.dims, x.region, x.kind)

@@ -24,11 +24,11 @@ def rename(x: Tensor, **names: Any) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")
     dims = renamed(x.dims, names)
-    if x._region is None:
-        return make(x._array, dims, None, x._kind)
+    if x.region is None:
+        return make(x.raw, dims, None, x.kind)
     meeting = meet([x], into=dims)
     array = meeting.run(lambda a: a, [x])
-    return settle(array, dims, meeting.placement(x.dims), x._region, kind=meeting.kind)
+    return settle(array, dims, meeting.placement(x.dims), x.region, kind=meeting.kind)
 
 
 @recorded
@@ -43,7 +43,7 @@ def broadcast(x: Tensor, dims: Any) -> Tensor:
                 fix=f"add `{dim.name}`, or sum over it first: `wf.sum(x, over='{dim.name}')`",
             )
     union(shape, x.dims)  # one size for each name
-    meeting = Meeting(x._region, union(x.dims, shape))
+    meeting = Meeting(x.region, union(x.dims, shape))
     sizes, axes = meeting.local_sizes(shape), meeting.axes(shape)
 
     def spread(array: Any) -> Any:

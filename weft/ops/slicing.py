@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape, union
 from ..errors import DimError, TensorError
 from ..lower.along import ANYTHING, Along, places
@@ -58,7 +59,7 @@ def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
     if isinstance(value, jax.core.Tracer):
         fix = f"give a number that is known while tracing, e.g. `{name}=1`, or an argument that is static"
         raise DimError(f"{what} got {name}={value!r}, and sizes may not be traced", fix=fix)
-    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+    if not is_whole(value, least):
         wanted = "a whole number" if least is None else f"a whole number of at least {least}"
         raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}, e.g. `{name}=1`")
     return value
@@ -79,7 +80,7 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
             f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
         )
     start, along = _known(start), along.rearranged(size)
-    if isinstance(start, int) and not isinstance(start, bool):
+    if is_whole(start):
         if not 0 <= start <= there - size:
             raise DimError(
                 f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {there})",
@@ -228,7 +229,7 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
             )
     note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
-    if all(a.x._kind.store is not None for a in alongs):
+    if all(a.x.kind.store is not None for a in alongs):
         alongs = [a.rearranged(total) for a in alongs]
     made: Tensor | None = None
     begin = 0
@@ -264,7 +265,7 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
     if stretch > there:
         raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix=f"give at most {there}")
     at = _known(at)
-    if isinstance(at, int) and not isinstance(at, bool):
+    if is_whole(at):
         if not 0 <= at <= there - stretch:
             raise DimError(
                 f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {there})",
@@ -352,15 +353,13 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
     at = _known(at)
     if isinstance(at, builtins.slice):
         at = builtins.slice(*map(_known, (at.start, at.stop, at.step)))
-        if not all(
-            part is None or (isinstance(part, int) and not isinstance(part, bool)) for part in (at.start, at.stop)
-        ):
+        if not all(part is None or is_whole(part) for part in (at.start, at.stop)):
             raise DimError(
                 f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}",
                 fix=f"give whole numbers, e.g. 0:{dim.size}; where the start is traced: "
                 f"`wf.slice(x, over='{dim.name}', start=start, size=1)`",
             )
-        if at.step == 0 or not (at.step is None or (isinstance(at.step, int) and not isinstance(at.step, bool))):
+        if at.step == 0 or not (at.step is None or is_whole(at.step)):
             raise DimError(
                 f"a stretch of `{dim.name}` with step {at.step!r}", fix="give a whole number that is not 0, e.g. 0:8:2"
             )
@@ -375,7 +374,7 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
         if step != 1:
             return _strided(x, over=dim, places=found)
         return slice(x, over=dim, start=first, size=last - first)
-    if isinstance(at, int) and not isinstance(at, bool):
+    if is_whole(at):
         if not -dim.count <= at < dim.count:
             raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
         at = jnp.asarray(at % dim.count, "int32")

@@ -34,12 +34,12 @@ def pad_to(x: Tensor, dim: Dim | str, multiple: int) -> Tensor:
             fix=f"take it off first: `wf.unpad(x, '{found.name}')`",
         )
     target = found.padded_to(multiple)
-    if isinstance(x._array, jax.ShapeDtypeStruct):
+    if isinstance(x.raw, jax.ShapeDtypeStruct):
         dims = Shape(target if d.name == target.name else d for d in x.dims)
-        return make(jax.ShapeDtypeStruct(dims.sizes, x._array.dtype), dims, None, x._kind)
+        return make(jax.ShapeDtypeStruct(dims.sizes, x.raw.dtype), dims, None, x.kind)
     padded = pad(x, over=found, after=target.size - found.size) if target.is_padded else x
     shape = Shape(target if d.name == target.name else d for d in padded.dims)
-    return make(padded._array, shape, padded._region, x._kind if padded._region is None else padded._kind)
+    return make(padded.raw, shape, padded.region, x.kind if padded.region is None else padded.kind)
 
 
 @recorded
@@ -48,7 +48,7 @@ def unpad(x: Tensor, dim: Dim | str) -> Tensor:
     x = need_tensor(x, "unpad")
     found = only(resolve(dim, x.dims, what="dim"), "unpad")
     made = slice(x, over=found, start=0, size=found.count) if found.is_padded else x
-    return make(made._array, made.dims, None, x._kind) if made._region is None else made
+    return make(made.raw, made.dims, None, x.kind) if made.region is None else made
 
 
 @recorded

@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
 
+from ..compat import scopes_of
 from ..lower.collectives import PRIMITIVES
 from ..program.reading import Reading
 from ..program.update import split_of
@@ -117,7 +118,7 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             ins = [value(var) for var in eqn.invars if not isinstance(var, Literal)]
-            outs = self._equation(eqn, ins, value, body, f"{scopes}/{eqn.source_info.name_stack}", is_global)
+            outs = self._equation(eqn, ins, value, body, f"{scopes}/{scopes_of(eqn)}", is_global)
             known.update(zip(eqn.outvars, outs, strict=True))
         return [value(var) for var in jaxpr.outvars]
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from ..compat import scopes_of
 from ..dims import Shape
 from ..errors import short_path
 from ..layout import Layout
@@ -104,7 +105,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
     jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
     notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sums(results))
-    search = _Search(program._reading)
+    search = _Search(program.reading)
     origins = search.body(jaxpr, consts, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]
@@ -177,7 +178,7 @@ class _Search:
             return _written(var.val) if isinstance(var, Literal) else origins.get(var)
 
         for i, (eqn, note) in enumerate(zip(jaxpr.eqns, notes, strict=True)):
-            scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
+            scopes = f"{around.scopes}/{scopes_of(eqn)}"
             inside = replace(around, scopes=scopes, path=(*around.path, i))
             origins |= dict(
                 zip(eqn.outvars, self._results(eqn, note, [origin(var) for var in eqn.invars], inside), strict=True)

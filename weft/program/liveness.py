@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
+from ..compat import scopes_of
 from .noting import CALLS
 from .update import is_untyped, split_of
 from .walk import loop_parts
@@ -145,7 +146,7 @@ class _Reader:
     ) -> None:
         for eqn in jaxpr.eqns:
             kind = eqn.primitive.name
-            within = f"{scopes}/{eqn.source_info.name_stack}"
+            within = f"{scopes}/{scopes_of(eqn)}"
             operands = [self._value(var, names) for var in eqn.invars]
             if kind in _INLINED and self._is_call(eqn):
                 inside = seen

@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
+from ..compat import scopes_of
 from ..lower.collectives import PRIMITIVES
 from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
 from .walk import loop_parts
@@ -66,7 +67,7 @@ def _type(value: Value) -> tuple[Any, ...]:
 def _has_product(jaxpr: Any) -> bool:
     """Whether a part that is recomputed has a product in it; a gather done again has none."""
     return any(
-        (eqn.primitive.name in _PRODUCTS and "rematted_computation" in str(eqn.source_info.name_stack))
+        (eqn.primitive.name in _PRODUCTS and "rematted_computation" in scopes_of(eqn))
         or any(_has_product(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )

@@ -1,4 +1,6 @@
-"""What the values of a program's memory are called: arguments by their path, the rest by the op that made them.
+"""Names of the values in a program's memory.
+
+Arguments go by their path, the rest by the op that made them.
 
 Joins what `liveness` read off the jaxpr with the record, as the listing does.
 """
@@ -11,19 +13,20 @@ from typing import Any
 import jax
 
 from ..dims import Shape
-from ..layout import Placement, Region, typed
+from ..layout import Region
 from ..record import Entry, Placed, entry_and_operand
 from ..spmd.arguments import Static, TensorSlot, with_statics
-from ..tensor import is_tensor, short_dtype
+from ..tensor import is_tensor
+from .array_type import ArrayDim, ArrayType, named_type, placed_type, unnamed_type
 from .liveness import Value, Work
 from .memory_course import Course
-from .reading import Reading, type_text
+from .reading import Reading
 from .walk import loop_parts, phase_of
 
 
 @dataclass(frozen=True)
 class Given:
-    """An array the program is given: its name, its dims where they are known, whether it may be overwritten."""
+    """An array the program is given; `dims` where it is a tensor's."""
 
     name: str
     dims: Shape | None
@@ -32,7 +35,10 @@ class Given:
 
 
 def given_to(bound: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Given]:
-    """The arrays of a call, in the order the traced program takes them; a train step may overwrite its state."""
+    """The arrays of a call, in the order the traced program takes them.
+
+    A train step may overwrite (donate) its state.
+    """
     if hasattr(bound, "optimizer"):
         return _given_to_step(*args, **kwargs)
     call, _ = bound._read(args, kwargs)
@@ -47,38 +53,48 @@ def given_to(bound: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Gi
 
 def _given_to_step(state: Any, batch: Any, key: Any = None) -> list[Given]:
     found = []
-    by_path: dict[str, Given] = {}
+    params: dict[Path, Shape] = {}
     for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
-        for name, leaf in _leaves(tree, part):
+        for path, leaf in _leaves(tree):
             if is_tensor(leaf):
-                given = by_path[name] = Given(name, leaf.dims, leaf._kind.store, True)
+                params |= {path: leaf.dims} if part == "params" else {}
+                found.append(Given(_path_name(part, path), leaf.dims, leaf.kind.store, True))
             else:
-                given = Given(name, _dims_alike(name, leaf, by_path), "optimizer", True)
-            found.append(given)
+                found.append(Given(_path_name(part, path), _dims_alike(path, leaf, params), "optimizer", True))
     for part, tree in (("batch", batch), ("key", key)):
-        for name, leaf in _leaves(tree, part):
-            found.append(Given(name, leaf.dims if is_tensor(leaf) else None, None, False))
+        for path, leaf in _leaves(tree):
+            found.append(Given(_path_name(part, path), leaf.dims if is_tensor(leaf) else None, None, False))
     return found
 
 
-def _leaves(tree: Any, part: str) -> list[tuple[str, Any]]:
-    """The arrays of a tree with their paths; parameters go by their path alone where it says enough."""
-    found = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]:
-        if is_tensor(leaf) and not hasattr(leaf._array, "shape"):
-            continue
-        words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path]
-        text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
-        is_enough = part == "params" and len(words) > 1 and not words[0].isdigit()
-        found.append((text[1:] if is_enough else part + text, leaf))
-    return found
+Path = tuple[str, ...]
+"""The keys that lead to a leaf of a tree."""
 
 
-def _dims_alike(name: str, leaf: Any, params: dict[str, Given]) -> Shape | None:
-    """The dims of the parameter an array of the optimizer's state belongs to, where it has its shape."""
-    for path, given in params.items():
-        if name.endswith(f".{path}") and given.dims is not None and tuple(leaf.shape) == given.dims.sizes:
-            return given.dims
+def _leaves(tree: Any) -> list[tuple[Path, Any]]:
+    """The arrays of a tree with their paths."""
+    return [
+        (tuple(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path), leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]
+        if not is_tensor(leaf) or hasattr(leaf.raw, "shape")
+    ]
+
+
+def _path_name(part: str, path: Path) -> str:
+    """What a leaf is called; a parameter by its path alone where that says enough."""
+    text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in path)
+    return text[1:] if part == "params" and _says_enough(path) else part + text
+
+
+def _says_enough(path: Path) -> bool:
+    return len(path) > 1 and not path[0].isdigit()
+
+
+def _dims_alike(path: Path, leaf: Any, params: dict[Path, Shape]) -> Shape | None:
+    """The dims of the parameter that an array of the optimizer's state is like."""
+    for of, dims in params.items():
+        if _says_enough(of) and path[-len(of) :] == of and tuple(leaf.shape) == dims.sizes:
+            return dims
     return None
 
 
@@ -87,7 +103,16 @@ class Called:
     """What a value is called, its type, and where it comes from."""
 
     name: str
-    type: str
+    type: ArrayType
+    phase: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a piece of work is called as a point of the program's course."""
+
+    text: str
     phase: str
     source: str
     op: int | None
@@ -110,32 +135,33 @@ class Names:
         phase = self.phase(work)
         entry = self.reading.entry(op)
         if entry is None:
-            text = "update" if phase == "update" else work.kind
-            return Called(text, _plain(value), phase, str(self.reading.update_site) if phase == "update" else "", op)
-        site = str(self.reading.site(entry))
+            is_update = phase == "update"
+            name, site = ("update", str(self.reading.update_site)) if is_update else (work.kind, "")
+            return Called(name, unnamed_type(value.aval), phase, site)
         if phase == "backward" and entry.op == "cast" and work.operands[0].maker is not None:
             called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
-            dims = called.type.partition("[")[2]
-            return replace(called, type=f"{short_dtype(value.aval.dtype)}[{dims}")
+            return replace(called, type=replace(called.type, dtype=value.aval.dtype))
         name, placed = self._matched(value, entry, operand, phase)
-        return Called(name, type_text(placed) if placed else _plain(value), phase, site, op)
+        type_ = placed_type(placed) if placed else unnamed_type(value.aval)
+        return Called(name, type_, phase, str(self.reading.site(entry)))
 
     def phase(self, work: Work) -> str:
         return phase_of(work.scopes, work.is_global)
 
-    def label(self, work: Work) -> Called:
+    def label(self, work: Work) -> Label:
         """What a piece of work is called as a point of the program's course."""
         op, _ = entry_and_operand(work.scopes)
         entry, phase = self.reading.entry(op), self.phase(work)
         if entry is None:
-            return Called(work.kind, "", phase, "", op)
+            return Label(work.kind, phase, "", op)
         text = self.reading.text(entry)
-        return Called(
-            f"gradient of {text}" if phase == "backward" else text, "", phase, str(self.reading.site(entry)), op
-        )
+        return Label(f"gradient of {text}" if phase == "backward" else text, phase, str(self.reading.site(entry)), op)
 
     def _matched(self, value: Value, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
-        """The tensor of an op that a value is, by its size: a result, an operand brought there, a gradient."""
+        """The tensor of an op that a value is, by its size.
+
+        It may be a result, an operand that was brought there, or a gradient.
+        """
         elements, dtype = math.prod(value.aval.shape), value.aval.dtype
         own = self.reading.name(entry) or self.reading.text(entry)
         if phase == "backward":
@@ -163,50 +189,48 @@ class Names:
         return self.reading.local_elements(placed, _held(placed) | entry.dims) * self.reading.mapped_times(entry)
 
     def _input(self, value: Value, course: Course) -> Called:
+        plain = unnamed_type(value.aval)
         if value.given is None:
-            return Called("a constant", _plain(value), "", "", None)
+            return Called("a constant", plain)
         if course.around is None:
             return self._argument(value)
         if (found := course.outside(value.given)) is None:
-            return Called("carried", _plain(value), self.phase(course.around[1]), "", None)
+            return Called("carried", plain, self.phase(course.around[1]))
         called = self.called(*found)
         if found[0].aval.ndim == value.aval.ndim + 1:  # one turn's slice of it
-            first, _, rest = called.type.partition("[")
-            rest = rest.split(" ", 1)[-1] if " " in rest else ""
-            return replace(called, type=f"{first}[{rest}" if rest else _plain(value))
+            dims = called.type.dims
+            has_more = len(dims) > 1 and dims[0].name is not None
+            return replace(called, type=ArrayType(called.type.dtype, dims[1:]) if has_more else plain)
         return called
 
     def _argument(self, value: Value) -> Called:
         assert value.given is not None
+        plain = unnamed_type(value.aval)
         given = self.given[value.given] if value.given < len(self.given) else None
         if given is None:
-            return Called(f"argument {value.given}", _plain(value), "", "", None)
+            return Called(f"argument {value.given}", plain)
         if given.dims is None or tuple(value.aval.shape) != given.dims.sizes:
-            return Called(given.name, _plain(value), "", "", None)
-        placed: Placement = self.region.placement(given.dims, given.store)
-        return Called(given.name, typed(short_dtype(value.aval.dtype), given.dims, placed), "", "", None)
+            return Called(given.name, plain)
+        placement = self.region.placement(given.dims, given.store)
+        return Called(given.name, named_type(value.aval.dtype, given.dims, placement))
 
     def _of_loop(self, value: Value, work: Work, course: Course) -> Called:
-        """A loop's result by what makes it inside; one piled up turn by turn has the loop's dim before its own."""
+        """A loop's result by what makes it inside.
+
+        One that is stacked turn by turn has the loop's dim before its own.
+        """
         index = next(i for i, result in enumerate(work.results) if result is value)
         inner = course.inner(work)
         body = inner.body
         offset = len(body.results) - len(work.results)
-        found = self.called(body.results[index + offset], inner)
+        called = self.called(body.results[index + offset], inner)
         if work.kind == "scan" and index >= loop_parts(work.eqn)[1]:
             entry = self.reading.entry(entry_and_operand(work.scopes)[0])
-            dim = entry.over[0] if entry is not None and entry.over else str(work.eqn.params["length"])
-            open_, rest = found.type.split("[", 1)
-            join = "," if "," in rest and dim.isdigit() else " "
-            return replace(found, type=f"{open_}[{dim}{join}{rest}" if rest != "]" else f"{open_}[{dim}]")
-        return found
+            name = entry.over[0] if entry is not None and entry.over else None
+            turns = ArrayDim(name, work.eqn.params["length"])
+            return replace(called, type=ArrayType(called.type.dtype, (turns, *called.type.dims)))
+        return called
 
 
 def _held(placed: Placed) -> dict[str, tuple[str, ...]]:
     return dict(zip(placed.dims.names, placed.placement, strict=True))
-
-
-def _plain(value: Value) -> str:
-    """A type by its sizes alone; those of a value of the update are of all processors together."""
-    shape = ",".join(map(str, value.aval.shape))
-    return f"{short_dtype(value.aval.dtype)}[{shape}]"

@@ -1,4 +1,4 @@
-"""A traced program read with its record: an equation's op, what its operands are called, where the user wrote it.
+"""A jaxpr read with its record: each equation's op, operands and source.
 
 The one place where the jaxpr (what runs) and the record (what was written) are brought together.
 """
@@ -8,12 +8,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..dims import UNSHOWN
-from ..layout import typed
 from ..mesh import Mesh
 from ..record import MAPPED, Argument, Entry, Placed, Record
 from ..spmd import Traced
-from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
 from .walk import Step, Tree, steps, walk
 
@@ -55,9 +52,15 @@ class Reading:
         for entry in self.entries:
             for placed in (*entry.operands, *entry.results):
                 for dim in placed.dims if placed is not None else ():
-                    if not dim.name.startswith(UNSHOWN):
+                    if dim.is_shown:
                         found.setdefault(dim.name, {})[dim.size_text] = None
         return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
+
+    def places(self) -> Iterator[tuple[Site, str]]:
+        """Every place in the user's source that the program names, and its file."""
+        for code, at in (*((entry.code, entry.at) for entry in self.entries), self._update):
+            if code is not None:
+                yield self._sources.site(code, at), code.co_filename
 
     @property
     def update_site(self) -> Site:
@@ -65,7 +68,7 @@ class Reading:
         return self._sources.site(*self._update)
 
     def operand_name(self, op: int, index: int) -> str:
-        """What an operand is called: the argument it comes from, else what the user wrote."""
+        """The name of an operand: the argument it comes from, or what was written."""
         entry = self.entries[op]
         site = self.site(entry)
         texts, origin = site.arguments, self._origins.get((op, index))
@@ -117,7 +120,10 @@ class Reading:
         return f"{entry.op}({', '.join(site.arguments[: len(entry.operands)])})" if operands_only else site.text
 
     def is_gradient(self, step: Step) -> bool:
-        """Whether a step belongs to the gradient of its op; a rule of the user's own runs ops in the backward pass."""
+        """Whether a step belongs to the gradient of its op.
+
+        A gradient rule of the user's own runs ops in the backward pass.
+        """
         return step.phase == "backward" and step.op in self._traced_forward
 
     @functools.cached_property
@@ -139,7 +145,7 @@ class Reading:
             yield entry
 
     def local_elements(self, placed: Placed, axes: dict[str, tuple[str, ...]]) -> int:
-        """How many elements a processor holds of a tensor whose dims are split as `axes` says."""
+        """How many elements of a tensor a processor holds, sharded as `axes` says."""
         ways = math.prod(self.mesh.axes[axis] for dim in placed.dims for axis in axes.get(dim.name, ()))
         return math.prod(placed.dims.sizes) // ways
 
@@ -151,8 +157,3 @@ _SIGN_OF: dict[str, tuple[str, ...]] = {
     "left_shift": ("<<",), "right_shift": (">>",), "less": ("<",), "less_equal": ("<=",), "greater": (">",),
     "greater_equal": (">=",), "equal": ("==",), "not_equal": ("!=",), "negative": ("-",), "invert": ("~",),
 }  # fmt: skip
-
-
-def type_text(placed: Placed) -> str:
-    """A placed type as it is printed."""
-    return typed(short_dtype(placed.dtype), placed.dims, placed.placement)

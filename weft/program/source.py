@@ -1,4 +1,4 @@
-"""From an instruction of the user's code to what he wrote there: the line, the variable, the text of the arguments.
+"""What the user wrote at an instruction: line, variable, text of the arguments.
 
 Python keeps the position of every instruction, and `ast` the text at that position; no frame is kept and nothing of
 JAX is asked. Code without source (typed at a prompt) still has its function and line.
@@ -82,7 +82,7 @@ class Sources:
 
 
 def shown_path(filename: str) -> str:
-    """A file as it is printed: relative where it lies below the working directory, else its folder and name."""
+    """A file as it is printed: below the working directory, or folder and name."""
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     if not relative.startswith(".."):
         return relative.replace(os.sep, "/")
@@ -90,7 +90,7 @@ def shown_path(filename: str) -> str:
 
 
 def _function(code: CodeType) -> str:
-    """The name of the function, classes and enclosing functions aside: `layer` for `model.<locals>.layer.<genexpr>`."""
+    """The name of the function: `layer` for `model.<locals>.layer.<genexpr>`."""
     words = [word for word in code.co_qualname.split(".") if not word.startswith("<")]
     if words and words[-1].startswith("__"):  # a class says more than `__call__`
         return ".".join(words[-2:])
@@ -163,7 +163,10 @@ def _flat(nodes: Sequence[Any]) -> list[Any]:
 
 
 class _Writer:
-    """Writes expressions down; an op inside another has a line of its own, and is `...` there."""
+    """Writes expressions down; an op inside another is `...`.
+
+    It has a line of its own.
+    """
 
     def __init__(self, is_op: Callable[[Any], bool]):
         self.is_op = is_op
@@ -211,7 +214,7 @@ class _Writer:
         return _shortened(ast.unparse(node), _LONGEST_ARGUMENT)
 
     def targets(self, node: Any) -> tuple[str, ...]:
-        """The variables an expression's value is given to, if it is given to any as it stands."""
+        """The variables an expression's value is assigned to as it stands, if any."""
         parent = getattr(node, "parent", None)
         if isinstance(node, ast.AugAssign):
             return _names(node.target)

@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
 
+from ..compat import scopes_of
 from ..lower.collectives import PRIMITIVES
 from ..record import Argument, entry_and_operand
 
@@ -84,7 +85,7 @@ class _Reader:
 
     def body(self, jaxpr: Any, names: dict[Any, Argument], around: _Around) -> Iterator[Step | Loop]:
         for eqn in jaxpr.eqns:
-            scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
+            scopes = f"{around.scopes}/{scopes_of(eqn)}"
             inside = replace(around, scopes=scopes)
             origin = _name(eqn.invars[0], names) if eqn.invars else None
             if origin and eqn.primitive.name in SAME_VALUE:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from ..checks import is_whole
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed
@@ -144,8 +145,7 @@ def positions(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
     found = []
     for item in several:
         position = names.index(item) if item in names else item
-        is_int = isinstance(position, int) and not isinstance(position, bool)
-        if not is_int or not (is_open or -len(names) <= position < len(names)):
+        if not is_whole(position) or not (is_open or -len(names) <= position < len(names)):
             known = ", ".join(f"{i} `{name}`" for i, name in enumerate(names))
             raise TensorError(f"`{what}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
         found.append(position % len(names) if names and not is_open else position)
@@ -157,9 +157,9 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     if is_tensor(leaf):
         if not is_data(leaf):
             return Static(leaf), None
-        kind = replace(leaf._kind, equal=frozenset()) if leaf._kind.equal else leaf._kind
+        kind = replace(leaf.kind, equal=frozenset()) if leaf.kind.equal else leaf.kind
         # An optimizer's state may hold an array of another shape in a tensor's place.
-        return TensorSlot(leaf.dims, kind, tuple(leaf._array.shape) == leaf.dims.sizes), leaf._array
+        return TensorSlot(leaf.dims, kind, tuple(leaf.raw.shape) == leaf.dims.sizes), leaf.raw
     if is_number(leaf):
         need_room(leaf)
         return ValueSlot(), leaf

@@ -12,15 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..checks import need_function
+from ..compat import without_dead_code
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
 from ..lower import collectives
 from ..lower.collectives import varying
-from ..lower.meet import need_function
 from ..lower.move import relocate, result
 from ..mesh import Mesh, as_mesh
 from ..ops.debug import failures
@@ -82,7 +82,7 @@ def _needed(eqn: Any) -> Any:
     if inner is None:
         return eqn
     body = getattr(inner, "jaxpr", inner)
-    body, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    body = without_dead_code(body)
     return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 
@@ -273,19 +273,19 @@ class _Leaving:
                 self._add_value(given, i, jnp.asarray(leaf))
 
     def _add_tensor(self, x: Tensor, region: Region) -> None:
-        if x._region is not None and x._region is not region:
+        if x.region is not None and x.region is not region:
             raise RegionError(
                 f"the result {x!r} belongs to another region, which has ended",
-                state=x._region.state,
+                state=x.region.state,
                 fix="return it from that region and pass it in as an argument",
             )
-        fits = x._region is not None or tuple(x._array.shape) == x.dims.sizes
-        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x._array.ndim
+        fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
+        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
         with region.record.op("return", reason=_LEAVING, at=self.at):
             array, placed = _equalized(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
-        self.forms.append((x.dims, Kind(store=x._kind.store, frozen=x._kind.frozen)))
+        self.forms.append((x.dims, Kind(store=x.kind.store, frozen=x.kind.frozen)))
 
     def _add_value(self, given: Any, i: int, array: Any) -> None:
         if differing := varying(array):
@@ -333,8 +333,8 @@ def _equalized(array: Any, placed: list[Any], region: Region) -> tuple[Any, list
 
 def _region_around(args: Any, kwargs: Any) -> Region | None:
     for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
-        if is_tensor(leaf) and leaf._region is not None:
-            return leaf._region
+        if is_tensor(leaf) and leaf.region is not None:
+            return leaf.region
     return open_region()
 
 
@@ -345,11 +345,11 @@ def _moved(tree: Any, target: Region) -> Any:
     """The tensors of one region as those of another on the same mesh."""
 
     def move(x: Any) -> Any:
-        if not is_tensor(x) or x._region is None:
+        if not is_tensor(x) or x.region is None:
             return x
-        have, want = placement(checked(x)), target.placement(x.dims, x._kind.store)
+        have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
         with target.record.op("spmd", reason=_OTHER_LAYOUT):
-            moved = relocate(x._array, have, want, target)
-        return result(moved, x.dims, target, Kind(store=x._kind.store, frozen=x._kind.frozen))
+            moved = relocate(x.raw, have, want, target)
+        return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))
 
     return jax.tree.map(move, tree, is_leaf=is_tensor)

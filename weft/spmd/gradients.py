@@ -7,20 +7,20 @@ storage of what it is the gradient of.
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..checks import is_whole, need_function
 from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..lower.collectives import all_reduce, as_varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
-from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement, with_kind
 
 
 @public
@@ -35,7 +35,7 @@ def value_and_grad(
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
-    if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
+    if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
 
@@ -67,7 +67,7 @@ def value_and_grad(
                 found = fn(*whole, **kwargs)
             value, aux = _with_aux(found) if has_aux else (found, None)
             value = _one_number(value)
-            return value._array, (value, aux)
+            return value.raw, (value, aux)
 
         (_, (value, aux)), gradients = _differentiated(scalar, [array_of(x) for x in starts])
         found: list[Any] = [None] * len(leaves)
@@ -135,18 +135,18 @@ def _refilled(start: Any, array: Any) -> Any:
     """What is differentiated by, in the place of the leaf it started as."""
     if not is_tensor(start):
         return array
-    return marked(make(array, start.dims, start._region, start._kind), {"has_gradient": True})
+    return marked(make(array, start.dims, start.region, start.kind), {"has_gradient": True})
 
 
 def _gradient_of(x: Any, gradient: Any) -> Any:
     if not is_tensor(x):
         return gradient
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
-    if x._kind.equal:
-        assert x._region is not None
-        with x._region.record.op("gradient", reason=_OF_COPIES):
-            gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
-    return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
+    if x.kind.equal:
+        assert x.region is not None
+        with x.region.record.op("gradient", reason=_OF_COPIES):
+            gradient = all_reduce(gradient, tuple(sorted(x.kind.equal)))
+    return make(gradient, x.dims, x.region, Kind(store=x.kind.store))
 
 
 def _start(x: Any, sum_dtype: Any) -> Any:
@@ -159,14 +159,14 @@ def _start(x: Any, sum_dtype: Any) -> Any:
     x = checked(x)
     if region is not None and region.taken:
         x = with_layout(x, region)
-        return result(as_varying(x._array, region.taken), x.dims, region)
-    if x._region is not None:
-        x = make(as_varying(x._array, axes_in(placement(x))), x.dims, x._region, x._kind)
+        return result(as_varying(x.raw, region.taken), x.dims, region)
+    if x.region is not None:
+        x = make(as_varying(x.raw, axes_in(placement(x))), x.dims, x.region, x.kind)
     if sum_dtype is None:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # both parts travel in it, or in the least that JAX has
         sum_dtype = jnp.promote_types(sum_dtype, jnp.complex64)
-    return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
+    return with_kind(x, sums=sum_dtype)
 
 
 def _with_aux(found: Any) -> tuple[Any, Any]:
@@ -189,4 +189,4 @@ def _one_number(value: Any) -> Tensor:
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TensorError(f"the function to differentiate gave {value.dtype}", fix="cast it: `wf.cast(x, 'float32')`")
-    return value if common_region([value]) is None else with_layout(value, value._region)
+    return value if common_region([value]) is None else with_layout(value, value.region)

@@ -8,14 +8,12 @@ hand, knows of slices, and is let be.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
+from ..compat import frames_of, is_function_of_jax, scopes_of, varying
 from ..errors import TensorError, short_path
 from ..lower.collectives import PRIMITIVES
 from ..ops.elementwise import is_elementwise
@@ -24,7 +22,6 @@ from ..tensor import SLICE
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
-_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 class Guarded:
@@ -77,7 +74,7 @@ class _Reader:
     def read(self, jaxpr: Any, scopes: str, caller: Any) -> None:
         """Reads equations that stand in these scopes; `caller` is the equation they all are part of, if any."""
         for eqn in jaxpr.eqns:
-            within = f"{scopes}/{eqn.source_info.name_stack}"
+            within = f"{scopes}/{scopes_of(eqn)}"
             if is_within_op(within) or "transpose(" in within:  # a gradient is right where what it is of is
                 continue
             if self._is_asked(eqn):
@@ -85,7 +82,8 @@ class _Reader:
                 continue
             bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
             for body in bodies:
-                self.read(body, within, caller or (eqn if _is_function_of_jax(body) else None))
+                # A function of JAX's own keeps what it traced for one caller for all others: its lines say nothing.
+                self.read(body, within, caller or (eqn if is_function_of_jax(body) else None))
             if not bodies and (work := self._work_on_slices(eqn)) and (line := _foreign_line(caller or eqn)):
                 self.sends = self.sends or eqn.primitive.name in PRIMITIVES
                 self.found = self.found or (work, line)
@@ -104,7 +102,7 @@ class _Reader:
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
         elif not is_elementwise(name) and name not in _OF_KEYS:
-            if any(x.aval.manual_axis_type.varying for x in arrays):
+            if any(varying(x.aval) for x in arrays):
                 return f"looks along one processor's slice (`{name}`)"
             return ""
         if all(x in self.uniform for x in arrays):
@@ -112,22 +110,13 @@ class _Reader:
         return ""
 
 
-def _is_function_of_jax(body: Any) -> bool:
-    """Whether a call is of a function of JAX's own, which keeps what it traced for one caller for all others."""
-    return _JAX in (getattr(body.debug_info, "func_src_info", None) or "")
-
-
 def _foreign_line(eqn: Any) -> str:
     """Where someone's own code, or a library's, wrote an equation; nothing where an op of Weft did."""
-    text = source_info_util.summarize(eqn.source_info, num_frames=100)
-    frames = [found for line in text.splitlines()[::-1] if (found := _FRAME.match(line))]
-    if not frames or (frames[0]["file"].startswith(_HERE) and not is_source(frames[0]["file"])):
+    frames = list(frames_of(eqn))
+    if not frames or (frames[0].file.startswith(_HERE) and not is_source(frames[0].file)):
         return ""
-    frame = next((frame for frame in frames if is_source(frame["file"])), frames[0])
-    return f"{short_path(frame['file'])}:{frame['line']} in {frame['function']}"
-
-
-_FRAME = re.compile(r"(?P<file>.*?):(?P<line>\d+)(:\d+)? \((?P<function>.*)\)$")  # as JAX writes one
+    frame = next((frame for frame in frames if is_source(frame.file)), frames[0])
+    return f"{short_path(frame.file)}:{frame.line} in {frame.function}"
 
 
 def _error(work: str, line: str, state: str) -> TensorError:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
+from ..dtypes import is_key
 from ..errors import RegionError, public
 from ..layout import Axes, Region, as_layout, spec
 from ..leaves import is_array
@@ -33,10 +34,10 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
             leaf = _outside(leaf, "put")
-            if jax.process_count() > 1 and leaf._kind.store is None and _is_local(leaf._array):
+            if jax.process_count() > 1 and leaf.kind.store is None and _is_local(leaf.raw):
                 return _joined_rows(leaf, region, devices)
-            lies = sharding_of(leaf.dims, leaf._kind.store, region)
-            return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
+            lies = sharding_of(leaf.dims, leaf.kind.store, region)
+            return make(put_array(leaf.raw, lies), leaf.dims, None, leaf.kind)
         if is_array(leaf):
             check_not_given_up(leaf)
             need_room(leaf)
@@ -56,8 +57,8 @@ def get(tree: Any) -> Any:
     """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
 
     def fetch(leaf: Any) -> Any:
-        array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
-        if isinstance(array, jax.Array) and not _is_key(array):
+        array = _outside(leaf, "get").raw if is_tensor(leaf) else leaf
+        if isinstance(array, jax.Array) and not is_key(array):
             array = np.asarray(array if array.is_fully_addressable else _whole(array))
         return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
 
@@ -71,12 +72,12 @@ def put_array(array: Any, wanted: NamedSharding) -> Any:
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
     if jax.process_count() > 1 and _is_local(array):
-        if _is_key(array):
+        if is_key(array):
             bits = put_array(jax.random.key_data(array), wanted)
             return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
         whole = np.asarray(array)
         return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not is_key(array):
         array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
     return jax.device_put(array, wanted)
 
@@ -93,8 +94,8 @@ def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
         for dim, axes in zip(x.dims, placed, strict=True)
     )
     wanted = NamedSharding(devices, spec(region.placement(dims)))
-    array = jax.make_array_from_process_local_data(wanted, np.asarray(x._array), dims.sizes)
-    return make(array, dims, None, x._kind)
+    array = jax.make_array_from_process_local_data(wanted, np.asarray(x.raw), dims.sizes)
+    return make(array, dims, None, x.kind)
 
 
 def _local_ways(devices: Any, axes: Axes) -> int:
@@ -133,10 +134,6 @@ def check_values(arrays: Sequence[Any]) -> None:
             )
 
 
-def _is_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
 def _whole(array: jax.Array) -> Any:
     from jax.experimental import multihost_utils
 
@@ -144,9 +141,9 @@ def _whole(array: jax.Array) -> Any:
 
 
 def _outside(x: Tensor, what: str) -> Tensor:
-    if x._region is not None or isinstance(x._array, jax.core.Tracer):
+    if x.region is not None or isinstance(x.raw, jax.core.Tracer):
         raise RegionError(
             f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
         )
-    check_values([x._array])
+    check_values([x.raw])
     return checked(x)

@@ -4,7 +4,6 @@ Stands left of the step. Every float among the parameters is trained, named or n
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from ..errors import RegionError, TensorError
 from ..leaves import array_of, is_array, is_number, is_trained, named_leaves, unnamed
 from ..lower.trees import map_tensors
-from ..tensor import Tensor, is_given_up, is_tensor, make
+from ..tensor import Tensor, is_given_up, is_tensor, make, with_kind
 
 
 class TrainState(NamedTuple):
@@ -37,9 +36,9 @@ def as_parameters(params: Any) -> Any:
             raise unnamed(leaf, f"params{path}", by="wf.parameter")
 
     def store(x: Tensor) -> Tensor:
-        if not is_trained(x) or x._kind.store is not None:
+        if not is_trained(x) or x.kind.store is not None:
             return x
-        return make(x._array, x.dims, x._region, replace(x._kind, store="params"))
+        return with_kind(x, store="params")
 
     return map_tensors(store, params)
 
@@ -65,7 +64,7 @@ def map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
 def refilled(leaf: Any, array: Any) -> Any:
     if not is_trained(leaf):
         return leaf
-    return make(array, leaf.dims, None, leaf._kind) if is_tensor(leaf) else array
+    return make(array, leaf.dims, None, leaf.kind) if is_tensor(leaf) else array
 
 
 def check_not_given_up(state: TrainState) -> None:

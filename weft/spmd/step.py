@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..checks import need_function
 from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, Region, as_layout, open_region, spec
 from ..leaves import is_trained
 from ..lower.collectives import as_varying, own_slice, reduce_scatter
-from ..lower.meet import need_function
 from ..lower.move import result
 from ..lower.recorded import placed
 from ..lower.trees import map_tensors
@@ -214,9 +214,9 @@ class TrainStep:
         def typed(leaf: Any) -> Any:
             if not is_tensor(leaf):
                 return _typed_array(leaf, NamedSharding(mesh, PartitionSpec()))
-            fits = tuple(getattr(leaf._array, "shape", ())) == leaf.dims.sizes
-            placed = region.placement(leaf.dims, leaf._kind.store) if fits else ()
-            return make(_typed_array(leaf._array, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf._kind)
+            fits = tuple(getattr(leaf.raw, "shape", ())) == leaf.dims.sizes
+            placed = region.placement(leaf.dims, leaf.kind.store) if fits else ()
+            return make(_typed_array(leaf.raw, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf.kind)
 
         return jax.tree.map(typed, tree, is_leaf=is_tensor)
 
@@ -237,7 +237,7 @@ class TrainStep:
             (value, aux), gradients = self._gradients(state.params, batch, key)
         with jax.named_scope("update"):
             arrays = trained_arrays(state.params), trained_arrays(gradients), state.optimizer
-            told = {"value": value._array if is_tensor(value) else value} if self._takes_loss else {}
+            told = {"value": value.raw if is_tensor(value) else value} if self._takes_loss else {}
             new, optimizer = (update or self.update)(*arrays, self._places(state.params, mesh), **told)
         params = map_pairs(refilled, state.params, new)
         return with_statics((TrainState(params, optimizer, state.step + 1), _metrics(value, aux)))
@@ -278,7 +278,7 @@ class TrainStep:
         def place(x: Any) -> Any:
             if not is_tensor(x):
                 return NamedSharding(mesh, PartitionSpec())
-            level = store if x._kind.store is not None or store == "optimizer" else None
+            level = store if x.kind.store is not None or store == "optimizer" else None
             return NamedSharding(mesh, spec(region.placement(x.dims, level)))
 
         return map_trained(place, params)
@@ -368,13 +368,13 @@ def _metrics(value: Any, aux: Any) -> dict[str, Any]:
 
 def _part(x: Tensor) -> Tensor:
     """The slice of a parameter whose optimizer state this processor holds."""
-    if not is_trained(x) or x._region is None:
+    if not is_trained(x) or x.region is None:
         return x
-    array, have, want = x._array, placement(x), x._region.placement(x.dims, "optimizer")
+    array, have, want = x.raw, placement(x), x.region.placement(x.dims, "optimizer")
     for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
         if more := wanted[len(held) :]:
-            array = own_slice(array, more, position, x._region.ways(more))
-    return result(array, x.dims, x._region, Kind(store="optimizer"))
+            array = own_slice(array, more, position, x.region.ways(more))
+    return result(array, x.dims, x.region, Kind(store="optimizer"))
 
 
 _FINER = (
@@ -386,7 +386,7 @@ def _attached(part: Any, whole: Any, made: Place) -> Any:
     """The parameter itself, whose gradient arrives summed and sliced as `part`, by one reduce-scatter."""
     if not is_tensor(part):
         return part
-    if part._kind.store != "optimizer":
+    if part.kind.store != "optimizer":
         return whole
     pieces = [
         (position, finer[len(held) :])
@@ -405,6 +405,6 @@ def _attached(part: Any, whole: Any, made: Place) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, axes), whole), backward)
-    with whole._region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
+    with whole.region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
         entry.operands, entry.makers, entry.gradients = [placed(whole)], [None], [True]
-        return result(attach(part._array, whole._array), whole.dims, whole._region, whole._kind)
+        return result(attach(part.raw, whole.raw), whole.dims, whole.region, whole.kind)

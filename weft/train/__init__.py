@@ -5,6 +5,7 @@ train.Trainer(config, "runs/tiny").run()
 model = train.Run("runs/tiny").load()
 """
 
+from ..namespace import namespace as _namespace
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
 from .interface import Options, Outcome, TrainingError
@@ -23,3 +24,5 @@ __all__ = [
     "TrainingError",
     "read",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="train")

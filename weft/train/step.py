@@ -171,7 +171,7 @@ def optimizer_metrics(state: TrainState) -> dict[str, Any]:
 
 def read_scalar(x: Any) -> float:
     """A scalar that is the same everywhere, read from this process's own copy."""
-    array = getattr(x, "_array", x)
+    array = x.raw if is_tensor(x) else x
     return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
 
 
@@ -190,14 +190,14 @@ def evaluated_model(state: TrainState) -> Any:
 def arrays_of(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by path, like `params.decoder.layers.attention.q`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): leaf._array if is_tensor(leaf) else leaf for path, leaf in leaves}
+    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in leaves}
 
 
 def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [
-        make(arrays[written(path)], leaf.dims, None, leaf._kind) if is_tensor(leaf) else arrays[written(path)]
+        make(arrays[written(path)], leaf.dims, None, leaf.kind) if is_tensor(leaf) else arrays[written(path)]
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, new)
