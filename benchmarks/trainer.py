@@ -29,10 +29,10 @@ class Clock(training.NullListener):
     def __init__(self, first: int):
         self.first, self.from_step, self.began, self.ended, self.losses = first, 0, 0.0, 0.0, []
 
-    def said(self, text):
+    def say(self, text):
         print(f"  {text}", flush=True)
 
-    def logged(self, row):
+    def log(self, row):
         self.ended = time.perf_counter()
         if "eval" in row:
             print(f"  step {row['step']}  eval loss {row['eval']['loss']:.3f}", flush=True)

@@ -32,10 +32,10 @@ class Heard(NullListener):
         self.rows: list[dict] = []
         self.crash_at = crash_at
 
-    def said(self, text):
+    def say(self, text):
         self.messages.append(text)
 
-    def logged(self, row):
+    def log(self, row):
         self.rows.append(row)
 
     def stage(self, what):

@@ -90,7 +90,7 @@ class Hearing(trainer.NullListener):
     def __init__(self):
         self.messages = []
 
-    def said(self, text):
+    def say(self, text):
         self.messages.append(text)
 
 

@@ -73,10 +73,10 @@ def train(
             trainer = Trainer(settings, folder, reporter, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
-            reporter.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
-            reporter.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            reporter.say(f"{folder}: {model.name}, {model.param_count:,} parameters")
+            reporter.say(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            reporter.said(_ending(outcome, folder, began, command))
+            reporter.say(_ending(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 

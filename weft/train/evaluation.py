@@ -159,11 +159,11 @@ class PeriodicEvaluation:
                 metrics = self._evaluate(evaluated_model(state), between=self._leave_if_stopped)
         except EvaluationStopped:
             command = f"weft eval {self._folder} --step {at}"
-            self._listener.said(f"the evaluation of step {at} is left out, as the run is to stop; made by: {command}")
+            self._listener.say(f"the evaluation of step {at} is left out, as the run is to stop; made by: {command}")
             return None
         row = {"step": at, "eval": metrics}
         self._metrics(row)
-        self._listener.logged(row)
+        self._listener.log(row)
         return metrics["loss"]
 
     def _leave_if_stopped(self) -> None:

@@ -38,9 +38,9 @@ class Folder:
     """
 
     def __init__(
-        self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, said: Callable[[str], None]
+        self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, say: Callable[[str], None]
     ):
-        self.path, self.checkpoints, self.config, self.said = path, checkpoints, config, said
+        self.path, self.checkpoints, self.config, self.say = path, checkpoints, config, say
         self.may_change = may_change
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class Folder:
             try:
                 write_whole(path, json.dumps(asdict(outcome)).encode())
             except OSError as error:
-                self.said(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
+                self.say(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
 
     def _keep_origin(self) -> None:
         """Keeps what is beside the weights it begins with, for the export."""
@@ -108,9 +108,9 @@ class Folder:
             if changed:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
-                self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+                self.say(f"goes on with another configuration: {'; '.join(changed + free)}")
             if any(line.startswith(("data.held_out:", "data.evaluation:")) for line in changed):
-                self.said("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
+                self.say("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
 
     def _config_before(self) -> Mapping[str, Any] | None:
         """What it was begun with, if something was learned; by a checkpoint at need."""
@@ -120,7 +120,7 @@ class Folder:
         try:
             return Reader(RunError).toml(path)[0]
         except RunError as error:
-            self.said(f"{error.fact}; what the last checkpoint says is taken for it")
+            self.say(f"{error.fact}; what the last checkpoint says is taken for it")
         for step in reversed(steps):
             with contextlib.suppress(CheckpointError, KeyError):
                 return self.checkpoints.metadata(step)["config"]
@@ -130,21 +130,21 @@ class Folder:
         """Names what differs from the beginning: the tokenizer, or files of the data."""
         learned = {print_ for _, print_ in self._data_now["learned"]}
         if both := [name for name, print_ in self._data_now["evaluation"] if print_ in learned]:
-            self.said(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
+            self.say(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
             return
         old = None if tokenizer is None else self._tokenizer_before
         if old is not None and tokenizer is not None and old.key != tokenizer.key:
             self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {old.vocab} ids")
-            self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
+            self.say(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
             now = self._data_now
             if changes := _differences(before["learned"], now["learned"]):
                 self._refuse_unless_wanted(f"{self.path} was begun with other data: {changes}")
-                self.said(f"goes on with other data: {changes}")
+                self.say(f"goes on with other data: {changes}")
             if changes := _differences(before["evaluation"], now["evaluation"]):
-                self.said(f"is judged by other data than before: {changes}")
+                self.say(f"is judged by other data than before: {changes}")
 
     def _compare_with_start(self, tokenizer: data.Tokenizer | None) -> None:
         """Says that the first weights were learned with another tokenizer."""
@@ -155,7 +155,7 @@ class Folder:
             theirs = data.load_tokenizer(start, end=named.get("end"), pad=named.get("pad"))
             if theirs.key != tokenizer.key:
                 say = f'it lies there: `tokenizer = "{start}"`'
-                self.said(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
+                self.say(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
 
     @functools.cached_property
     def _data_now(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Folder:
         try:
             return _read_data(path)
         except RunError as error:
-            self.said(f"{error.fact}; whether the data are those it was begun with is not known")
+            self.say(f"{error.fact}; whether the data are those it was begun with is not known")
             return None
 
     @functools.cached_property

@@ -91,7 +91,7 @@ def _choose_of_what_is_left(
         idle = _idle(part, idle_processes)
         why = f"; no layout divides over {over}, idle: {idle}" if idle else ""
         begins = "goes on" if wanted else "begins"
-        listener.said(f"{left}: {begins} with {chosen[0]} under {chosen[1]}{why}")
+        listener.say(f"{left}: {begins} with {chosen[0]} under {chosen[1]}{why}")
     return chosen
 
 
@@ -102,7 +102,7 @@ def _search_on(config: RunConfig, part: Part, listener: Listener | None) -> tupl
         except MeshError:  # an op refuses what divides
             part = largest_part(config, part.processes, part.processors // part.processes, below=part.processors)
     if listener is not None:
-        listener.said("mesh = auto: there is one processor")
+        listener.say("mesh = auto: there is one processor")
     return ONE, part
 
 
@@ -125,7 +125,7 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
 
     ranking: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(), progress=report, **where)
     if listener is not None:
-        listener.said("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
+        listener.say("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
     # A run with a mesh has a layout that splits something, even where doing all work everywhere is fastest.
     best = next((plan for plan in ranking if plan.fits and str(plan.layout)), None)
     if best is None:
@@ -164,12 +164,12 @@ class Forecast:
         ratio, far = seconds / plan.seconds, FAR[plan.hardware.kind]
         if ratio > far or ratio < 1 / far:
             than = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times as fast as"
-            self.listener.said(
+            self.listener.say(
                 f"warning: a step takes {time_text(seconds)}, {than} planned ({time_text(plan.seconds)}); "
                 "`--profile 10:20` shows where the time goes"
             )
         used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         if used and used > plan.memory.range[1] * FAR_MEMORY:
-            self.listener.said(
+            self.listener.say(
                 f"warning: {size_text(used)} of memory were used, and {size_text(plan.memory.peak)} were planned"
             )

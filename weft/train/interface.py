@@ -20,10 +20,10 @@ class TrainingError(WeftError):
 class Listener(Protocol):
     """What a run tells of itself as it goes."""
 
-    def said(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """A message for people."""
 
-    def logged(self, row: dict[str, Any]) -> None:
+    def log(self, row: dict[str, Any]) -> None:
         """A row of metrics."""
 
     def progress(self, what: str, done: int, whole: int) -> None:
@@ -39,9 +39,9 @@ class Listener(Protocol):
 class NullListener:
     """A listener that ignores all; the base of one that takes some things only."""
 
-    def said(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
 
-    def logged(self, row: dict[str, Any]) -> None: ...
+    def log(self, row: dict[str, Any]) -> None: ...
 
     def progress(self, what: str, done: int, whole: int) -> None: ...
 

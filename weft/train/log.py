@@ -60,12 +60,12 @@ class Log:
             row = self._row(at, metrics)
             if is_row:
                 self.metrics(row)
-            self.listener.logged(row)
+            self.listener.log(row)
         if self._watched is not None:
             (at, metrics), self._watched = self._watched, None
             spike = _spike_in(at, metrics.get("spike"))
             if spike is not None and self.config.train.spikes == "skip":
-                self.listener.said(f"{spike}; it is left out")
+                self.listener.say(f"{spike}; it is left out")
                 self.metrics({"step": at, "spike": spike._asdict()})
             self.in_a_row = read_scalar(metrics["bad_in_a_row"])
             self._check(at)

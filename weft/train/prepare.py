@@ -76,21 +76,21 @@ def prepare(
     evaluator = None if held_out is None else Evaluator(config, feed, held_out, tokenizer)
     forecast = Forecast(config, listener) if options.plan else None
     if forecast is not None:
-        listener.said(str(forecast))
+        listener.say(str(forecast))
     state = saver.restore(step)
     at, steps, is_writer = saver.at, config.train.steps, jax.process_index() == 0
     if is_writer:
         with folder.reporting_errors():
             folder.write(tokenizer)
-    profile = Profile(folder.path, options.profile, at=at, steps=steps, said=listener.said)
+    profile = Profile(folder.path, options.profile, at=at, steps=steps, say=listener.say)
     if at:
-        listener.said(f"goes on from step {at}")
+        listener.say(f"goes on from step {at}")
 
     def forgets(row: Row) -> bool:
         """Whether a row was written only because the run stopped there."""
         return "loss" in row and row["step"] == at and not is_due(at, config.train.log_every)
 
-    metrics = Metrics(folder.path, from_step=at, is_writer=is_writer, said=listener.said, forgets=forgets)
+    metrics = Metrics(folder.path, from_step=at, is_writer=is_writer, say=listener.say, forgets=forgets)
     watchdog = Watchdog(folder.path, config.train.watchdog_minutes, process=jax.process_index())
     return Prepared(
         config=config,
@@ -114,7 +114,7 @@ def _open_data(config: RunConfig, folder: Folder, saver: Saver, listener: Listen
     """The data of the run, with a word where it will not be evaluated by any."""
     if not config.is_data_said:
         fix = '`data = "FOLDER"` in the file, or `--set data=FOLDER`; `data = "python"` if that is meant'
-        listener.said(f"THE RUN'S FILE NAMES NO DATA: it learns from Python's standard library. fix: {fix}")
+        listener.say(f"THE RUN'S FILE NAMES NO DATA: it learns from Python's standard library. fix: {fix}")
     with _first_alone():
         opened = open_data(config, folder.path, listener.progress)
         if jax.process_index() == 0:
@@ -127,7 +127,7 @@ def _open_data(config: RunConfig, folder: Folder, saver: Saver, listener: Listen
         fix = "before it begins, `held_out = 0.05` or `evaluation = FILE` in `data`; or `eval.every = 0`"
         if agreed(len(saver.checkpoints.steps)):
             fix = "judge it by a file it has not seen: `--changed --set data.evaluation=FILE`; or `eval.every = 0`"
-        listener.said(f"NOTHING IS HELD OUT: {fact}. fix: {fix}")
+        listener.say(f"NOTHING IS HELD OUT: {fact}. fix: {fix}")
     return opened
 
 

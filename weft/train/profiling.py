@@ -29,9 +29,9 @@ class Profile:
     """
 
     def __init__(
-        self, folder: Path, wanted: tuple[int, int] | None, *, at: int, steps: int, said: Callable[[str], None]
+        self, folder: Path, wanted: tuple[int, int] | None, *, at: int, steps: int, say: Callable[[str], None]
     ):
-        self.folder, self.said = folder / PROFILE, said
+        self.folder, self.say = folder / PROFILE, say
         self.first = self.last = self.done = -1
         self.is_running = False
         if wanted is None:
@@ -43,11 +43,11 @@ class Profile:
                 fix=f"name steps below {steps}, or raise `train.steps`",
             )
         if at >= last:
-            self.said(f"nothing is profiled: the run is at step {at} already, past `--profile {first}:{last}`")
+            self.say(f"nothing is profiled: the run is at step {at} already, past `--profile {first}:{last}`")
             return
         self.first, self.last = max(first, at), min(last, steps)
         if (self.first, self.last) != (first, last):
-            self.said(f"steps {self.first} to {self.last} are profiled: of {first}:{last} there are no others to come")
+            self.say(f"steps {self.first} to {self.last} are profiled: of {first}:{last} there are no others to come")
 
     def __enter__(self) -> "Profile":
         return self
@@ -56,7 +56,7 @@ class Profile:
         if self.is_running:
             self._close()
         elif self.first > self.done:
-            self.said(f"nothing is profiled: training ended before step {self.first}")
+            self.say(f"nothing is profiled: training ended before step {self.first}")
 
     @contextlib.contextmanager
     def step(self, at: int) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Profile:
             jax.profiler.start_trace(str(self.folder), profiler_options=options)
             self.is_running = True
         except Exception as error:  # a profile is not worth a run
-            self.said(f"NOT PROFILED: {_first_line(error)}")
+            self.say(f"NOT PROFILED: {_first_line(error)}")
 
     def _close(self) -> None:
         self.is_running = False
@@ -84,14 +84,14 @@ class Profile:
             jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
             jax.profiler.stop_trace()
         except Exception as error:
-            self.said(f"NOT PROFILED: {_first_line(error)}")
+            self.say(f"NOT PROFILED: {_first_line(error)}")
             return
         try:
             is_named = name_events(self.folder) > 0
         except (OSError, ValueError, LookupError):  # another form of profile than the one that is known
             is_named = False
         names = "" if is_named else ", under XLA's names"
-        self.said(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
+        self.say(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
 
 
 def _first_line(error: Exception) -> str:

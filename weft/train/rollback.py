@@ -32,7 +32,7 @@ class Rollback:
             )
         skipped = spike.step - saver.at
         saver.skipped += skipped
-        self._listener.said(f"{spike}; it goes back to step {saver.at}, and past {skipped} batches")
+        self._listener.say(f"{spike}; it goes back to step {saver.at}, and past {skipped} batches")
         self._metrics.go_back(saver.at)
         self._metrics({"step": saver.at + 1, "spike": {**spike._asdict(), "back_to": saver.at}})
         return state

@@ -68,7 +68,7 @@ class Saver:
         self.is_saved = True
         steps = every = self.checkpoints.steps if jax.process_index() == 0 else []
         is_tried = False
-        while (at := agreed(self._last_unbroken(steps, say=self.listener.said))) >= 0:
+        while (at := agreed(self._last_unbroken(steps, say=self.listener.say))) >= 0:
             self._stand_at(at)
             try:
                 with self.listener.stage(f"reading the checkpoint of step {at}"):
@@ -82,7 +82,7 @@ class Saver:
                 raise TrainingError(error.fact, fix=fix, at=str(self.folder)) from error
             except CheckpointError as error:
                 is_tried = True
-                self.listener.said(f"{error.fact}; the one before it is taken")
+                self.listener.say(f"{error.fact}; the one before it is taken")
                 steps = [number for number in steps if number < at]
         if is_tried or agreed(len(self.checkpoints.steps)):
             raise TrainingError(
@@ -163,5 +163,5 @@ class Saver:
             if self.config.checkpoint.stop_if_full:
                 raise TrainingError(f"{error.fact}; {last}", fix=error.fix) from error
             goes_on = "" if is_last else "; training goes on"
-            self.listener.said(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
+            self.listener.say(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
             return False

@@ -42,7 +42,7 @@ class Trainer:
         _check_devices(self.mesh, listener)
         stop = Stop(is_own=options.is_own)
         saver = Saver(config, self.folder, listener, stop, options.command)
-        folder = Folder(self.folder, saver.checkpoints, config, may_change=options.changed, said=listener.said)
+        folder = Folder(self.folder, saver.checkpoints, config, may_change=options.changed, say=listener.say)
         with folder.open(), stop:
             try:
                 saver.stand_at_last()
@@ -123,4 +123,4 @@ def _check_devices(mesh: Mesh, listener: Listener) -> None:
     if first.platform == "cpu" and mesh.size > 1 and jax.config.values.get("jax_compilation_cache_dir"):
         # Read back from there, a program's collectives are no longer in one order on all virtual processors.
         jax.config.update("jax_enable_compilation_cache", False)
-        listener.said("JAX's compilation cache is left out: virtual processors may wait for ever with it")
+        listener.say("JAX's compilation cache is left out: virtual processors may wait for ever with it")
