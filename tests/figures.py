@@ -9,13 +9,14 @@ their order stay. Public names alone are used, so that the same file runs before
 
 import hashlib
 import json
+import math
 import re
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-_TYPE = re.compile(r"\S+\[[^\]]*\]")
+_TYPE = re.compile(r"\b(?:bool|bf16|[fiuc]\d+|key<\w+>)\w*\[[^\]]*\]")
 _SENT = re.compile(r">> (\S+ over \S+)\s+(.*? x[\d,]+(?: a turn)?)(?:\s|$)")
 _LOOP = re.compile(r"^ *((?:scan|vmap|cond|while_loop|fori_loop|associative_scan|remat|accumulate)\b.*? x[\d,?]+)")
 _TARGETS = ("cpu", "gpu", "tpu")
@@ -26,12 +27,11 @@ def skeleton(printed: str) -> list[str]:
     """A printed program's lines without the words a person chose: a type, a collective with its bytes, a loop."""
     lines = []
     for line in printed.splitlines():
-        body = line[24:] if line.startswith(" ") else line
         if sent := _SENT.search(line):
             lines.append(f">> {sent[1]} {sent[2]}")
         elif loop := _LOOP.match(line):
             lines.append(loop[1])
-        elif kind := _TYPE.search(body):
+        elif kind := _TYPE.search(line):
             lines.append(kind[0])
         elif line and not line.startswith(" ") and not line.startswith("work:"):
             lines.append(line)
@@ -131,8 +131,8 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
         gone = [f"{path}/{key}: only {'before' if key in before else 'after'}" for key in before.keys() ^ after.keys()]
         both = [key for key in before if key in after]
         return [*gone, *(line for key in both for line in differences(before[key], after[key], f"{path}/{key}"))]
-    if before == after:
-        return []
+    if before == after or (isinstance(before, float) and math.isclose(before, after, rel_tol=1e-12)):
+        return []  # sums of seconds may be formed in another order
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         i = next(i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
         return [f"{path}[{i}]: {before[i]} -> {after[i]}"]
