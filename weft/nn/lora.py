@@ -52,7 +52,7 @@ def merge(model: Any) -> Any:
     def fold(leaf: Any) -> Any:
         if not _is_adapted(leaf):
             return leaf
-        lies = leaf.weight.raw.sharding  # and so does the sum: each processor makes its own slice
+        lies = leaf.weight.array.sharding  # and so does the sum: each processor makes its own slice
         return parameter(jax.jit(lambda weight: used(weight, weight.weight.dtype), out_shardings=lies)(leaf))
 
     return unfreeze(jax.tree.map(fold, model, is_leaf=lambda x: _is_adapted(x) or is_tensor(x)))

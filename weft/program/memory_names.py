@@ -14,6 +14,7 @@ import jax
 
 from ..dims import Shape
 from ..layout import Region
+from ..leaves import is_data
 from ..record import Entry, Placed, entry_and_operand
 from ..spmd.arguments import Static, TensorSlot, with_statics
 from ..tensor import is_tensor
@@ -76,7 +77,7 @@ def _leaves(tree: Any) -> list[tuple[Path, Any]]:
     return [
         (tuple(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]
-        if not is_tensor(leaf) or hasattr(leaf.raw, "shape")
+        if not is_tensor(leaf) or is_data(leaf)
     ]
 
 

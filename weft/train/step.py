@@ -15,6 +15,7 @@ from .. import models, nn
 from .. import ops as wf
 from ..dims import Dim
 from ..layout import Layout
+from ..leaves import array_of
 from ..mesh import Mesh
 from ..nn.weights import written
 from ..spmd import train_step
@@ -179,7 +180,7 @@ def judged_model(state: TrainState) -> Any:
 def arrays_of(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by their paths, those of tensors too: `params.decoder.layers.attention.q`."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in found}
+    return {written(path): array_of(leaf) for path, leaf in found}
 
 
 def refilled(tree: Any, arrays: Mapping[str, Any]) -> Any:
