@@ -260,7 +260,7 @@ def private_tensors(module: Module) -> list[str]:
         return []
     inside = PRIVATE_TENSOR if module.room in ("ops", "spmd") else PRIVATE_TENSOR | {"raw"}
     return [
-        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: `x.array`, `array_of(x)`"
+        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: use `array_of(x)`"
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr in inside and ast.unparse(node.value) != "self"
     ]
