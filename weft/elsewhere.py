@@ -117,7 +117,7 @@ LAYERS: dict[str, str] = {
     "Dropout": "`wf.dropout(x, rate, key)`",
     **_each("relu gelu silu softmax tanh sigmoid", "`wf.{name}`"),
     **_each("Module Sequential", "a class of `equinox.Module`, or a function"),
-    **_each("rope apply_rope", "`nn.rotated(x, position)`"),
+    **_each("apply_rope rotary_embedding", "`nn.rope(x, position)`"),
 }
 
 RANDOM: dict[str, str] = {

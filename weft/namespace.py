@@ -9,20 +9,25 @@ and a name that it lacks is an error that says what to write instead, or names t
 
 import difflib
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownNameError, folded
+from .errors import UnknownNameError, WeftWarning, folded, user_stacklevel
 
 
 def namespace(
-    names: dict[str, Any], *, called: str, written: Mapping[str, str] | None = None
+    names: dict[str, Any],
+    *,
+    called: str,
+    written: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
     """The `__dir__` and `__getattr__` of a room that has these globals.
 
     Its `__all__` says what is public. `written` says what is written here in place of names that other libraries
-    have.
+    have; `renamed` what a name of an earlier version is called now, which is given with a warning.
     """
 
     def show() -> list[str]:
@@ -30,6 +35,9 @@ def namespace(
 
     @folded
     def miss(name: str) -> Any:
+        if renamed and name in renamed:
+            warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())
+            return names[renamed[name]]
         raise unknown_name(called, name, names["__all__"], written or {})
 
     return show, miss
@@ -65,7 +73,7 @@ def hide_modules(names: dict[str, Any]) -> None:
 def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     """A table of contents: public names under the title of their family.
 
-    A family lists the files that its names are from.
+    A family lists the files or rooms that its names are from.
 
     >>> import types
     >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})
@@ -74,7 +82,8 @@ def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
     for name in sorted(names, key=lambda name: (name.lower(), name)):
-        found[titles[_file_of(names[name])]].append(name)
+        file = _file_of(names[name])
+        found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")
         for title, under in found.items()
