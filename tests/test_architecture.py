@@ -255,13 +255,14 @@ def stray_collectives(module: Module) -> list[str]:
 
 
 def private_tensors(module: Module) -> list[str]:
-    """Reaches into what is private of a tensor, from outside weft/tensor.py, weft/leaves.py and weft/lower."""
+    """Reaches into a tensor: for its slice from outside the language, for what is private from outside the lowering."""
     if module.room in ("tensor", "leaves", "lower"):
         return []
+    inside = PRIVATE_TENSOR if module.room in ("ops", "spmd") else PRIVATE_TENSOR | {"raw"}
     return [
-        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, private of a tensor; fix: use what it documents"
+        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: use `array_of(x)`"
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_TENSOR and ast.unparse(node.value) != "self"
+        if isinstance(node, ast.Attribute) and node.attr in inside and ast.unparse(node.value) != "self"
     ]
 
 
@@ -485,6 +486,8 @@ def test_private_jax_is_caught(name, source, caught):
         ("weft.lower.meet", "y = x._memo['moved']", False),
         ("weft.tensor", "y = x._dims", False),
         ("weft.ops.reduce", "y = x.raw, x.region, x.kind.store", False),
+        ("weft.spmd.step", "y = x.raw", False),
+        ("weft.nn.lora", "y = x.weight.raw", True),
         ("weft.plan.values", "class A:\n    def f(self):\n        return self._region()", False),  # its own
     ],
 )

@@ -1,7 +1,9 @@
 """What a user sees of `wf` and of its rooms: public names, each with a line of help, and nothing else."""
 
+import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,12 @@ def test_a_room_shows_its_public_names_and_nothing_else(room):
     assert sorted(name for name in dir(room) if not name.startswith("__")) == sorted(room.__all__)
     assert len(set(room.__all__)) == len(room.__all__)
     assert all(hasattr(room, name) for name in room.__all__)
+
+
+@pytest.mark.parametrize("name", wf.__all__)
+def test_every_name_has_a_line_of_help(name):
+    first = (inspect.getdoc(getattr(wf, name)) or "").splitlines()[:1]
+    assert first and 0 < len(first[0]) < 80, first
 
 
 def test_help_is_a_table_of_contents():
@@ -70,3 +78,22 @@ assert weft.plan.Plan is weft.Plan
 assert lower.__name__ == "weft.lower" and dtypes.short_dtype("float32") == "f32"
 """
     subprocess.run([sys.executable, "-c", source], check=True)
+
+
+# What is asked for by these names has a named type.
+NAMED = ("over", "dims", "mesh", "layout")
+
+
+def untyped(room):
+    """The parameters of a room's public functions that are named so and say nothing of their type."""
+    for name in room.__all__:
+        value = getattr(room, name)
+        if inspect.isfunction(value):
+            for parameter in inspect.signature(value).parameters.values():
+                if parameter.name in NAMED and parameter.annotation in (Any, inspect.Parameter.empty):
+                    yield f"{name}({parameter})"
+
+
+@pytest.mark.parametrize("room", [wf, wf.random], ids=["wf", "wf.random"])
+def test_signatures_say_what_they_take(room):
+    assert list(untyped(room)) == []

@@ -101,7 +101,7 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     )
 
 
-LayoutLike = Layout | str | Mapping[str, Any]
+LayoutLike = Layout | str | Mapping[str, str | Sequence[str]]
 """A layout as callers write it; None, where it may be left out, is the empty one."""
 
 

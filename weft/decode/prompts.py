@@ -118,7 +118,7 @@ def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
 def _array(prompts: Tensor) -> Any:
     if set(prompts.dims.names) != {"batch", "length"}:
         raise DimError(f"the prompts have dims [{prompts.dims}]", fix="name them so: `wf.tensor(ids, 'batch length')`")
-    array = np.asarray(jax.device_get(prompts.raw))
+    array = np.asarray(jax.device_get(prompts.array))
     return array if prompts.dims.names[0] == "batch" else array.T
 
 

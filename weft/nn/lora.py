@@ -53,7 +53,7 @@ def merge(model: Any) -> Any:
     def fold(leaf: Any) -> Any:
         if not _is_adapted(leaf):
             return leaf
-        sharding = leaf.weight.raw.sharding  # of the sum too: each processor makes its own slice
+        sharding = leaf.weight.array.sharding  # of the sum too: each processor makes its own slice
         return parameter(jax.jit(lambda weight: cast_weight(weight, weight.weight.dtype), out_shardings=sharding)(leaf))
 
     return unfreeze(jax.tree.map(fold, model, is_leaf=lambda x: _is_adapted(x) or is_tensor(x)))

@@ -21,7 +21,7 @@ import numpy as np
 from ..checks import is_real
 from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
-from ..mesh import Mesh, as_mesh
+from ..mesh import Mesh, MeshLike, as_mesh
 from ..program import Program, trace
 from ..text import size_text
 from .candidates import Candidates, Trial
@@ -56,7 +56,7 @@ class Progress:
 def search(
     fn: Callable[..., Any],
     *args: Any,
-    mesh: Any = None,
+    mesh: MeshLike | None = None,
     processors: int | None = None,
     hardware: Any = "h100",
     dims: Sequence[str] | None = None,

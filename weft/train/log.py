@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..leaves import array_of
 from ..spmd.step import TrainState
-from ..tensor import is_tensor
 from .config import RunConfig
 from .foresight import Forecast
 from .interface import Listener, TrainingError
@@ -73,7 +73,7 @@ class Log:
 
     def _row(self, at: int, metrics: dict[str, Any]) -> Row:
         config = self.config
-        scalars = {name: x for name, x in metrics.items() if np.ndim(x.raw if is_tensor(x) else x) == 0}
+        scalars = {name: x for name, x in metrics.items() if np.ndim(array_of(x)) == 0}
         row: Row = {name: read_scalar(x) for name, x in scalars.items()}
         row["loss"] /= config.train.loss_scale or 1.0
         self.loss = row["loss"]

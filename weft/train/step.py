@@ -16,6 +16,7 @@ from .. import models, nn
 from .. import ops as wf
 from ..dims import Dim
 from ..layout import Layout
+from ..leaves import array_of
 from ..mesh import Mesh
 from ..nn.weights import written
 from ..spmd import train_step
@@ -172,7 +173,7 @@ def optimizer_metrics(state: TrainState) -> dict[str, Any]:
 
 def read_scalar(x: Any) -> float:
     """A scalar that is the same everywhere, read from this process's own copy."""
-    array = x.raw if is_tensor(x) else x
+    array = array_of(x)
     return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
 
 
@@ -191,7 +192,7 @@ def evaluated_model(state: TrainState) -> Any:
 def arrays_of(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by path, like `params.decoder.layers.attention.q`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in leaves}
+    return {written(path): array_of(leaf) for path, leaf in leaves}
 
 
 def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
