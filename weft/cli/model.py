@@ -25,7 +25,7 @@ from ..errors import WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..program import Program, trace
-from ..spmd import train_step
+from ..spmd import is_bound, train_step
 from ..tensor import tensor
 from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
@@ -71,7 +71,7 @@ class Model:
     @property
     def is_bound(self) -> bool:
         """Whether the function brings its own mesh and layout."""
-        return hasattr(self.fn, "abstract") and getattr(self.fn, "mesh", None) is not None
+        return is_bound(self.fn)
 
     def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
         """The program on a mesh under a layout; what is left out is the function's own."""
@@ -80,7 +80,7 @@ class Model:
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
-            bound = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
+            bound: dict[str, Any] = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
             program = trace(fn, *self.args, **bound)
         if not is_function(self.name):
             program.name = f"{self.name} {program.name}"

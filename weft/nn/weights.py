@@ -21,7 +21,7 @@ from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
-from ..spmd.border import Spmd
+from ..spmd.border import SpmdFunction
 from ..tensor import Tensor, parameter, tensor, with_kind
 
 
@@ -203,7 +203,7 @@ def _compile_whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., 
 
 @functools.cache
 def _compile_sharded(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
+    return SpmdFunction(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
 
 
 def _first_values(

@@ -21,7 +21,8 @@ from ..errors import short_path
 from ..layout import Layout
 from ..mesh import Mesh
 from ..record import Entry, Placed, entry_and_operand
-from ..spmd.arguments import Static, read
+from ..spmd import bind
+from ..spmd.partition import partition
 from .noting import CALLS, MOVES, Path, body_of, note_at, noted
 from .reading import Reading
 from .trace import trace
@@ -98,11 +99,11 @@ class Found:
 
 def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     """What first made the results of `fn(*args)` not finite, run on one processor under the empty layout."""
-    program = trace(fn, *args, mesh=Mesh("all=1"), layout=Layout(""))
-    call, arrays = read(fn, args, {}, (), (), "")
-    slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-    bad = [_bad_in(x, getattr(slot, "dims", None)) for x, slot in zip(arrays, slots, strict=True)]
-    given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
+    bound = bind(fn, Mesh("all=1"), Layout(""))
+    program, arrays = trace(bound, *args), partition(args).arrays
+    inputs = bound.inputs(*args)
+    bad = [_bad_in(x, described.dims) for x, described in zip(arrays, inputs, strict=True)]
+    given = [None if x is None else Given(described.name, x) for described, x in zip(inputs, bad, strict=True)]
     jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
     notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sums(results))
     search = _Search(program.reading)

@@ -8,94 +8,15 @@ Joins what `liveness` read off the jaxpr with the record, as the listing does.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
-
-from ..dims import Shape
 from ..layout import Region
 from ..record import Entry, Placed, entry_and_operand
-from ..spmd.arguments import Static, TensorSlot, with_statics
-from ..tensor import is_tensor
+from ..spmd import Input
 from .array_type import ArrayDim, ArrayType, named_type, placed_type, unnamed_type
 from .liveness import Value, Work
 from .memory_course import Course
 from .reading import Reading
 from .walk import loop_parts, phase_of
-
-
-@dataclass(frozen=True)
-class Given:
-    """An array the program is given; `dims` where it is a tensor's."""
-
-    name: str
-    dims: Shape | None
-    store: str | None
-    is_donated: bool
-
-
-def given_to(bound: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Given]:
-    """The arrays of a call, in the order the traced program takes them.
-
-    A train step may overwrite (donate) its state.
-    """
-    if hasattr(bound, "optimizer"):
-        return _given_to_step(*args, **kwargs)
-    call, _ = bound._read(args, kwargs)
-    slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-    found = []
-    for slot, name, is_donated in zip(slots, call.names(bound.fn), call.donated, strict=True):
-        is_named = isinstance(slot, TensorSlot) and slot.fits
-        dims, store = (slot.dims, slot.kind.store) if is_named else (None, None)
-        found.append(Given(name.name, dims, store, is_donated))
-    return sorted(found, key=lambda each: not each.is_donated)
-
-
-def _given_to_step(state: Any, batch: Any, key: Any = None) -> list[Given]:
-    found = []
-    params: dict[Path, Shape] = {}
-    for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
-        for path, leaf in _leaves(tree):
-            if is_tensor(leaf):
-                params |= {path: leaf.dims} if part == "params" else {}
-                found.append(Given(_path_name(part, path), leaf.dims, leaf.kind.store, True))
-            else:
-                found.append(Given(_path_name(part, path), _dims_alike(path, leaf, params), "optimizer", True))
-    for part, tree in (("batch", batch), ("key", key)):
-        for path, leaf in _leaves(tree):
-            found.append(Given(_path_name(part, path), leaf.dims if is_tensor(leaf) else None, None, False))
-    return found
-
-
-Path = tuple[str, ...]
-"""The keys that lead to a leaf of a tree."""
-
-
-def _leaves(tree: Any) -> list[tuple[Path, Any]]:
-    """The arrays of a tree with their paths."""
-    return [
-        (tuple(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path), leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(with_statics(tree), is_leaf=is_tensor)[0]
-        if not is_tensor(leaf) or hasattr(leaf.raw, "shape")
-    ]
-
-
-def _path_name(part: str, path: Path) -> str:
-    """What a leaf is called; a parameter by its path alone where that says enough."""
-    text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in path)
-    return text[1:] if part == "params" and _says_enough(path) else part + text
-
-
-def _says_enough(path: Path) -> bool:
-    return len(path) > 1 and not path[0].isdigit()
-
-
-def _dims_alike(path: Path, leaf: Any, params: dict[Path, Shape]) -> Shape | None:
-    """The dims of the parameter that an array of the optimizer's state is like."""
-    for of, dims in params.items():
-        if _says_enough(of) and path[-len(of) :] == of and tuple(leaf.shape) == dims.sizes:
-            return dims
-    return None
 
 
 @dataclass(frozen=True)
@@ -121,7 +42,7 @@ class Label:
 class Names:
     """What the values of one program are called."""
 
-    def __init__(self, reading: Reading, given: Sequence[Given], region: Region):
+    def __init__(self, reading: Reading, given: Sequence[Input], region: Region):
         self.reading, self.given, self.region = reading, given, region
 
     def called(self, value: Value, course: Course) -> Called:

@@ -6,18 +6,18 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import RegionError, WeftError, public
-from ..layout import Layout, Region
-from ..mesh import Mesh
+from ..errors import WeftError, public
+from ..layout import Layout, LayoutLike, Region
+from ..mesh import Mesh, MeshLike
 from ..record import Placed, Record, recording
-from ..spmd import Traced, spmd
+from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, listing_text
 from .listing import listing
 from .memory import Memory
-from .memory_names import Given, Names, given_to
+from .memory_names import Names
 from .reading import Reading
 from .work import Duplicated, Work
 
@@ -35,7 +35,7 @@ class Program:
         layout: Layout,
         record: Record,
         name: str = "",
-        given: Sequence[Given] = (),
+        given: Sequence[Input] = (),
     ):
         self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
         self.reading = Reading(traced, record, mesh)
@@ -108,8 +108,8 @@ class Program:
     @property
     def tensors(self) -> list[Placed]:
         """The placed types of all operands and results, in the order of the trace."""
-        found = ((*entry.operands, *entry.results) for entry in self.reading.entries)
-        return [placed for each in found for placed in each if placed is not None]
+        of_entries = ((*entry.operands, *entry.results) for entry in self.reading.entries)
+        return [placed for types in of_entries for placed in types if placed is not None]
 
     @property
     def memory(self) -> Memory:
@@ -156,23 +156,29 @@ class Program:
 
 
 @public
-def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = None, **kwargs: Any) -> Program:
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: MeshLike | None = None,
+    layout: LayoutLike | None = None,
+    **kwargs: Any,
+) -> Program:
     """The SPMD program that `fn` becomes on a mesh under a layout.
 
     Arguments may be tensors of `jax.ShapeDtypeStruct`.
 
     A function made by `wf.spmd`, or a train step with a mesh, brings its own.
     """
-    bound: Any = fn if mesh is None else spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
-    if not hasattr(bound, "abstract"):
-        raise RegionError("trace got no mesh", fix="say `wf.trace(fn, ..., mesh=..., layout=...)`")
-    name = getattr(bound, "__name__", "")
+    bound = bind(fn, mesh, layout)
     try:
         with recording() as record:
             traced = bound.abstract(*args, **kwargs)
     except WeftError:
         raise  # names mesh and layout itself, and ends with the fix
     except Exception as error:
-        error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
+        error.add_note(
+            f"while tracing {bound.__name__} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}"
+        )
         raise
-    return Program(traced, bound.mesh, bound.layout, record, name, given_to(bound, args, kwargs))
+    assert bound.mesh is not None  # or it would not have been traced
+    return Program(traced, bound.mesh, bound.layout, record, bound.__name__, bound.inputs(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""The guard: plain JAX functions may not look along slices as if they were the whole.
+"""The guard: no plain JAX function may take a slice for the whole.
 
 A tensor is a pytree, so inside a region `jax.tree.map(jax.nn.softmax, x)` or an Optax transformation reaches its
 slice. What works on each value alone is right on slices too; a sum, a sort or a product would be that of one slice,
@@ -24,30 +24,16 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
 
 
-class Guarded:
-    """A jitted function whose regions are read before it runs for the first time."""
-
-    def __init__(self, jitted: Any, state: str):
-        self.jitted, self.state, self.is_read = jitted, state, False
-
-    def __call__(self, *args: Any) -> Any:
-        if not self.is_read:
-            check_slices(self.jitted.trace(*args).jaxpr, self.state)
-            self.is_read = True
-        return self.jitted(*args)
-
-    def lower(self, *args: Any) -> Any:
-        """As `jax.jit`'s."""
-        return self.jitted.lower(*args)
-
-
 def check_slices(closed: Any, state: str) -> None:
-    """Raises where a region of a traced program, told by `state`, has a plain function look along slices."""
+    """Raises where a plain function looks along slices in a region of a program.
+
+    `state` is what the error says of the region.
+    """
     for region in _regions(closed.jaxpr):
-        reader = _Reader()
-        reader.read(region.params["jaxpr"], "", None)
-        if reader.found and not reader.sends:
-            raise _error(*reader.found, state)
+        check = _Check()
+        check.read(region.params["jaxpr"], "", None)
+        if check.offence and not check.sends:
+            raise _error(*check.offence, state)
 
 
 def _regions(jaxpr: Any) -> Iterator[Any]:
@@ -59,11 +45,11 @@ def _regions(jaxpr: Any) -> Iterator[Any]:
                 yield from _regions(getattr(inner, "jaxpr", inner))
 
 
-class _Reader:
-    """Reads a region's equations for the first that looks along slices behind the names."""
+class _Check:
+    """Looks in a region for the first equation that works along slices unnamed."""
 
     def __init__(self) -> None:
-        self.found: tuple[str, str] | None = None
+        self.offence: tuple[str, str] | None = None
         """What it does, and where."""
         self.sends = False
         self.uniform: set[Any] = set()
@@ -72,7 +58,7 @@ class _Reader:
         """What was made of slices that were asked for."""
 
     def read(self, jaxpr: Any, scopes: str, caller: Any) -> None:
-        """Reads equations that stand in these scopes; `caller` is the equation they all are part of, if any."""
+        """Reads equations in these scopes; `caller` is the one they are part of, if any."""
         for eqn in jaxpr.eqns:
             within = f"{scopes}/{scopes_of(eqn)}"
             if is_within_op(within) or "transpose(" in within:  # a gradient is right where what it is of is
@@ -86,14 +72,14 @@ class _Reader:
                 self.read(body, within, caller or (eqn if is_function_of_jax(body) else None))
             if not bodies and (work := self._work_on_slices(eqn)) and (line := _foreign_line(caller or eqn)):
                 self.sends = self.sends or eqn.primitive.name in PRIMITIVES
-                self.found = self.found or (work, line)
+                self.offence = self.offence or (work, line)
 
     def _is_asked(self, eqn: Any) -> bool:
         is_named = eqn.primitive.name == "name" and eqn.params["name"] == SLICE
         return is_named or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
 
     def _work_on_slices(self, eqn: Any) -> str:
-        """What an equation does that is not the same on slices as on the whole; nothing if it is."""
+        """What an equation does otherwise on slices than on the whole, if anything."""
         name = eqn.primitive.name
         arrays = [x for x in eqn.invars if not isinstance(x, Literal) and x.aval.shape]
         if name in PRIMITIVES:
@@ -111,7 +97,7 @@ class _Reader:
 
 
 def _foreign_line(eqn: Any) -> str:
-    """Where someone's own code, or a library's, wrote an equation; nothing where an op of Weft did."""
+    """The line of a user or a library that made an equation; empty for Weft's ops."""
     frames = list(frames_of(eqn))
     if not frames or (frames[0].file.startswith(_HERE) and not is_source(frames[0].file)):
         return ""

@@ -3,7 +3,6 @@
 Stands beside spmd at the border; imports what stands left of the ops.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,18 +13,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..dims import Shape
 from ..dtypes import is_key
 from ..errors import RegionError, public
-from ..layout import Axes, Region, as_layout, spec
+from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
-from ..mesh import Mesh, as_mesh
+from ..mesh import MeshLike, as_mesh
 from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
 @public
-def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
-    """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
+def put(tree: Any, *, mesh: MeshLike, layout: LayoutLike) -> Any:
+    """The tree with every tensor sharded over the mesh as the layout says.
 
-    With many processes each gives its own rows of a tensor that is split between them, and the result has the dims
-    of all rows; parameters are given whole by all.
+    Parameters are placed as they are stored. With many processes each gives its own rows of a tensor that is split
+    between them, and the result has the dims of all rows; parameters are given whole by all.
     """
     mesh = as_mesh(mesh)
     region = Region(mesh, as_layout(layout))
@@ -33,11 +32,11 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
 
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
-            leaf = _outside(leaf, "put")
+            leaf = _need_outside(leaf, "put")
             if jax.process_count() > 1 and leaf.kind.store is None and _is_local(leaf.raw):
-                return _joined_rows(leaf, region, devices)
-            lies = sharding_of(leaf.dims, leaf.kind.store, region)
-            return make(put_array(leaf.raw, lies), leaf.dims, None, leaf.kind)
+                return _join_rows(leaf, region, devices)
+            wanted = sharding_of(leaf.dims, leaf.kind.store, region)
+            return make(put_array(leaf.raw, wanted), leaf.dims, None, leaf.kind)
         if is_array(leaf):
             check_not_given_up(leaf)
             need_room(leaf)
@@ -48,16 +47,40 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
 
 
 def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding:
-    """How an array of these dims lies on the region's devices, stored so (`params`) or as any tensor."""
+    """The sharding of an array of these dims, stored so (`params`) or as any tensor."""
     return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
+
+
+def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
+    """The shapes of a tree's arrays, each with its sharding, on any mesh.
+
+    Tensors are sharded as the layout says, numbers are replicated.
+    """
+
+    def place(leaf: Any) -> Any:
+        if not is_tensor(leaf):
+            return placed_shape(leaf, NamedSharding(mesh, PartitionSpec()))
+        fits = tuple(getattr(leaf.raw, "shape", ())) == leaf.dims.sizes
+        placed = region.placement(leaf.dims, leaf.kind.store) if fits else ()
+        return make(placed_shape(leaf.raw, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf.kind)
+
+    return jax.tree.map(place, tree, is_leaf=is_tensor)
+
+
+def placed_shape(array: Any, sharding: NamedSharding) -> Any:
+    """The array's shape with its sharding; what is no array as it is."""
+    if not is_array(array):
+        return array
+    weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding, weak_type=weak)
 
 
 @public
 def get(tree: Any) -> Any:
-    """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
+    """The tree with NumPy arrays for tensors and arrays; padding is left out."""
 
     def fetch(leaf: Any) -> Any:
-        array = _outside(leaf, "get").raw if is_tensor(leaf) else leaf
+        array = _need_outside(leaf, "get").raw if is_tensor(leaf) else leaf
         if isinstance(array, jax.Array) and not is_key(array):
             array = np.asarray(array if array.is_fully_addressable else _whole(array))
         return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
@@ -67,8 +90,10 @@ def get(tree: Any) -> Any:
 
 def put_array(array: Any, wanted: NamedSharding) -> Any:
     """One array where it is wanted; nothing happens if it is there already."""
-    if isinstance(array, jax.Array) and array.sharding.is_equivalent_to(wanted, array.ndim):
-        return array
+    if isinstance(array, jax.Array):
+        held = array.sharding
+        if held == wanted or held.is_equivalent_to(wanted, array.ndim):  # the first is five times as fast
+            return array
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
     if jax.process_count() > 1 and _is_local(array):
@@ -86,7 +111,7 @@ def _is_local(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
-def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
+def _join_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
     """The global tensor of which each process holds some rows."""
     placed = region.axes(x.dims)
     dims = Shape(
@@ -99,29 +124,10 @@ def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
 
 
 def _local_ways(devices: Any, axes: Axes) -> int:
-    """How many of the slices along these axes lie on this process's devices."""
+    """How many of the slices along these axes are on this process's devices."""
     names = list(devices.axis_names)
-    here = [place for place, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
-    return len({tuple(place[names.index(axis)] for axis in axes) for place in here})
-
-
-_flying: collections.deque[Any] = collections.deque()
-_MOST_FLYING = 8
-
-
-def wait_for_earlier_calls(found: Any, mesh: Mesh) -> None:
-    """Keeps few calls in flight on virtual processors; real ones are left alone.
-
-    XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
-    and others are not, and its collectives wait for each other until the process is aborted.
-    """
-    first = next((leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array)), None)
-    is_virtual = mesh.size > 1 and mesh.jax_mesh().devices.flat[0].platform == "cpu"
-    if first is None or isinstance(first, jax.core.Tracer) or not is_virtual:
-        return
-    _flying.append(first)
-    if len(_flying) > _MOST_FLYING and not (earlier := _flying.popleft()).is_deleted():
-        jax.block_until_ready(earlier)
+    here = [index for index, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
+    return len({tuple(index[names.index(axis)] for axis in axes) for index in here})
 
 
 def check_values(arrays: Sequence[Any]) -> None:
@@ -140,7 +146,8 @@ def _whole(array: jax.Array) -> Any:
     return multihost_utils.process_allgather(array, tiled=True)
 
 
-def _outside(x: Tensor, what: str) -> Tensor:
+def _need_outside(x: Tensor, what: str) -> Tensor:
+    """`x`, which `wf.put` or `wf.get` can work on: with values, and in no region."""
     if x.region is not None or isinstance(x.raw, jax.core.Tracer):
         raise RegionError(
             f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
