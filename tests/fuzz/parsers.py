@@ -156,9 +156,9 @@ def read_weights(folder: Path, name: str, content: bytes, kept: Path) -> None:
     if file.endswith("index.json"):
         (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     (folder / file).write_bytes(content)
-    source = loading.Source(folder)
+    source = loading.ModelFolder(folder)
     config = source.config({})
-    _, params, names = loading.check(source, config)
+    _, params, names = loading.check_folder(source, config)
     for parameter in list(params.values())[:2]:
         whole = [slice(0, size) for size in parameter.dims.sizes]
         parameter.read(whole, source.weights, names, np.dtype("float32"))

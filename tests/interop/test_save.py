@@ -123,7 +123,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return np.asarray(array[places])
 
-    monkeypatch.setattr(saving, "_at", interrupted)
+    monkeypatch.setattr(saving, "_gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         interop.save(loaded("llama"), tmp_path / "llama")
     assert list(tmp_path.iterdir()) == [] and len(calls) == 7
@@ -131,14 +131,14 @@ def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
 
 def test_one_tensor_is_held_at_a_time(tmp_path, monkeypatch):
     sizes = []
-    fetch = saving._at
+    fetch = saving._gather
 
     def watched(array, places):
         found = fetch(array, places)
         sizes.append(found.size)
         return found
 
-    monkeypatch.setattr(saving, "_at", watched)
+    monkeypatch.setattr(saving, "_gather", watched)
     interop.save(loaded("llama"), tmp_path / "llama")
     layers = loaded("llama").decoder.layers.feed_forward.w_in.array.size // 2
     assert max(sizes) == loaded("llama").embedding.table.array.size and layers in sizes
