@@ -184,7 +184,7 @@ def row_of(name: str, plan: wf.Plan, config, optimizer: str) -> dict:
         "by": by_kind(plan),
         "memory": plan.memory.peak,
         "memory_range": plan.memory.range,
-        "memory_scores": sum(alive.bytes for alive in plan.memory.alive if "memory_length" in alive.type),
+        "memory_scores": sum(alive.bytes for alive in plan.memory.alive if "memory_length" in alive.array_type.names),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .checks import is_whole
 from .errors import DimError, closest, public
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -36,7 +37,7 @@ class Dim:
                 f"a dim cannot be named {self.name!r}",
                 fix="use letters, digits and `_`, starting with a letter, e.g. `Dim('batch', 8)`",
             )
-        if not _is_int(self.size) or self.size < 1:
+        if not is_whole(self.size, 1):
             raise DimError(
                 f"dim `{self.name}` has size {self.size!r}",
                 fix=f"give it a whole number of at least 1, e.g. `Dim('{self.name}', 8)`",
@@ -49,7 +50,7 @@ class Dim:
         if self.follows == self.name:
             raise DimError(f"dim `{self.name}` follows itself", fix="leave `follows` out")
         object.__setattr__(self, "size", int(self.size))
-        if self.valid is not None and (not _is_int(self.valid) or not 1 <= self.valid <= self.size):
+        if self.valid is not None and (not is_whole(self.valid, 1) or self.valid > self.size):
             raise DimError(
                 f"dim `{self.name}` of size {self.size} has {self.valid!r} valid places",
                 fix=f"give a whole number from 1 to {self.size}, or leave `valid` out",
@@ -65,6 +66,11 @@ class Dim:
     def is_padded(self) -> bool:
         return self.valid is not None
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether printed programs show it: it is no dim that an operation made for itself."""
+        return not self.name.startswith(UNSHOWN)
+
     @public
     def padded_to(self, multiple: int) -> "Dim":
         """This dim with as much padding as makes its size a multiple.
@@ -72,7 +78,7 @@ class Dim:
         >>> Dim("vocab", 50257).padded_to(128)
         vocab=50257+47
         """
-        if not _is_int(multiple) or multiple < 1:
+        if not is_whole(multiple, 1):
             raise DimError(
                 f"dim `{self.name}` was padded to a multiple of {multiple!r}",
                 fix=f"give a whole number of at least 1, e.g. `Dim('{self.name}', {self.size}).padded_to(128)`",
@@ -337,7 +343,3 @@ def _renamed_dim(dim: Dim, new: Any) -> Dim:
     if isinstance(new, Dim):
         return replace(new, size=dim.size, valid=dim.valid)
     return dim if new is None else dim.renamed(new)
-
-
-def _is_int(size: Any) -> bool:
-    return not isinstance(size, bool) and hasattr(size, "__index__")

@@ -5,7 +5,7 @@ any other, one that names the nearest.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import TensorError, UnknownNameError
@@ -163,19 +163,6 @@ METHODS: dict[str, str] = {
 }  # fmt: skip
 
 OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways")
-
-
-def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[str, str]) -> AttributeError:
-    """The error for a name that a module called `where` lacks; it has those `known`."""
-    if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
-        return AttributeError(name)
-    if name in written:
-        return UnknownNameError(f"there is no `{where}.{name}`", fix=f"write {written[name]}")
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    fix = f"did you mean `{where}.{near[0]}`?" if near else f"`{where}.__all__` has all names"
-    if where == "wf" and not near:
-        fix += "; for a function of one place, `wf.elementwise(fn, x)`; for any other, `wf.local(fn, x, out=...)`"
-    return UnknownNameError(f"there is no `{where}.{name}`", fix=fix)
 
 
 def unknown_method(x: Any, name: str) -> UnknownNameError:

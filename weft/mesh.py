@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from .checks import is_whole
 from .devices import arrange, describe, in_given_order, take
 from .dims import NAME
 from .errors import MeshError, folded, public
@@ -198,7 +199,7 @@ def _check_axes(axes: dict[str, Any]) -> dict[str, int]:
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
             raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        if not is_whole(size, 1):
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
             )

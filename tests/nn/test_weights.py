@@ -122,15 +122,15 @@ def test_init_inside_a_region_without_a_mesh_gives_the_whole_values():
 
 def test_init_refuses_what_it_cannot_do():
     layer = nn.FeedForward(D, F)
-    assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, "x=8"), wf.errors.RegionError).fact
+    assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, "x=8"), wf.RegionError).fact
     assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, layout="d_ff:x")).fact
     for key in (0, None, jax.random.PRNGKey(0), jax.random.split(KEY, 2)):
-        assert "jax.random.key(seed)" in error_of(lambda key=key: nn.init(layer, key), wf.errors.TensorError).fix
-    assert "d_ff" in error_of(lambda: nn.init(layer, KEY, "x=8", "d_f:x"), wf.errors.LayoutError).fix
-    assert "multiple of 3" in error_of(lambda: nn.init(layer, KEY, "x=3", "d_ff:x"), wf.errors.LayoutError).fix
+        assert "jax.random.key(seed)" in error_of(lambda key=key: nn.init(layer, key), wf.TensorError).fix
+    assert "d_ff" in error_of(lambda: nn.init(layer, KEY, "x=8", "d_f:x"), wf.LayoutError).fix
+    assert "multiple of 3" in error_of(lambda: nn.init(layer, KEY, "x=3", "d_ff:x"), wf.LayoutError).fix
 
     def inside(x):
         return nn.init(layer, KEY, "x=8", "d_ff:x")(x)
 
     run = wf.spmd(inside, mesh="x=8", layout="batch:x")
-    assert "outside" in error_of(lambda: run(X), wf.errors.RegionError).fix
+    assert "outside" in error_of(lambda: run(X), wf.RegionError).fix

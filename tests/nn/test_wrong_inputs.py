@@ -92,5 +92,5 @@ def test_wrong_input_is_named_with_a_cure(act, fix):
 def test_an_error_inside_a_region_names_its_layout():
     layer = nn.BatchNorm(D, key=KEY)
     run = wf.spmd(lambda x: layer(x, over="batch"), mesh="x=8", layout="batch:x")
-    error = error_of(lambda: run(X), wf.errors.DimError)
+    error = error_of(lambda: run(X), wf.DimError)
     assert "layout: batch:x" in error.state

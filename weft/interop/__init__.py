@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import RegionError
 from ..layout import as_layout, open_region
 from ..mesh import as_mesh
+from ..namespace import namespace as _namespace
 from .companions import carry
 from .files import WeightsError
 from .loading import Source, arrays
@@ -65,3 +66,5 @@ def save(
 
 
 __all__ = ["SHARD_BYTES", "WeightsError", "carry", "load", "read_config", "save"]
+
+__dir__, __getattr__ = _namespace(globals(), called="interop")

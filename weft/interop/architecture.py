@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real, is_whole
 from ..errors import closest
 from ..models import TransformerConfig
 from .files import WeightsError
@@ -136,13 +137,13 @@ class Keys:
         value = default if value is None else value
         if value is None:
             raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST:
+        if not is_whole(value, 0) or value >= _LARGEST:
             raise self.wrong(key, f"a whole number below {_LARGEST:,}")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.found.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_real(value) or not math.isfinite(value):
             raise self.wrong(key, "a finite number")
         return float(value)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, closest
 from ..layout import Axes
@@ -87,7 +88,7 @@ def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
     """A whole number for each dim: one for all, or a dict in which 1 is left out."""
     values = _by_dim(given, dims, what, name) if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value, 1):
             raise DimError(
                 f"{what} got {name}={given!r}",
                 fix=f"give a whole number of at least 1, or one for each dim: `{name}={{'{dims[0].name}': 2}}`",
@@ -99,8 +100,9 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
     """For each dim SAME, VALID or its two pads; a dim that is left out of a dict has none."""
     values = _by_dim(given, dims, what, "padding") if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
-        is_pads = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
-        if not (value in ("SAME", "VALID") if isinstance(value, str) else is_pads and all(map(_is_pad, value))):
+        is_pair = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
+        is_pads = is_pair and all(is_whole(pad, 0) for pad in value)
+        if not (value in ("SAME", "VALID") if isinstance(value, str) else is_pads):
             example = f"{{'{dims[0].name}': (1, 2)}}"
             raise DimError(
                 f"{what} got padding={given!r}", fix=f"give 'SAME', 'VALID' or two pads of at least 0: `{example}`"
@@ -108,10 +110,6 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
     return {
         dim.name: tuple(found) if isinstance(found := values.get(dim.name, (0, 0)), list) else found for dim in dims
     }
-
-
-def _is_pad(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # ---- what each processor sees

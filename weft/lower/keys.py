@@ -11,11 +11,6 @@ from ..tensor import Tensor, make
 _WORDS = f"{UNSHOWN}words"
 
 
-def are_keys(x: Tensor) -> bool:
-    """Whether a tensor holds random keys."""
-    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
-
-
 def words_of(keys: Tensor) -> Tensor:
     """The words of keys, along a dim more."""
     data: Any = jax.random.key_data(keys.raw)

@@ -8,7 +8,6 @@ used.
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import is_whole
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -232,7 +232,7 @@ def operand(x: Any, what: str) -> Any:
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not isinstance(x, bool):
+        if is_whole(x):
             need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
@@ -390,7 +390,7 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
-    with region.record.op("whole"):
+    with region.record.unasked("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
         return result(_gathered(checked(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
@@ -404,28 +404,11 @@ def brought(x: Tensor, region: Region) -> Tensor:
         return x  # of no region around this one: the op it is given to says so
 
     def bring() -> Tensor:
-        with region.record.op("whole"):
+        with region.record.unasked("whole"):
             array = Meeting(region, x.dims).run(_same, [checked(x)], vary=region.taken)
             return marked(result(array, x.dims, region), marks_of(x))
 
     return hoist(x, ("brought", region), bring)
-
-
-def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
-    """`fn`, if it can be called, with so many arguments where their number is known."""
-    if not callable(fn):
-        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
-    if takes is not None:
-        try:
-            inspect.signature(fn).bind(*range(takes))
-        except TypeError as error:
-            number = f"{takes} argument{'' if takes == 1 else 's'}"
-            raise TensorError(
-                f"{what} calls its function with {number}: {error}", fix=f"give {what} a function of {number}"
-            ) from None
-        except ValueError:  # it has no signature
-            pass
-    return fn
 
 
 def with_layout(x: Tensor, region: Region | None) -> Tensor:
@@ -433,5 +416,5 @@ def with_layout(x: Tensor, region: Region | None) -> Tensor:
     if region is None or (x.region is region and x.kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
-    with region.record.op("whole"):
+    with region.record.unasked("whole"):
         return result(meeting.run(_same, [checked(x)]), x.dims, region)

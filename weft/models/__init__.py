@@ -8,12 +8,16 @@ import jax
 from ..errors import public
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
+from ..namespace import namespace as _namespace
 from ..nn import weights
+from ..record import show_as_source as _show_as_source
 from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer_lm import LMConfig, TransformerLM
+
+_show_as_source(__path__[0])
 
 
 @public
@@ -75,3 +79,5 @@ __all__ = [
     "preset",
     "shapes",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="models")

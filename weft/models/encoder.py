@@ -11,6 +11,7 @@ from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
+from ..fields import bounded
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
@@ -37,13 +38,13 @@ _KEPT, _RANDOM = 0.1, 0.1  # of the words to be predicted: so many stay as they 
 class EncoderConfig(TransformerConfig):
     """An encoder-only Transformer."""
 
-    classes: int = 0
+    classes: int = bounded(0, least=0)
     """Into how many classes sequences are told apart; 0 where only words are predicted."""
-    hidden_id: int | None = None
+    hidden_id: int | None = bounded(least=0)
     """The id that stands for a hidden word, where `tokens` are to be hidden by the model itself."""
-    hidden_share: float = 0.15
+    hidden_share: float = bounded(0.15, below=1)
     """What share of the words is then to be predicted."""
-    padding: int | None = None
+    padding: int | None = bounded(least=0)
     """The id of what is no word and is seen by none, if there is one."""
 
     @property

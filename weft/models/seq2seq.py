@@ -10,6 +10,7 @@ from .. import nn
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
+from ..fields import bounded
 from ..layout import Layout
 from ..mesh import Mesh
 from ..nn.weights import key_of
@@ -36,9 +37,9 @@ BATCH = {
 class Seq2SeqConfig(TransformerConfig):
     """An encoder-decoder Transformer; `layers` is the number of layers of each."""
 
-    padding: int | None = None
+    padding: int | None = bounded(least=0)
     """The id of inputs that are no words and are seen by none, if there is one."""
-    start: int = 0
+    start: int = bounded(0, least=0)
     """The id the decoder begins with."""
 
     def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> "Seq2Seq":

@@ -1,9 +1,8 @@
 """Layers: Equinox modules over named tensors. A layer says nothing about processors."""
 
-from typing import Any
-
-from ..elsewhere import LAYERS, unknown_name
-from ..errors import folded
+from ..elsewhere import LAYERS as _LAYERS
+from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -14,6 +13,8 @@ from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from .position import RelativeBias, rotated, sinusoids
 from .weights import init, shapes
+
+_show_as_source(__path__[0])
 
 __all__ = [
     "Attention",
@@ -40,7 +41,4 @@ __all__ = [
     "unfreeze",
 ]
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("nn", name, __all__, LAYERS)
+__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS)

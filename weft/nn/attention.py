@@ -5,6 +5,7 @@ are `heads` x `group`. On a GPU the fused kernel is used where it can do the sam
 precision.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from .. import ops as wf
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
+from ..lower.recorded import fused_attention
 from ..tensor import Tensor
 from .given import has_dims, number, one_dim
 from .position import Stretch, rotated
@@ -218,26 +220,28 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """The mean of the values each query sees, by how well keys answer: as `q`."""
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
+        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:])
+        if self.fused and is_fusable and _is_on_gpu(q):
             return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        d_kv = self.k.dims[-1].name
-        scores = wf.einsum(q, k, over=d_kv)
-        scores = wf.cast(scores, "float32") * self.scale
-        if bias is not None:
-            scores = wf.add(scores, bias, names="subset")
-        if self.softcap is not None:
-            scores = self.softcap * wf.tanh(scores / self.softcap)
-        if self.talking is not None:
-            scores = _talk(scores, self.talking[0])
-        is_seen = mask.is_seen(q, k)
-        if is_seen is not None:
-            scores = wf.where(is_seen, scores, UNSEEN, names="subset")
-        share = wf.softmax(scores, over="memory_length")
-        if self.talking is not None:
-            share = _talk(share, self.talking[1])
-        share = wf.cast(share, v.dtype)
-        share = dropped(share, dropout, key)
-        return wf.einsum(share, v, out=q.dims)
+        with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
+            d_kv = self.k.dims[-1].name
+            scores = wf.einsum(q, k, over=d_kv)
+            scores = wf.cast(scores, "float32") * self.scale
+            if bias is not None:
+                scores = wf.add(scores, bias, names="subset")
+            if self.softcap is not None:
+                scores = self.softcap * wf.tanh(scores / self.softcap)
+            if self.talking is not None:
+                scores = _talk(scores, self.talking[0])
+            is_seen = mask.is_seen(q, k)
+            if is_seen is not None:
+                scores = wf.where(is_seen, scores, UNSEEN, names="subset")
+            share = wf.softmax(scores, over="memory_length")
+            if self.talking is not None:
+                share = _talk(share, self.talking[1])
+            share = wf.cast(share, v.dtype)
+            share = dropped(share, dropout, key)
+            return wf.einsum(share, v, out=q.dims)
 
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
@@ -260,18 +264,23 @@ def _talk(scores: Tensor, weight: Tensor) -> Tensor:
 
 
 def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
-    """Whether the fused kernel takes these: on a GPU, in a narrow float, with all positions of a head at hand."""
-    if not _is_on_gpu(q) or q.dtype not in (jnp.bfloat16, jnp.float16):
+    """Whether the fused kernel takes these: in a narrow float, with all positions of a head at hand."""
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name
-    is_usual = q.dims.names == ("batch", "length", *(dim.name for dim in heads))
     is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
     width = q.size(d_kv)
-    return is_usual and is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
+    return is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
 
 
 def _has_padding(*shapes: Shape) -> bool:
     return any(dim.is_padded for dims in shapes for dim in dims)
+
+
+def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:
+    """While attention is written out that the fused kernel would do on a GPU."""
+    sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
+    return fused_attention(*sizes, causal=causal)
 
 
 def _is_on_gpu(x: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """Checks of what layers are given, where they are made. Imports tensors, dims and errors alone."""
 
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
+from ..checks import is_real, is_whole
 from ..dims import Dim
 from ..errors import DimError, TensorError, closest
 from ..tensor import is_tensor
@@ -27,8 +27,7 @@ def number(
     given: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
 ) -> float:
     """The number, if it lies from `least` to below `below`."""
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if not is_number or not least <= given < below or (given == least and not may_be_least):
+    if not is_real(given) or not least <= given < below or (given == least and not may_be_least):
         range_text = f"{'from' if may_be_least else 'above'} {least:g}" + f" and below {below:g}" * (below < 1e9)
         example_text = "" if example is None else f", e.g. `{what}={example}`"
         raise TensorError(f"`{what}` is {given!r}", fix=f"give a number {range_text}{example_text}")
@@ -37,16 +36,16 @@ def number(
 
 def whole(given: Any, what: str, least: int = 1) -> int:
     """The whole number, if it is at least so large."""
-    if isinstance(given, bool) or not hasattr(given, "__index__") or int(given) < least:
+    if not is_whole(given, least):
         raise TensorError(f"`{what}` is {given!r}", fix=f"give a whole number from {least} on")
     return int(given)
 
 
 def whole_number(given: Any, what: str, *, divides: int, of: str) -> int:
     """The number, if it divides the size `divides` of the dim `of`."""
-    is_whole = hasattr(given, "__index__") and not isinstance(given, bool)
-    if not is_whole or given < 1 or divides % given:
-        near = max(n for n in range(1, divides + 1) if divides % n == 0 and (n == 1 or (is_whole and n <= given)))
+    if not is_whole(given, 1) or divides % given:
+        most = max(1, given) if is_whole(given) else 1
+        near = max(n for n in range(1, divides + 1) if divides % n == 0 and n <= most)
         raise DimError(
             f"`{what}` is {given!r}, and `{of}` has size {divides}",
             fix=f"give a whole number that divides {divides}, e.g. `{what}={near}`",

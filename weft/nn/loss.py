@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from .. import ops as wf
+from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
 from ..lower.meet import need_tensor
@@ -65,7 +66,7 @@ def _within(targets: Tensor, vocab: Dim) -> Tensor:
 
 def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
     """Raises where a target that counts lies outside the vocab: now if its value is known, else after the call."""
-    if ignore_index is not None and (isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__")):
+    if ignore_index is not None and not is_whole(ignore_index):
         raise TensorError(f"`ignore_index` is {ignore_index!r}", fix="give a whole number, e.g. `ignore_index=-100`")
     if has_values(targets.local_array):
         return _check_known(np.asarray(targets.local_array), targets.dims, vocab, ignore_index)

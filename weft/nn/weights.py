@@ -14,10 +14,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
+from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
@@ -128,8 +128,7 @@ def shapes(module: Any) -> Any:
 
 def checked_key(key: Any) -> Any:
     """The key, if it is one."""
-    is_key = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(f"the key is {key!r:.60}", fix="make one by `jax.random.key(seed)`")
     return key
 

@@ -16,12 +16,13 @@ from ..lower.meet import Meeting, common_region, meet, need_tensor, note_togethe
 from ..lower.move import settle
 from ..lower.overlap import renamed_piece, slot_to_scatter, stored_piece
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
 from .reshape import rename as rename_dims
 
 
-@recorded
+@recorded(reason_along=SUMS, is_product=True)
 def einsum(
     *xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, dtype: Any = None, overlap: bool = False
 ) -> Tensor:

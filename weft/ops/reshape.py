@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import new_dims, renamed, union
+from ..dims import DimLike, Dims, new_dims, renamed, union
 from ..errors import DimError
 from ..lower.collectives import as_varying
 from ..lower.meet import Meeting, meet, need_tensor
@@ -19,8 +19,8 @@ from ..tensor import Tensor, make
 
 
 @operation("rename")
-@recorded
-def rename(x: Tensor, **names: Any) -> Tensor:
+@recorded(is_rename=True)
+def rename(x: Tensor, **names: DimLike) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")
     dims = renamed(x.dims, names)
@@ -32,8 +32,8 @@ def rename(x: Tensor, **names: Any) -> Tensor:
 
 
 @recorded
-def broadcast(x: Tensor, dims: Any) -> Tensor:
-    """`x` repeated along the dims it lacks, with its dims in the order of `dims`; nothing is sent."""
+def broadcast(x: Tensor, dims: Dims) -> Tensor:
+    """`x` repeated along the dims it lacks, in the order of `dims`; nothing is sent."""
     x = need_tensor(x, "broadcast")
     shape = new_dims(dims, what="dims", known=x.dims)
     for dim in x.dims:

@@ -1,4 +1,4 @@
-"""What a layout may say: the rules one mesh axis can hold together, and the shapes a mesh can have.
+"""The choices of a search: sets of rules for one mesh axis, shapes of meshes.
 
 A layout is one set of rules for each axis (`batch` and `d_ff` over x, `heads` over y, ...). Which sets are legal
 follows from the tensors of one traced program: no tensor may have two of its dims on one axis. So sets are found once,
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ..dims import UNSHOWN, Dim
+from ..dims import Dim
 from ..errors import LayoutError, closest
 from ..layout import Layout, Region
 from ..mesh import Mesh
@@ -25,13 +25,16 @@ MOST_RULES = 12
 MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
 
-Rules = tuple[str, ...]
-Shape = tuple[int, ...]
+RuleSet = tuple[str, ...]
+MeshShape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The dims of a tensor of the program, and whether it is a parameter, which `params.` rules may split further."""
+    """The dims of a tensor, and whether it is a parameter.
+
+    Rules that begin with `params.` may split a parameter further.
+    """
 
     dims: tuple[Dim, ...]
     is_parameter: bool
@@ -47,8 +50,11 @@ class Choices:
         self._follows = {dim.name: dim.follows for kept in self.tensors for dim in kept.dims if dim.follows}
         self.sets = self._legal_sets()
 
-    def _usual(self, args: Any) -> Rules:
-        """What is searched where no dims are named: what a model among the arguments says of itself, else every dim."""
+    def _usual(self, args: Any) -> RuleSet:
+        """What is searched where no dims are named.
+
+        A model among the arguments may say it of itself; else it is every dim.
+        """
         names = self._names(self.tensors)
         stored = [f"params.{name}" for name in self._names([kept for kept in self.tensors if kept.is_parameter])]
         found = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
@@ -65,18 +71,18 @@ class Choices:
         return tuple(found)
 
     @property
-    def left_out(self) -> Rules:
+    def left_out(self) -> RuleSet:
         """The dims of the program that are not searched, though they could be split."""
         return tuple(name for name in self._names(self.tensors) if name not in self.rules and self._divisor(name) > 1)
 
     def _names(self, tensors: Sequence[Kept]) -> list[str]:
-        """The dims of these tensors as they come; those that follow another take its rule."""
+        """The dims of these tensors, but for those that follow another's rule."""
         dims = (dim for kept in tensors for dim in kept.dims)
-        return list(dict.fromkeys(d.name for d in dims if d.follows is None and not d.name.startswith(UNSHOWN)))
+        return list(dict.fromkeys(d.name for d in dims if d.follows is None and d.is_shown))
 
-    def _known(self, rules: Sequence[str]) -> Rules:
+    def _known(self, rules: Sequence[str]) -> RuleSet:
         """The rules a person named, each of which must match a dim of the program."""
-        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if not dim.name.startswith(UNSHOWN)})
+        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if dim.is_shown})
         stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
         for rule in rules:
             store, _, name = rule.rpartition(".")
@@ -93,10 +99,13 @@ class Choices:
         name = rule.rpartition(".")[2]
         return math.gcd(*(dim.size for kept in self.tensors for dim in kept.dims if dim.name == name))
 
-    def _legal_sets(self) -> list[Rules]:
-        """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
-        found: dict[Any, Rules] = {}
-        larger: list[Rules] = [()]
+    def _legal_sets(self) -> list[RuleSet]:
+        """Every set of rules one axis can hold, the empty one first.
+
+        Of sets that place all tensors alike, the shortest is kept.
+        """
+        found: dict[Any, RuleSet] = {}
+        larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
             legal = [(rules, placed) for rules in larger if (placed := self.placed(rules)) is not None]
             for rules, placed in legal:
@@ -114,8 +123,11 @@ class Choices:
             ]
         return list(found.values())
 
-    def placed(self, rules: Rules) -> tuple[str | None, ...] | None:
-        """For each tensor of the program the dim that lies over an axis with these rules; None where two do."""
+    def placed(self, rules: RuleSet) -> tuple[str | None, ...] | None:
+        """For each tensor the dim that an axis with these rules splits.
+
+        None where it would split two dims of one tensor.
+        """
         layout = Layout(dict.fromkeys(rules, AXES[0]))
         region = Region(Mesh({AXES[0]: 2}), layout)
         found = []
@@ -160,14 +172,14 @@ class Choices:
         names = [tuple(dim.name for dim in kept.dims) for kept in self.tensors if kept.is_parameter]
         return {*names, *(each[1:] for each in names)}
 
-    def layout(self, rules: Sequence[Rules], axes: Sequence[str]) -> Layout:
-        """The layout that gives each axis its rules, the rules in the order of the program's dims."""
+    def layout(self, rules: Sequence[RuleSet], axes: Sequence[str]) -> Layout:
+        """The layout that gives each axis its rules, in the order of the dims."""
         written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
         return Layout({rule: held for rule, held in written.items() if held})
 
 
 def _searched_dims(args: Any) -> Sequence[str] | None:
-    """The dims that a model among the arguments says are worth splitting (`searched_dims`)."""
+    """The `searched_dims` of a model among the arguments: those worth splitting."""
 
     def says(x: Any) -> bool:
         return hasattr(type(x), "searched_dims")
@@ -182,8 +194,10 @@ def tensors_of(program: Program, args: Any) -> list[Kept]:
     return list(dict.fromkeys([*kept, *(Kept(tuple(placed.dims), False) for placed in program.tensors)]))
 
 
-def shapes(processors: int, most_axes: int) -> list[Shape]:
-    """Every way to write a number of processors as a product of at most so many sizes, each at least 2, in any order.
+def shapes(processors: int, most_axes: int) -> list[MeshShape]:
+    """Every mesh shape of so many processors with at most so many axes.
+
+    Each size is at least 2; sizes stand in every order.
 
     >>> shapes(8, 2)
     [(8,), (2, 4), (4, 2)]
@@ -191,7 +205,7 @@ def shapes(processors: int, most_axes: int) -> list[Shape]:
     return [shape for count in range(1, most_axes + 1) for shape in _products(processors, count)] or [(1,)]
 
 
-def _products(number: int, count: int) -> Iterator[Shape]:
+def _products(number: int, count: int) -> Iterator[MeshShape]:
     if count == 1:
         if number > 1:
             yield (number,)
@@ -201,6 +215,6 @@ def _products(number: int, count: int) -> Iterator[Shape]:
             yield from ((size, *rest) for rest in _products(number // size, count - 1))
 
 
-def named(shape: Shape) -> dict[str, int]:
+def named(shape: MeshShape) -> dict[str, int]:
     """A mesh of this shape with axes called x, y, z."""
     return dict(zip(AXES, shape, strict=False))

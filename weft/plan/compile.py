@@ -1,4 +1,4 @@
-"""Proof by compiling: a program compiled for a real target without owning one, and what XLA says of it.
+"""Proof by compiling: what XLA says of a program on a target one need not own.
 
 The program is lowered here and compiled in a process of its own (`compile_child`), since some failures of these
 compilers end the process. The compilers are optional extras of the package.
@@ -22,8 +22,8 @@ import jax
 from ..errors import WeftError
 from ..layout import as_layout
 from ..mesh import Mesh, as_mesh
-from ..program.ledger import size_text
 from ..spmd import bind
+from ..text import columns, size_text
 from .sent import Sent
 from .targets import Target, read_target
 
@@ -47,7 +47,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Proof:
-    """What XLA says of a program it has compiled for a target: bytes on one processor, and what is sent."""
+    """What XLA says of a compiled program: bytes on one processor, collectives."""
 
     target: str
     argument_bytes: int
@@ -83,8 +83,7 @@ class Proof:
         for axes in dict.fromkeys([*own, *self.sent_bytes]):
             pair = size_text(own.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
             rows.append((f"sent over {axes or 'no axis'}", *pair))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(columns(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
@@ -94,7 +93,7 @@ class Proof:
 def compiled_for(
     fn: Callable[..., Any], args: Sequence[Any], mesh: Any, layout: Any, target: str, *, timeout: float = 1800
 ) -> Proof:
-    """What XLA says of `fn(*args)` on a mesh under a layout, compiled for a target like `"h100:1x64x8"`.
+    """What XLA says of `fn(*args)`, compiled for a target like `h100:1x64x8`.
 
     Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
     compiler: weft's extras `cuda` and `tpu`.
@@ -110,7 +109,7 @@ def compiled_for(
         "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
         "donated": [i for i, taken in enumerate(bound.inputs(*args)) if taken.is_donated],
         "mesh": str(mesh),
-        "target": target,
+        "target": machine,
     }
     found = _run_child(pickle.dumps(request), machine, timeout)
     collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in found.pop("collectives"))

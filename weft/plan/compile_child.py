@@ -1,4 +1,4 @@
-"""The process that compiles: takes up a lowered program, compiles it for its target, prints what XLA says of it.
+"""The process that compiles a lowered program and prints what XLA says of it.
 
 Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON.
 """
@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from ..errors import WeftWarning
 from ..mesh import Mesh
 from .sent import sent_by
-from .targets import Target, read_target
+from .targets import Target
 
 
 def devices_of(target: Target) -> list[Any]:
@@ -40,7 +40,7 @@ def devices_of(target: Target) -> list[Any]:
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """What XLA says of a lowered program."""
     start = time.perf_counter()
-    mesh = Mesh(request["mesh"], devices=devices_of(read_target(request["target"])))
+    mesh = Mesh(request["mesh"], devices=devices_of(request["target"]))
     devices = mesh.jax_mesh()
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=NamedSharding(devices, spec))

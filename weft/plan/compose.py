@@ -1,4 +1,4 @@
-"""What a layout costs, put together from layouts of one axis, without a trace of its own.
+"""The cost of a layout, put together from traces of one axis each.
 
 Traced alone on one axis, each set of rules shows by how much it divides the work of every op, what it sends, and how
 much it divides what others send. On a mesh of several axes these multiply: an op whose dims are split over x and over y
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from .choices import Choices, Shape
+from .choices import Choices, MeshShape
 
 Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Sending:
-    """A collective of one program: the payload of a call on one processor, and how many calls there are."""
+    """A collective of one program: the payload of a call, and how many there are."""
 
     collective: str
     dims: tuple[str, ...]
@@ -60,9 +60,12 @@ class Facts:
 
 @dataclass
 class Grid:
-    """What all layouts of one mesh cost: arrays with a dimension for each axis, along it the sets of rules."""
+    """What all layouts of one mesh cost, as arrays.
 
-    shape: Shape
+    They have a dimension for each axis of the mesh, and along it the sets of rules.
+    """
+
+    shape: MeshShape
     compute: np.ndarray
     seconds: np.ndarray
     """Of work, and of the sending that does not go on beside it."""
@@ -76,7 +79,7 @@ class Grid:
 
 _WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
 
-Rates = Callable[[Shape, str, tuple[int, ...], float], tuple[float, float]]
+Rates = Callable[[MeshShape, str, tuple[int, ...], float], tuple[float, float]]
 """For a mesh, a collective, the axes it goes over and the largest payload: seconds a call, and seconds a byte."""
 
 
@@ -92,7 +95,9 @@ class Composer:
         *,
         is_shared: bool = False,
     ):
-        """`whole`: on one processor; `alone`: for a set's number, a size of one axis and what the set does there.
+        """`whole` is the program on one processor, `alone` what each set does alone.
+
+        Of a set, by its number, `alone` has the size of the one axis and the facts there.
 
         `beside` is the share of the work of a body that sending can go on beside; where the processors share one
         machine (`is_shared`), it does the work of all.
@@ -101,10 +106,10 @@ class Composer:
         self._sent = {index: self._by_dim(index, facts) for index, (_, facts) in alone.items()}
 
     def _by_dim(self, index: int, facts: Facts) -> dict[Key, Sending]:
-        """What a set sends; what moves a parameter, under the dim by which it is stored split."""
+        """What a set sends; of a stored parameter, under the dim it is sharded by."""
         return {(*key, self._stored(index, sent.dims)): sent for key, sent in facts.sent.items()}
 
-    def legal(self, shape: Shape) -> np.ndarray:
+    def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
         sets = self.choices.sets
         found = np.ones((len(sets),) * len(shape), bool)
@@ -118,7 +123,7 @@ class Composer:
             found &= self.choices.divisor(rule) % ways == 0
         return found
 
-    def grid(self, shape: Shape, rates: Rates) -> Grid:
+    def grid(self, shape: MeshShape, rates: Rates) -> Grid:
         """What every layout of a mesh costs, legal or not."""
         full = (len(self.choices.sets),) * len(shape)
         compute: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
@@ -148,7 +153,10 @@ class Composer:
         return found
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
-        """For each set, what it leaves of one side of an op's work: a part is divided, the rest is not."""
+        """For each set, the share of one side of an op's work that is left.
+
+        A part of the work is divided, the rest is not.
+        """
         whole = self.whole.work[key][side]
         found = np.ones(len(self.choices.sets))
         for index, (traced, facts) in self.alone.items():
@@ -169,9 +177,9 @@ class Composer:
         return found
 
     def _sending(
-        self, shape: Shape, key: Key, sent: Sending, rates: Rates
+        self, shape: MeshShape, key: Key, sent: Sending, rates: Rates
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of one collective the seconds, the bytes, and over which axes it goes, a bit each."""
+        """Of one collective the seconds, the bytes, and its axes as bits."""
         rank, factors, calls, bits = len(shape), [], np.zeros(()), np.zeros((), int)
         for axis, size in enumerate(shape):
             left, has, count = self._sent_left(key, sent, size)
@@ -186,7 +194,7 @@ class Composer:
         return calls * (each[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
 
     def _sent_left(self, key: Key, sent: Sending, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each set: what it leaves of a payload, whether it goes over its axis, and how many calls it makes."""
+        """For each set: the share of a payload left, whether it sends, and its calls."""
         count = len(self.choices.sets)
         left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
         for index, (traced, _) in self.alone.items():
@@ -212,20 +220,23 @@ class Composer:
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
     def _stored(self, index: int, dims: tuple[str, ...]) -> str | None:
-        """By which dim a set's axis splits a parameter of these dims where it is stored, and not where it is used."""
+        """The dim by which a set shards a parameter where it is stored (FSDP).
+
+        None where the set splits it where it is used too, or not at all.
+        """
         if dims not in self.choices.parameters or self._splits(index, dims):
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)
 
-    def memory(self, shape: Shape) -> np.ndarray:
-        """What is alive at the peak of the program alone, each value divided as the sets split its dims."""
+    def memory(self, shape: MeshShape) -> np.ndarray:
+        """What is alive at the peak, each value divided as the sets split its dims."""
         full = np.zeros((len(self.choices.sets),) * len(shape))
         for held in self.whole.held:
             full += self._product(held.bytes, [self._held_left(held, size) for size in shape])
         return full
 
     def _held_left(self, held: Held, size: int) -> np.ndarray:
-        """For each set, what it leaves of a value; an array without names may be divided by any."""
+        """For each set, the share of a value left; any may divide an unnamed array."""
         left = np.ones(len(self.choices.sets))
         for index in self.alone:
             rules = self.choices.sets[index]

@@ -1,4 +1,4 @@
-"""What processors can do: FLOP/s by dtype, memory, bandwidth, and the links between them, each figure with its source.
+"""Hardware figures: FLOP/s, memory, bandwidth and links, with their sources.
 
 The one table of such figures. Imports errors; `this` machine is measured on first use (`this_machine.py`).
 """
@@ -19,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Link:
-    """What one processor sends over: its rate one way, how long a step takes at least, how far it reaches."""
+    """What one processor sends over: its bandwidth, its latency, its reach."""
 
     name: str
     bandwidth: float
@@ -254,7 +254,7 @@ THIS = "this"
 
 
 def hardware(name: str | Hardware) -> Hardware:
-    """The hardware of a name; `this` is the machine this runs on, measured on first use."""
+    """The hardware of a name; `this` is this machine, measured on first use."""
     if isinstance(name, Hardware):
         return name
     if name == THIS:
@@ -306,7 +306,9 @@ def made_of(found: dict[str, Any]) -> Hardware:
 
 
 def ways_inside(link: Link, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """How many of a group's processors one reach of a link holds; `strides` say how far apart an axis's stand.
+    """How many of a group's processors one reach of a link holds.
+
+    `strides` say how far apart the processors of each axis stand.
 
     >>> ways_inside(Link("", 1, 0, reach=8), sizes=[16, 32], strides=[32, 1]), ways_inside(Link("", 1, 0, 8), [4], [2])
     (8, 4)

@@ -17,7 +17,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective of a compiled program: what one call of it carries on one processor, and how often it is called."""
+    """A collective of a compiled program: what a call carries, and how often.
+
+    `bytes` are those of one call on one processor.
+    """
 
     collective: str
     axes: tuple[str, ...]
@@ -65,7 +68,7 @@ class _Instruction:
 
 
 def sent_by(text: str, mesh: Mapping[str, int]) -> list[Sent]:
-    """The collectives of a compiled module, by the axes of the mesh its processors are numbered on."""
+    """The collectives of a compiled module, by the axes of its mesh."""
     computations, entry = _parsed(text)
     sizes = tuple(mesh.values())
     places = np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes))

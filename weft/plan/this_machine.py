@@ -1,4 +1,4 @@
-"""This machine, measured: products, elementwise work, memory, and collectives between virtual processors.
+"""This machine, measured: products, elementwise work, memory, collectives.
 
 Measured once in a process of its own with 8 virtual processors, and kept in the user's cache folder under the name of
 the CPU and the version of JAX. Virtual processors share the cores: the work of all of them is the machine's. Figures
@@ -66,7 +66,7 @@ def cpu_name() -> str:
 
 
 def _in_a_child() -> dict[str, Any]:
-    """The figures, measured by another process: this one may have started JAX with fewer processors."""
+    """The figures, measured by a process that starts JAX with 8 processors."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if "xla_force_host_platform_device_count" not in flag]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(PROCESSORS), "XLA_FLAGS": " ".join(flags)}
@@ -95,7 +95,7 @@ def measure() -> dict[str, Any]:
 
 
 def _computing() -> dict[str, float]:
-    """Products, bytes and operations a second of all processors together, and how long a kernel takes at least."""
+    """FLOPs, bytes and operations a second of all processors, and a kernel's least."""
     n, turns, many, found = 512, 4, 64, {}
 
     def products(x: Any) -> Any:
@@ -124,7 +124,7 @@ def _computing() -> dict[str, float]:
 
 
 def _sending() -> dict[str, float]:
-    """How long a sum over all processors takes at least, and bytes a second that all of them give."""
+    """The least seconds of an all-reduce, and the bytes a second all processors give."""
     turns, tiny, large = 4, _random(16), _random(1 << 20)
 
     def sums(x: Any) -> Any:
@@ -148,7 +148,7 @@ def _random(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def _run(fn: Callable[[Any], Any], x: Any, *, is_alike: bool = False, by_clock: bool = False) -> float:
-    """Seconds of one call on all processors; whether its result is alike on all of them is said."""
+    """Seconds of one call on all processors; `is_alike` says its result is."""
     mesh, split = jax.make_mesh((PROCESSORS,), ("all",), axis_types=(AxisType.Auto,)), PartitionSpec("all")
     made = jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=split, out_specs=PartitionSpec() if is_alike else split))
     placed = jax.device_put(x, NamedSharding(mesh, split))
@@ -156,7 +156,9 @@ def _run(fn: Callable[[Any], Any], x: Any, *, is_alike: bool = False, by_clock: 
 
 
 def _fastest(call: Callable[[], Any], seconds: float = 0.5, *, by_clock: bool = False) -> float:
-    """Seconds of a call on a quiet machine: the least of as many calls as fit into so many seconds, at least five.
+    """Seconds of a call on a quiet machine: the least of at least five calls.
+
+    As many calls are made as fit into `seconds`.
 
     Work of all processors keeps all cores busy: it takes the time of the cores divided by their number, which other
     programs hardly change. With more cores than processors, and where one waits, the clock says.

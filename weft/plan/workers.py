@@ -1,4 +1,6 @@
-"""Work on many cores: copies of this process that trace and cost programs, since tracing holds Python's lock.
+"""Work on many cores: copies of this process that trace and cost programs.
+
+Tracing holds Python's lock, so threads would not do.
 
 A copy (`fork`) knows the user's function as it is, closures included; only what it finds travels back. Where a system
 has no such copies, or one does not answer, the work is done here.
@@ -42,7 +44,10 @@ class Workers:
         self._give_up()
 
     def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each job and what came of it, as they get done; jobs are taken when a core is free for one."""
+        """Each job with its result, as they get done.
+
+        Jobs are taken when a core is free for one.
+        """
         running: dict[Future[Any], Any] = {}
         while self._pool is not None:
             try:

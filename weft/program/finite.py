@@ -106,7 +106,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     given = [None if x is None else Given(described.name, x) for described, x in zip(inputs, bad, strict=True)]
     jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
     notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sums(results))
-    search = _Search(program._reading)
+    search = _Search(program.reading)
     origins = search.body(jaxpr, consts, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]

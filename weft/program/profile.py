@@ -20,7 +20,10 @@ _OP = re.compile(r"\bwf\d+_(\w+)")
 
 
 def name_events(folder: Path) -> int:
-    """Names each event of the newest profile in a folder by its op, phase and line; how many were named."""
+    """Names the events of a folder's newest profile by op, phase and line.
+
+    The result is how many were named.
+    """
     count = 0
     newest = max((folder / "plugins" / "profile").iterdir())
     for file in newest.glob(f"*{EVENTS}"):
@@ -35,7 +38,7 @@ def name_events(folder: Path) -> int:
 
 
 def names_of(profile: bytes) -> dict[tuple[str, str], str]:
-    """The names of the instructions of a profile's programs, by program and instruction.
+    """The op of each instruction in a profile, by program and instruction.
 
     `einsum (backward) nn/attention.py:242`. Where two programs of one name differ in an instruction it has none.
     """
@@ -63,7 +66,7 @@ def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _name(scopes: str, line: str) -> str:
-    """What an instruction is called, given the scopes it was traced in; nothing where they are none of ours."""
+    """The name of an instruction by the scopes it was traced in; empty without op."""
     ops = _OP.findall(scopes)
     phase = phase_of(scopes, is_global=not ops)
     if not ops and phase != "update":

@@ -13,13 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from ..checks import is_whole
 from ..dims import Shape
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed
 from ..record import Argument
 from ..tensor import Kind, check_not_given_up, is_tensor, make, marked, need_room
-from .bound import Input, path_words
+from .bound import Input, path_words, says_enough
 from .partition import need_hash
 
 
@@ -166,8 +167,7 @@ def positions(fn: Callable[..., Any], wanted: Any, option: str) -> tuple[int, ..
     found = []
     for item in several:
         position = names.index(item) if item in names else item
-        is_int = isinstance(position, int) and not isinstance(position, bool)
-        if not is_int or not (is_open or -len(names) <= position < len(names)):
+        if not is_whole(position) or not (is_open or -len(names) <= position < len(names)):
             known = ", ".join(f"{i} `{name}`" for i, name in enumerate(names))
             raise TensorError(f"`{option}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
         found.append(position % len(names) if names and not is_open else position)
@@ -218,7 +218,7 @@ def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
     else:
         argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
     words, text = path_words(rest)
-    if len(words) > 1 and not words[0].isdigit():
+    if says_enough(words):
         return Argument(text[1:], is_leaf=True)
     return Argument(argument + text, is_leaf=not all(word.isdigit() for word in words))
 

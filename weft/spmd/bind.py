@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
+from ..checks import need_function
 from ..errors import RegionError, public
 from ..layout import LayoutLike, as_layout
-from ..lower.meet import need_function
 from ..mesh import MeshLike, as_mesh
 from .arguments import positions
 from .border import SpmdFunction

@@ -244,7 +244,7 @@ def _move(tree: Any, target: Region) -> Any:
         if not is_tensor(x) or x.region is None:
             return x
         have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
-        with target.record.op("spmd", reason=_OTHER_LAYOUT):
+        with target.record.unasked("spmd", _OTHER_LAYOUT):
             moved = relocate(x.raw, have, want, target)
         return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))
 

@@ -89,10 +89,15 @@ def _prune(eqn: Any) -> Any:
     return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 
-def path_words(path: Sequence[Any]) -> tuple[list[str], str]:
+def path_words(path: Sequence[Any]) -> tuple[tuple[str, ...], str]:
     """The keys of a leaf's path, and how it is written: `.layers.q`, `[0].bias`."""
-    words = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    words = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
     return words, "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
+
+
+def says_enough(words: Sequence[str]) -> bool:
+    """Whether a leaf of a tree can be called by its path, without the tree's name."""
+    return len(words) > 1 and not words[0].isdigit()
 
 
 def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..checks import is_whole, need_function
 from ..dtypes import DTypeLike
 from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..lower.collectives import all_reduce, as_varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
 from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement, with_kind
@@ -35,7 +36,7 @@ def value_and_grad(
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
-    if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
+    if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sums = None if sum_dtype is None else _read_sum_dtype(sum_dtype)
 
@@ -147,7 +148,7 @@ def _gradient_of(x: Any, gradient: Any) -> Any:
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
     if x.kind.equal:
         assert x.region is not None
-        with x.region.record.op("gradient", reason=_OF_COPIES):
+        with x.region.record.unasked("gradient", _OF_COPIES):
             gradient = all_reduce(gradient, tuple(sorted(x.kind.equal)))
     return make(gradient, x.dims, x.region, Kind(store=x.kind.store))
 

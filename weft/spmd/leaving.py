@@ -49,7 +49,7 @@ class Leaving:
             )
         fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
         placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
-        with region.record.op("return", reason=_LEAVING, at=self.at):
+        with region.record.unasked("return", _LEAVING, at=self.at):
             array, placed = _equalize(x.local_array, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))

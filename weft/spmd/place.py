@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
+from ..dtypes import is_key
 from ..errors import RegionError, public
 from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
@@ -80,7 +81,7 @@ def get(tree: Any) -> Any:
 
     def fetch(leaf: Any) -> Any:
         array = _need_outside(leaf, "get").raw if is_tensor(leaf) else leaf
-        if isinstance(array, jax.Array) and not _is_key(array):
+        if isinstance(array, jax.Array) and not is_key(array):
             array = np.asarray(array if array.is_fully_addressable else _whole(array))
         return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
 
@@ -96,12 +97,12 @@ def put_array(array: Any, wanted: NamedSharding) -> Any:
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
     if jax.process_count() > 1 and _is_local(array):
-        if _is_key(array):
+        if is_key(array):
             bits = put_array(jax.random.key_data(array), wanted)
             return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
         whole = np.asarray(array)
         return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not is_key(array):
         array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
     return jax.device_put(array, wanted)
 
@@ -137,10 +138,6 @@ def check_values(arrays: Sequence[Any]) -> None:
                 f"a tensor of shape {array.shape} holds no values (`jax.ShapeDtypeStruct`)",
                 fix="give values, or read the program without them: `wf.trace(fn, ..., mesh=..., layout=...)`",
             )
-
-
-def _is_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _whole(array: jax.Array) -> Any:

@@ -14,7 +14,7 @@ from ..errors import RegionError, TensorError
 from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed
 from ..lower.trees import map_tensors
 from ..tensor import Tensor, is_given_up, is_tensor, make, with_kind
-from .bound import Input, path_words
+from .bound import Input, path_words, says_enough
 
 
 class TrainState(NamedTuple):
@@ -103,35 +103,34 @@ def unshare(state: TrainState) -> TrainState:
 def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
     """The arrays of a train step's call, with what is known of them."""
     inputs: list[Input] = []
-    params: dict[str, Shape] = {}
+    params: dict[tuple[str, ...], Shape] = {}
     for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
-        for name, leaf in _named_arrays(tree, part):
+        for words, name, leaf in _named_arrays(tree, part):
             if is_tensor(leaf):
-                params[name] = leaf.dims
+                params |= {words: leaf.dims} if part == "params" else {}
                 inputs.append(Input(name, leaf.dims, leaf.kind.store, True))
             else:
-                inputs.append(Input(name, _dims_of_parameter(name, leaf, params), "optimizer", True))
+                inputs.append(Input(name, _dims_of_parameter(words, leaf, params), "optimizer", True))
     for part, tree in (("batch", batch), ("key", key)):
-        for name, leaf in _named_arrays(tree, part):
+        for _, name, leaf in _named_arrays(tree, part):
             inputs.append(Input(name, leaf.dims if is_tensor(leaf) else None, None, False))
     return inputs
 
 
-def _named_arrays(tree: Any, part: str) -> Iterator[tuple[str, Any]]:
-    """The data of a tree with their names.
+def _named_arrays(tree: Any, part: str) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """The data of a tree, each with the words of its path and its name.
 
     A parameter goes by its path alone where that says enough.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)[0]:
         if is_data(leaf):
             words, text = path_words(path)
-            is_enough = part == "params" and len(words) > 1 and not words[0].isdigit()
-            yield (text[1:] if is_enough else part + text), leaf
+            yield words, (text[1:] if part == "params" and says_enough(words) else part + text), leaf
 
 
-def _dims_of_parameter(name: str, array: Any, params: dict[str, Shape]) -> Shape | None:
+def _dims_of_parameter(words: tuple[str, ...], array: Any, params: dict[tuple[str, ...], Shape]) -> Shape | None:
     """The dims of the parameter that optimizer state belongs to, if of its shape."""
-    for path, dims in params.items():
-        if name.endswith(f".{path}") and tuple(array.shape) == dims.sizes:
+    for of, dims in params.items():
+        if says_enough(of) and words[-len(of) :] == of and tuple(array.shape) == dims.sizes:
             return dims
     return None

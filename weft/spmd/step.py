@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..checks import need_function
 from ..dtypes import DTypeLike
 from ..errors import RegionError, TensorError, folded, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..leaves import array_of
-from ..lower.meet import need_function
 from ..lower.trees import map_tensors
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..record import Place, place, record_of_region

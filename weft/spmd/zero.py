@@ -59,6 +59,6 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
         return gradient, jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, all_axes), whole), backward)
-    with whole.region.record.op("update", reason=_FINER, at=made) as entry, operand_scope(0):
-        entry.operands, entry.makers, entry.gradients = [placed(whole)], [None], [True]
+    with whole.region.record.unasked("update", _FINER, at=made) as draft, operand_scope(0):
+        draft.note(operands=(placed(whole),), makers=(None,), gradients=(True,))
         return result(attach(part.raw, whole.raw), whole.dims, whole.region, whole.kind)

@@ -1,4 +1,6 @@
-"""The page: one HTML file that shows a program on its mesh, what it sends and holds, and how it differs from another.
+"""The page: one HTML file about a program on its mesh, or about two.
+
+It shows what a program sends and holds, and how it differs from another.
 
 It needs no network and no library. What is on it stands in the HTML itself as text, and its script only brings it to
 life: it draws the mesh, walks the lines and shows the source of what is picked.
@@ -14,10 +16,9 @@ from importlib import resources
 from typing import Any
 
 from ...program import Program
-from ...program.ledger import size_text
 from ...program.memory import Memory
-from ...program.work import flops_text
-from ..cost import Plan, time_text
+from ...text import flops_text, plural, size_text, time_text
+from ..cost import Plan
 from .comparing import comparing, titles
 from .holding import course, holding, said
 from .listing import listing
@@ -37,7 +38,10 @@ _FIRST = 'document.documentElement.classList.add("live");'
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
 ) -> str:
-    """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
+    """The HTML text of a page about a program.
+
+    With a plan it is about its time too; with `against`, about both side by side.
+    """
     given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
     making = Making(sides, Sources(each for each, _ in given))
@@ -51,7 +55,7 @@ def page(
     shown = [panel for panel in panels if panel[2]]
     script = "".join(map(_file, _SCRIPTS))
     text = _filled(
-        title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
+        title=html.escape(program.title),
         policy=_policy(_FIRST, script),
         style=_file("page.css"),
         first=_FIRST,
@@ -86,11 +90,11 @@ def _header(making: Making) -> str:
 
 def _setting(making: Making, side: Side) -> str:
     mesh = side.program.mesh
-    count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
     letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
     duplicated = side.program.flops_duplicated
     twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
-    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b>{twice}</p>"
+    on = f"<b>{making.mesh(mesh)}</b> ({plural(mesh.size, 'processor')})"
+    return f"<p>{letter}{on} under <b>{making.layout(side.program.layout)}</b>{twice}</p>"
 
 
 def _figures(making: Making, side: Side) -> list[str]:

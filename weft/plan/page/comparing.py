@@ -1,20 +1,18 @@
-"""Two programs side by side on a page: what each sends, computes and holds, and their lines with the changes marked."""
+"""Two programs side by side on a page: their totals, and their lines."""
 
 import html
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...layout import Layout
+from ...mesh import Mesh
 from ...program.diff import Change
-from ...program.ledger import size_text
 from ...program.lines import Line
-from ...program.work import flops_text
-from ..cost import time_text
-from .listing import kind, part, said
+from ...text import flops_text, layout_text, size_text, time_text
+from .listing import kind, line_type, part, said
 from .parts import Making, Side, cell, row
 from .tensors import Named
 
-_COUNT = re.compile(r" x\d+\b")
 _KEPT = 2
 """Lines alike that stay in sight beside a change."""
 
@@ -27,8 +25,8 @@ def comparing(making: Making) -> str:
     changed = sum(not line.is_same for line in lines)
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
     heads = "".join(
-        f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(title)}</span>'
-        for s, title in zip(making.sides, titles(making.sides), strict=True)
+        f'<span class="side"><b class="letter">{side.letter}</b> {title}</span>'
+        for side, title in zip(making.sides, titles(making.sides, making.mesh, making.layout), strict=True)
     )
     body = "".join(_rows(making, lines))
     return (
@@ -38,9 +36,11 @@ def comparing(making: Making) -> str:
     )
 
 
-def titles(sides: Sequence[Side]) -> list[str]:
+def titles(
+    sides: Sequence[Side], mesh: Callable[[Mesh], str] = str, layout: Callable[[Layout], str] = layout_text
+) -> list[str]:
     """What tells two sides apart: their layouts, their meshes, or both."""
-    meshes, layouts = [str(side.program.mesh) for side in sides], [side.layout for side in sides]
+    meshes, layouts = [mesh(side.program.mesh) for side in sides], [layout(side.program.layout) for side in sides]
     if len(set(meshes)) == 1:
         return layouts
     return meshes if len(set(layouts)) == 1 else [" under ".join(pair) for pair in zip(meshes, layouts, strict=True)]
@@ -118,7 +118,10 @@ def _near_changes(lines: Sequence[Change]) -> list[bool]:
 
 
 def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterator[tuple[int, str]]:
-    """The phases and loops that a line is in and the one before is not, less a loop that has just had its own line."""
+    """The phases and loops that a line is in and the one before is not.
+
+    A loop that has just had its own line needs no heading.
+    """
     same = 0
     while same < min(len(before), len(path)) and before[same] == path[same]:
         same += 1
@@ -130,7 +133,7 @@ def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterato
 def _block(line: Change) -> str:
     there = line.after or line.before
     assert there is not None
-    return _COUNT.sub("", there.text) if there.kind == "block" else ""
+    return there.heading if there.kind == "block" else ""
 
 
 def _fold(count: int, level: int) -> str:
@@ -149,7 +152,7 @@ def _pair(making: Making, line: Change, above: list[list[Named]], hidden: bool) 
         halves.append(_half(making, one))
     there = line.before or line.after
     assert there is not None
-    pick = making.pick(*said(there), *parts, note=there.reason, source=there.source)
+    pick = making.pick(said(there), *parts, note=there.reason, source=there.source)
     state = (
         "same" if line.is_same else "only-b" if line.before is None else "only-a" if line.after is None else "changed"
     )
@@ -160,11 +163,7 @@ def _pair(making: Making, line: Change, above: list[list[Named]], hidden: bool) 
 def _half(making: Making, line: Line | None) -> str:
     if line is None:
         return cell("half none", "")
-    if line.kind == "collective":
-        return cell(
-            "half", cell("type", making.axes(line.type.removeprefix(">> "))) + cell("text", html.escape(line.said))
-        )
-    if line.kind == "op":
+    if line.sent is not None or line.kind == "op":
         name = cell("name", html.escape(line.name)) if line.name else ""
-        return cell("half", name + cell("type", making.axes(line.type)) + cell("text", html.escape(line.text)))
+        return cell("half", name + cell("type", line_type(making, line)) + cell("text", html.escape(line.said)))
     return cell("half", cell("text", html.escape(line.text)))

@@ -1,11 +1,11 @@
-"""What a processor holds, on a page: memory over the program's course, and what is alive where it is most."""
+"""Memory on a page: its course over the program, and what is alive at the peak."""
 
 import html
 import itertools
 from collections.abc import Iterator
 
-from ...program.ledger import size_text
 from ...program.memory import Alive, Memory, Moment
+from ...text import size_text
 from .parts import Making, Side, bar, cell, drawn, figure, row
 
 _HEIGHT = 100.0
@@ -43,7 +43,7 @@ def _donated(memory: Memory) -> str:
 
 
 def _course(side: Side, top: float) -> str:
-    """An area as high as what is held at each moment, under bands that name the phases."""
+    """An area as high as the memory at each moment, under bands of the phases."""
     moments = course(side.memory)
     if not moments:
         return ""
@@ -73,7 +73,7 @@ def _course(side: Side, top: float) -> str:
 
 
 def course(memory: Memory) -> list[Moment]:
-    """The moments of a course, those of one op in a row as one: the one that holds most."""
+    """The moments of a course; of one op in a row, the one that holds most."""
     runs = itertools.groupby(memory.course, lambda moment: (moment.label, moment.phase, moment.source))
     return [max(run, key=lambda moment: moment.bytes) for _, run in runs]
 
@@ -113,14 +113,14 @@ _COLUMNS = (("total", "bytes"), ("name", "name"), ("type", "placed type"), ("kin
 
 
 def _held(making: Making, side: Side, alive: Alive, most: int) -> str:
-    number = side.tensors.number(alive.type, alive.source)
+    number = side.tensors.number(alive.array_type)
     tensors = [(alive.name, number)] if number is not None else []
     note = " ".join(filter(None, [alive.kind, f"of the {alive.phase}" if alive.phase else ""]))
     pick = making.pick(alive.name or alive.type, drawn(side, tensors), note=note, source=alive.source)
     cells = [
         cell("total", f"{bar(alive.bytes / most, f'k-{alive.kind}')}<b>{size_text(alive.bytes)}</b>"),
         cell("name", html.escape(alive.name).replace(".", ".<wbr>")),
-        cell("type", making.axes(alive.type)),
+        cell("type", making.type(alive.array_type)),
         cell("kind", html.escape(alive.kind)),
         making.place(alive.source),
     ]

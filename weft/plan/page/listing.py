@@ -1,10 +1,10 @@
-"""The program on a page: a line an op, collectives standing out, each with its tensors and its source."""
+"""The program on a page: a line for each op, with its tensors and its source."""
 
 import html
 from collections.abc import Iterator, Sequence
 
 from ...program.lines import Line
-from .parts import Making, Side, cell, collective_axes, drawn, path, row
+from .parts import Making, Side, cell, drawn, path, row
 
 _MANY = 16
 """More arguments than these are folded away at first."""
@@ -25,9 +25,9 @@ def _arguments(making: Making, side: Side) -> Iterator[str]:
     count = cell("quiet", f"{len(found)}")
     yield row("section", None, [cell("text", f"arguments {count}")], role="treeitem", more=state)
     columns = "op long" if any(len(name) > _LONG for name, _, _ in found) else "op"
-    for name, text, number in found:
+    for name, type_, number in found:
         pick = making.pick(name, drawn(side, [(name, number)]), note="an argument")
-        cells = [path("name", name), cell("type", making.axes(text))]
+        cells = [path("name", name), cell("type", making.type(type_))]
         yield row(f"{columns} argument", pick, cells, level=2, role="treeitem")
 
 
@@ -56,34 +56,36 @@ def _row(making: Making, side: Side, line: Line, level: int, above: list[tuple[s
 
 def kind(making: Making, line: Line) -> str:
     """The kind of a line, and for a collective the colour of its first axis."""
-    over = [making.colours[axis] for axis in collective_axes(line.type) if axis in making.colours]
-    return f"{line.kind} o{over[0]}" if line.kind == "collective" and over else line.kind
+    colour = making.colour(line.sent.axes) if line.sent is not None else None
+    return line.kind if colour is None else f"{line.kind} o{colour}"
 
 
 def picked(making: Making, side: Side, line: Line, above: Sequence[tuple[str, int]]) -> int:
-    """What a line shows when it is picked: its tensors on the mesh, or who sends to whom, and its source."""
-    return making.pick(*said(line), part(side, line, above), note=line.reason, source=line.source)
+    """What a line shows when it is picked: its tensors or groups, and its source."""
+    return making.pick(said(line), part(side, line, above), note=line.reason, source=line.source)
 
 
-def said(line: Line) -> tuple[str]:
+def said(line: Line) -> str:
     """A line as the title of what is picked."""
-    if line.kind == "collective":
-        return (f"{line.type.removeprefix('>> ')}, {line.said}",)
-    return (f"{line.name} = {line.text}" if line.name else line.text,)
+    if line.sent is not None:
+        return f"{line.sent.title}, {line.said}"
+    return f"{line.name} = {line.text}" if line.name else line.text
 
 
 def part(side: Side, line: Line, above: Sequence[tuple[str, int]]) -> dict:
-    """What is drawn for a line; `above` are the tensors of the op that a collective belongs to."""
-    if line.kind == "collective":
-        return drawn(side, above, collective_axes(line.type))
+    """What is drawn for a line; `above` are the tensors of a collective's op."""
+    if line.sent is not None:
+        return drawn(side, above, line.sent.axes)
     return drawn(side, side.tensors.of_line(line))
+
+
+def line_type(making: Making, line: Line) -> str:
+    """The column of types: what an op gives, or the collective and its axes."""
+    return making.over(line.sent.collective, line.sent.axes) if line.sent is not None else making.type(*line.types)
 
 
 def columns(making: Making, line: Line) -> list[str]:
     """The columns of an op or a collective."""
-    if line.kind == "collective":
-        sent = making.axes(line.type.removeprefix(">> "))
-        cells = [cell("name", ""), cell("type", sent), cell("text", html.escape(line.said)), making.place(line.source)]
-        return [*cells, cell("reason", html.escape(line.reason))]
-    name, text = html.escape(line.name), html.escape(line.text)
-    return [cell("name", name), cell("type", making.axes(line.type)), cell("text", text), making.place(line.source)]
+    name, text = html.escape(line.name), html.escape(line.said)
+    cells = [cell("name", name), cell("type", line_type(making, line)), cell("text", text), making.place(line.source)]
+    return [*cells, cell("reason", html.escape(line.reason))] if line.sent is not None else cells

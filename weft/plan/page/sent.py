@@ -1,24 +1,19 @@
-"""What a program sends, on a page: bars for each axis, and the collectives with what they carry and why."""
+"""What a program sends, on a page: bars for each axis, and the collectives."""
 
 import html
-import re
 from dataclasses import replace
 
-from ...program.ledger import Ledger, Row, size_text
+from ...program.ledger import Ledger, Row
+from ...program.lines import without_layers
 from ...program.walk import PHASES
+from ...text import plural, size_text
 from .parts import Making, Side, bar, cell, drawn, row
-
-_NUMBER = re.compile(r"(?<=[.\[\w])\d+\b")
 
 
 def sent(making: Making) -> str:
     """The bars of all sides and the collectives of the first."""
     bars = "".join(_axis(making, axis) for axis in making.colours)
-    notes = [
-        f"<p class=quiet>{html.escape(line)}</p>"
-        for line in making.main.program.ledger.totals()
-        if not line.startswith("over ")
-    ]
+    notes = [f"<p class=quiet>{html.escape(line)}</p>" for line in making.main.program.ledger.notes()]
     return f'<div class="bars">{bars}</div>{_legend(making)}{"".join(notes)}{_collectives(making, making.main)}'
 
 
@@ -47,8 +42,7 @@ def _bytes(side: Side, axis: str) -> int:
 
 def _said(ledger: Ledger, axis: str) -> str:
     count = ledger.count(axis)
-    calls = "1 call" if count == 1 else f"{count:,} calls"
-    return f"<b>{size_text(ledger.bytes(axis))}</b> in {calls}" if count else "nothing"
+    return f"<b>{size_text(ledger.bytes(axis))}</b> in {plural(count, 'call')}" if count else "nothing"
 
 
 def _legend(making: Making) -> str:
@@ -82,15 +76,14 @@ _COLUMNS = (
 
 
 def _collective(making: Making, side: Side, sent: Row, most: int) -> str:
-    over, total, turn = "+".join(sent.axes), sent.bytes * sent.count, " a turn" if sent.is_each_turn else ""
-    title = f"{sent.collective} over {over}, {size_text(sent.bytes)} x{sent.count}{turn}"
-    pick = making.pick(title, drawn(side, axes=sent.axes), note=sent.reason, source=sent.source)
+    total, each = sent.bytes * sent.count, f"{size_text(sent.bytes)} {sent.times_text}"
+    pick = making.pick(f"{sent.title}, {each}", drawn(side, axes=sent.axes), note=sent.reason, source=sent.source)
     share = bar(total / most if most else 0, f"a{making.colours[sent.axes[0]]}")
     cells = [
         cell("total", f"{share}<b>{size_text(total)}</b>"),
-        cell("what", making.axes(f"{sent.collective} over {over}")),
-        cell("carries", html.escape(f"{sent.dtype}[{' '.join(sent.dims)}]" if sent.dims else sent.dtype)),
-        cell("each", html.escape(f"{size_text(sent.bytes)} x{sent.count}{turn}")),
+        cell("what", making.over(sent.collective, sent.axes)),
+        cell("carries", html.escape(sent.carried)),
+        cell("each", each),
         cell("phase", sent.phase),
         making.place(sent.source),
         cell("reason", html.escape(sent.reason)),
@@ -99,9 +92,9 @@ def _collective(making: Making, side: Side, sent: Row, most: int) -> str:
 
 
 def alike(ledger: Ledger) -> list[Row]:
-    """The rows of a ledger, those of one line of source that differ by the number of a layer taken together."""
+    """The rows of a ledger, the layers of one line of source taken together."""
     found: dict[Row, int] = {}
     for each in ledger:
-        key = replace(each, count=0, reason=_NUMBER.sub("*", each.reason))
+        key = replace(each, count=0, reason=without_layers(each.reason))
         found[key] = found.get(key, 0) + each.count
     return [replace(each, count=count) for each, count in found.items()]

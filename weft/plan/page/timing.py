@@ -1,14 +1,13 @@
-"""What a step takes, on a page: the phases, what is sent over which axes, and the ops that take longest."""
+"""What a step takes, on a page: the phases, the sending, the longest ops."""
 
 import html
-import re
 
 from ...program.walk import PHASES
-from ..cost import OpCost, Plan, time_text
+from ...text import time_text
+from ..cost import OpCost, Plan
 from .parts import Making, Side, bar, cell, drawn, figure, row
 
 _MOST = 300
-_SENDING = re.compile(r"sending over ([\w+]+)(?:: )?")
 
 
 def timing(making: Making) -> str:
@@ -31,29 +30,24 @@ def _side(making: Making, side: Side, plan: Plan, longest: float) -> str:
     title = f'<h3><span class="letter">{side.letter}</span> {html.escape(side.layout)}</h3>'
     phases = "".join(_line(name, plan.phases[name], longest) for name in PHASES if name in plan.phases)
     sends = "".join(
-        _line(f"over {axes}", seconds, longest, making, f"a{_colour(making, axes)}")
-        for axes, seconds in plan.communication.items()
+        _line(making.over("", axes), seconds, longest, f"a{making.colour(axes)}")
+        for axes, seconds in plan.sending.items()
     )
     hidden = (
         f'<h3>Sending <span class="quiet">hidden or not</span></h3><div class="bars">{sends}</div>' if sends else ""
     )
     return (
         f'{title if len(making.sides) > 1 else ""}<div class="figures">{"".join(figures)}</div>'
-        f'<p class="why">{making.axes(plan.why)}</p><div class="bars">{phases}</div>{hidden}'
+        f'<p class="why">{html.escape(plan.why)}</p><div class="bars">{phases}</div>{hidden}'
     )
 
 
-def _line(name: str, seconds: float, longest: float, making: Making | None = None, colour: str = "") -> str:
-    label = html.escape(name) if making is None else making.axes(name)
+def _line(label: str, seconds: float, longest: float, colour: str = "") -> str:
     track = f'<span class="track">{bar(seconds / longest, colour)}</span>'
     value = f'<span class="value"><b>{time_text(seconds)}</b></span>'
     return (
         f'<div class="axis"><span class="label">{label}</span><div><div class="line">{track}{value}</div></div></div>'
     )
-
-
-def _colour(making: Making, axes: str) -> int:
-    return making.colours.get(axes.split("+")[0].strip(), 0)
 
 
 def _ops(making: Making, side: Side, plan: Plan) -> str:
@@ -75,15 +69,18 @@ _COLUMNS = (("total", "seconds"), ("text", "op"), ("bound", "bound by"), ("phase
 
 def _op(making: Making, side: Side, op: OpCost, longest: float) -> str:
     note = f"bound by {op.bound_by}; runs {op.count} times" if op.count != 1 else f"bound by {op.bound_by}"
-    sends = _SENDING.match(op.label)
-    text = op.label[sends.end() :] if sends else op.label
-    part = drawn(side, side.tensors.of_op(op.source, text), sends[1].split("+") if sends else ())
+    part = drawn(side, side.tensors.of_op(op.op), op.axes)
     pick = making.pick(op.label, part, note=note, source=op.source)
     cells = [
         cell("total", f"{bar(op.seconds / longest, f'b-{op.bound_by}')}<b>{time_text(op.seconds)}</b>"),
-        cell("text", making.axes(op.label)),
+        cell("text", _label(making, op)),
         cell("bound", html.escape(op.bound_by)),
         cell("phase", html.escape(op.phase)),
         making.place(op.source),
     ]
     return row("timed", pick, cells)
+
+
+def _label(making: Making, op: OpCost) -> str:
+    text = html.escape(op.text)
+    return " ".join(filter(None, [making.over("sending", op.axes) + ":" * bool(text), text])) if op.axes else text
