@@ -1,7 +1,7 @@
-"""What a plain value is: a whole number, a number, a function. Asked here, and nowhere else.
+"""What a plain value is: a whole number, a number, a function.
 
-Imports errors alone. Python's and NumPy's numbers are numbers; a boolean is none, and neither is an array of JAX's,
-whose value may not be known.
+Asked here, and nowhere else. Imports errors alone. Python's and NumPy's numbers are numbers; a boolean is none, and
+neither is an array of JAX's, whose value may not be known.
 """
 
 import inspect

@@ -1,6 +1,7 @@
-"""What Weft needs of JAX that JAX does not promise: each with its reason, here and nowhere else.
+"""What Weft needs of JAX that JAX does not promise, each with its reason.
 
-Imports nothing of the house. A release of JAX that renames one of these is met in this file.
+It stands here, and nowhere else. Imports nothing of the house. A release of JAX that renames one of these is met in
+this file.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def varying(value: Any) -> frozenset[str]:
 
 
 def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
-    """An abstract value that lies so, and varies over the axes that `like` does."""
+    """An abstract value of that sharding, varying over the axes that `like` does."""
     return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
 
 
@@ -43,7 +44,7 @@ def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
 
 
 def trace_of(tracer: jax.core.Tracer) -> Any:
-    """The trace a value was made in, to work there again (`jax.extend.core.set_current_trace`)."""
+    """The trace that a value was made in, to work in it again."""
     return tracer._trace  # set_current_trace is public; what to give it is not
 
 
@@ -57,13 +58,16 @@ def is_differentiated(array: Any) -> bool:
 
 
 def is_operator_of_array(frame: FrameType) -> bool:
-    """Whether the caller is an operator of a JAX array, which then lets the other operand's own operator run."""
+    """Whether the caller is an operator of a JAX array.
+
+    It then lets the other operand's own operator run.
+    """
     name = frame.f_code.co_name
     return name == "deferring_binary_op" or name.startswith("_operator_")
 
 
 def is_check_of_scalar(frame: FrameType | None) -> bool:
-    """Whether the caller is `jax.grad`, as it checks that what it differentiates gives a number."""
+    """Whether the caller is `jax.grad`, which checks that a function gave a number."""
     return frame is not None and frame.f_code.co_name == "_check_scalar"
 
 
@@ -76,7 +80,7 @@ def without_dead_code(jaxpr: Any) -> Any:
 
 
 def scopes_of(eqn: Any) -> str:
-    """The names of the scopes (`jax.named_scope`, transformations) that an equation was traced in: `a/transpose(b)`."""
+    """The scopes an equation was traced in, as JAX writes them: `a/transpose(b)`."""
     return str(eqn.source_info.name_stack)  # which a printed jaxpr shows, and no function gives
 
 

@@ -18,9 +18,10 @@ UNSHOWN = "__"  # how names start that operations give dims for themselves, and 
 @public(form="wf.Dim('batch', 8)")
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension. With `follows`, it takes that dim's rule where no rule names it.
+    """A named dimension of a tensor.
 
-    Where only the first `valid` places hold values the rest is padding: no operation lets it change a result.
+    With `follows`, it takes that dim's rule where no rule names it. Where only the first `valid` places hold values
+    the rest is padding: no operation lets it change a result.
 
     >>> Dim("batch", 8)
     batch=8
@@ -150,7 +151,7 @@ class Shape(tuple[Dim, ...]):
 
     @property
     def values(self) -> tuple[slice, ...]:
-        """Where in an array of this shape values stand, and no padding: what to index it with."""
+        """The index that takes the values of an array of this shape, and no padding."""
         return tuple(slice(dim.count) for dim in self)
 
     def position(self, dim: DimLike) -> int:
@@ -266,7 +267,7 @@ def _not_dims(given: Any, what: str) -> DimError:
     )
 
 
-def _once(asked: list[DimLike], what: str) -> list[DimLike]:
+def _check_once(asked: list[DimLike], what: str) -> list[DimLike]:
     names = [item.name if isinstance(item, Dim) else item for item in asked]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise DimError(
@@ -278,7 +279,7 @@ def _once(asked: list[DimLike], what: str) -> list[DimLike]:
 def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
     """The dims `given` names, each of them one of `known`."""
     known = Shape(known)
-    for dim in (asked := _once(listed(given, what), what)):
+    for dim in (asked := _check_once(listed(given, what), what)):
         if not known.has(dim):
             name = dim.name if isinstance(dim, Dim) else dim
             raise DimError(
@@ -289,7 +290,10 @@ def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
 
 
 def new_dims(given: Dims, *, what: str, known: Sequence[Dim] = ()) -> Shape:
-    """The dims `given` holds; a bare name must be one of `known`, for only a dim has a size."""
+    """The dims `given` holds; a bare name must be one of `known`.
+
+    Only a dim has a size.
+    """
     known = Shape(known)
     for item in (asked := listed(given, what)):
         if isinstance(item, str) and not known.has(item):

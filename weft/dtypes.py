@@ -24,7 +24,10 @@ def as_dtype(given: DTypeLike | None) -> Any:
 
 
 def need_room(value: Any, dtype: Any = None) -> None:
-    """Raises where whole numbers that are known do not fit the dtype, or the one JAX holds theirs in."""
+    """Raises where known whole numbers do not fit a dtype.
+
+    Without a dtype it is the one that JAX holds them in.
+    """
     if not is_whole(value) and not isinstance(value, np.ndarray | np.generic):
         return
     numbers = np.asarray(value)
@@ -69,5 +72,5 @@ def has_values(array: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Whether a value is a random key of JAX's, an array of them, or a tensor of them."""
+    """Whether a value is a random key of JAX's, or an array or tensor of them."""
     return hasattr(value, "dtype") and bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))

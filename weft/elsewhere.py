@@ -117,7 +117,7 @@ LAYERS: dict[str, str] = {
     "Dropout": "`wf.dropout(x, rate, key)`",
     **_each("relu gelu silu softmax tanh sigmoid", "`wf.{name}`"),
     **_each("Module Sequential", "a class of `equinox.Module`, or a function"),
-    **_each("rope apply_rope", "`nn.rotated(x, position)`"),
+    **_each("apply_rope rotary_embedding", "`nn.rope(x, position)`"),
 }
 
 RANDOM: dict[str, str] = {
@@ -166,7 +166,10 @@ OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename
 
 
 def unknown_method(x: Any, name: str) -> UnknownNameError:
-    """The error for a name that a tensor lacks; what is written instead names the tensor's own dims."""
+    """The error for a name that a tensor lacks.
+
+    What is written instead names the tensor's own dims.
+    """
     names = x.dims.names or ("batch",)
     parts = {"all": " ".join(names), "one": names[0], "last": names[-1], "back": " ".join(reversed(names))}
     if name in METHODS:
@@ -178,7 +181,7 @@ def unknown_method(x: Any, name: str) -> UnknownNameError:
 
 
 def wrong_rename(wrong: Sequence[Any]) -> TensorError:
-    """The error for a rename whose names are not given by keyword, with the call to write."""
+    """The error for a rename by position, with the call to write."""
     names = wrong[0] if isinstance(wrong[0], Mapping) else {"old": "new"}
     pairs = ((getattr(old, "name", old), getattr(new, "name", new)) for old, new in names.items())
     written = ", ".join(f"{old}={new!r}" for old, new in pairs)

@@ -208,6 +208,13 @@ class Region:
             self._placements[key] = self._place(dims, store)
         return self._placements[key]
 
+    def can_meet(self, dims: Sequence[Dim]) -> bool:
+        """Whether tensors of these dims can meet in one op: no two of them are split over one axis."""
+        explicit, inherited = self._rules_for(dims)
+        held = axes_in(explicit.values())
+        held += tuple(axis for axis in axes_in(inherited.values()) if axis not in held)
+        return len(set(held)) == len(held)
+
     def can_store(self, dims: Sequence[Dim], store: str) -> bool:
         """Whether a tensor of these dims can be stored so: each divides, on its own axes."""
         try:

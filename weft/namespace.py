@@ -1,24 +1,33 @@
-"""What a room shows of itself: its public names and nothing else, in `dir` and in tab completion.
+"""What a room shows of itself: its public names, and nothing else.
 
-Imports errors alone. A room ends by `__dir__, __getattr__ = namespace(globals(), called="nn")`; a name that it lacks is
-an error that says what to write instead, or names the nearest.
+This is what `dir` and tab completion see. Imports errors alone. A room ends by
+
+    __dir__, __getattr__ = namespace(globals(), called="nn")
+
+and a name that it lacks is an error that says what to write instead, or names the nearest.
 """
 
 import difflib
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownNameError, folded
+from .errors import UnknownNameError, WeftWarning, folded, user_stacklevel
 
 
 def namespace(
-    names: dict[str, Any], *, called: str, written: Mapping[str, str] | None = None
+    names: dict[str, Any],
+    *,
+    called: str,
+    written: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
-    """The `__dir__` and `__getattr__` of a room whose globals these are and whose `__all__` says what is public.
+    """The `__dir__` and `__getattr__` of a room that has these globals.
 
-    `written` says what is written here in place of names that other libraries have.
+    Its `__all__` says what is public. `written` says what is written here in place of names that other libraries
+    have; `renamed` what a name of an earlier version is called now, which is given with a warning.
     """
 
     def show() -> list[str]:
@@ -26,6 +35,9 @@ def namespace(
 
     @folded
     def miss(name: str) -> Any:
+        if renamed and name in renamed:
+            warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())
+            return names[renamed[name]]
         raise unknown_name(called, name, names["__all__"], written or {})
 
     return show, miss
@@ -47,7 +59,7 @@ def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[s
 
 
 def hide_modules(names: dict[str, Any]) -> None:
-    """Takes files of the house out of a room's globals, where Python puts what was imported.
+    """Takes modules out of a room's globals, where Python puts what was imported.
 
     `from weft.layout import Layout` and `import weft.layout as layout` find them all the same. A room that has public
     names of its own stays: `weft.plan.page`.
@@ -59,7 +71,9 @@ def hide_modules(names: dict[str, Any]) -> None:
 
 
 def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
-    """A table of contents: the public names under the title of their family, which lists the files they are from.
+    """A table of contents: public names under the title of their family.
+
+    A family lists the files that its names are from.
 
     >>> import types
     >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})

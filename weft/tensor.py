@@ -25,7 +25,7 @@ from .operators import Operators, operations
 
 @dataclass(frozen=True)
 class Kind:
-    """How a tensor entered: stored split as a parameter, and how its gradient is to be summed."""
+    """How a tensor entered its region, and how its gradient is summed."""
 
     store: str | None = None
     """`"params"` for a parameter; its array is the stored slice until an op uses it."""
@@ -94,7 +94,7 @@ class Tensor(Operators):
     @property
     @folded
     def array(self) -> jax.Array:
-        """The global array as it is, padding and all; inside a region there is none to give.
+        """The global array as it is, padding and all; there is none in a region.
 
         `wf.get(x)` and `np.asarray(x)` give the values alone.
         """
@@ -132,7 +132,7 @@ class Tensor(Operators):
 
     @folded
     def rename(self, *wrong: Any, **names: DimLike) -> "Tensor":
-        """This tensor with some dims renamed, moved where the new names are split otherwise."""
+        """This tensor with some dims renamed, moved if the new ones are split otherwise."""
         if wrong:
             raise wrong_rename(wrong)
         return operations["rename"](self, **names)
@@ -186,16 +186,16 @@ class Tensor(Operators):
                     fix="use wf.grad or wf.value_and_grad, or return `loss.array`",
                 )
             return lambda: self.raw
-        raise self._plain_function("a plain JAX function")
+        raise self._no_plain_function("a plain JAX function")
 
     @folded
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
         if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
             return operations[ufunc.__name__](*inputs)
-        raise self._plain_function(f"NumPy's `{ufunc.__name__}`")
+        raise self._no_plain_function(f"NumPy's `{ufunc.__name__}`")
 
-    def _plain_function(self, what: str) -> TensorError:
+    def _no_plain_function(self, what: str) -> TensorError:
         return TensorError(
             f"{what} was called on {self!r}; it would not see the names",
             fix="use the wf function of that name, `wf.elementwise(fn, x)` or `wf.local(fn, x, out=...)`; "
@@ -273,13 +273,16 @@ class Tensor(Operators):
 
 @public(form="wf.tensor(array, 'batch d_model')")
 def tensor(array: Any, dims: Dims) -> Tensor:
-    """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
-    return _named(array, dims, PLAIN)
+    """A tensor of an array whose dims have these names.
+
+    The array may be NumPy's, JAX's, or a `jax.ShapeDtypeStruct`.
+    """
+    return _name_dims(array, dims, PLAIN)
 
 
 @public(form="wf.parameter(array, 'd_model d_ff')")
 def parameter(array: Any, dims: Dims | None = None) -> Tensor:
-    """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
+    """A tensor stored by the `params.` rules, gathered where it is used (FSDP).
 
     `dims` may be left out where `array` is a tensor already.
     """
@@ -287,10 +290,10 @@ def parameter(array: Any, dims: Dims | None = None) -> Tensor:
         dims is None or Shape(new_dims(dims, what="dims", known=array.dims)) == array.dims
     ):
         return make(array.array, array.dims, None, PARAMETER)
-    return _named(array, dims, PARAMETER)
+    return _name_dims(array, dims, PARAMETER)
 
 
-def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
+def _name_dims(array: Any, dims: Any, kind: Kind) -> Tensor:
     if isinstance(array, Tensor):
         raise TensorError(
             f"{array!r} is a tensor already", fix="pass its `.array`, or rename its dims: `x.rename(old='new')`"
@@ -332,7 +335,8 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     )
     if not from_names:
         return new_dims(dims, what="dims")
-    names = [word for item in ([dims] if isinstance(dims, str) else dims) for word in _pieces(item)]
+    items = [dims] if isinstance(dims, str) else dims
+    names = [word for item in items for word in (item.replace(",", " ").split() if isinstance(item, str) else [item])]
     if len(names) != len(array.shape):
         raise DimError(
             f"an array of shape {tuple(array.shape)} does not fit {len(names)} names: {' '.join(map(str, names))}",
@@ -341,10 +345,6 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     return Shape(
         name if isinstance(name, Dim) else Dim(name, size) for name, size in zip(names, array.shape, strict=True)
     )
-
-
-def _pieces(item: Any) -> list[Any]:
-    return item.replace(",", " ").split() if isinstance(item, str) else [item]
 
 
 def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
@@ -362,7 +362,7 @@ _MARKS = ("entry", "has_gradient")
 
 
 def marks_of(x: Tensor) -> dict[str, Any]:
-    """What a program's record says of a tensor: the entry that made it, and whether a gradient flows back to it."""
+    """What the record says of a tensor: its entry, and whether it has a gradient."""
     return {name: x._memo[name] for name in _MARKS if name in x._memo}
 
 
@@ -405,7 +405,10 @@ def check_not_given_up(array: Any) -> None:
 
 
 def checked(x: Tensor) -> Tensor:
-    """`x`, if its array is still what its dims say; something may have worked on it behind the names."""
+    """`x`, if its array is still what its dims say.
+
+    Something may have worked on it behind the names.
+    """
     if x.region is None:
         check_not_given_up(x.raw)
     shape = getattr(x.raw, "shape", None)

@@ -18,7 +18,8 @@ from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stack
 from ..layout import Layout, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
-from ..models.running import check_ids, without_rules
+from ..models.inputs import check_ids
+from ..models.running import without_rules
 from ..nn.given import whole
 from ..nn.moe import slots_for
 from ..spmd.border import SpmdFunction

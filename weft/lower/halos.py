@@ -1,7 +1,7 @@
-"""The geometry of windows that slide along spatial dims: strides, pads, and the halo each processor needs.
+"""Sliding windows of convolutions and pools: strides, pads and halos.
 
 Pads are those of the global size. A split dim is seen through `exchange.window`, one dim after the other; a whole one
-is padded where it lies, by the op itself.
+is padded in place, by the op itself.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from ..dims import Dim, Shape
 from ..errors import DimError, closest
 from ..layout import Axes
 from ..tensor import Tensor
-from .exchange import window as exchanged
-from .meet import Meeting, made_once
+from .exchange import window as exchange
+from .meet import Meeting, make_once
 from .move import result
 
 Pads = tuple[int, int]
@@ -22,7 +22,10 @@ Pads = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stretch:
-    """How one spatial dim is seen: window, stride, pads, the size that comes out, all of the whole dim."""
+    """The window that slides along one spatial dim, stride, pads and size out.
+
+    All of the whole dim.
+    """
 
     dim: Dim
     reach: int
@@ -48,7 +51,10 @@ class Stretch:
 
     @property
     def pads(self) -> Pads:
-        """Where the dim is whole: what is missing on either side of it; what is too much is not looked at."""
+        """The pads of a dim that is whole.
+
+        What the windows leave over at its end is not looked at.
+        """
         return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
 
 
@@ -97,7 +103,7 @@ def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
 
 
 def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
-    """For each dim SAME, VALID or its two pads; a dim that is left out of a dict has none."""
+    """For each dim SAME, VALID or its two pads; one left out of a dict has none."""
     values = _by_dim(given, dims, what, "padding") if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
         is_pair = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
@@ -116,7 +122,7 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
 
 
 class View:
-    """Spatial dims on their processors: the axes each is split over, and the tensor with its halos."""
+    """Spatial dims on their processors: their axes, and tensors with halos."""
 
     def __init__(self, meeting: Meeting, stretches: Sequence[Stretch]):
         sizes = {s.dim.name: s.size for s in stretches}
@@ -138,7 +144,7 @@ class View:
         return (0, 0) if self.axes(s) else s.pads
 
     def halos(self, x: Tensor, fill: Any = 0) -> Tensor:
-        """`x` with what each processor sees of its split dims in place of its slices; `fill` outside them."""
+        """`x` with the halos of its split dims; `fill` outside the dims."""
         split = [(s, self.ways(s)) for s in self.stretches if self.axes(s)]
         return with_halos(x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.looked(n)) for s, n in split], fill)
 
@@ -147,7 +153,10 @@ Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]
 
 
 def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0) -> Tensor:
-    """`x` with, for each of these dims, `size` places from its start on each processor; `fill` outside the dim."""
+    """`x` with what each processor sees of these dims: its slice and halos.
+
+    `fill` stands outside a dim.
+    """
     needed = []
     for dim, starts, size, looked in seen:
         own = meeting.local_sizes([dim])[0]
@@ -159,14 +168,14 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0)
     def compute(array: Any) -> Any:
         # One dim after the other: the halo of the second holds the corners.
         for position, axes, starts, size, looked in needed:
-            array = exchanged(array, position, axes, len(starts), starts=starts, size=size, fill=fill, looked=looked)
+            array = exchange(array, position, axes, len(starts), starts=starts, size=size, fill=fill, looked=looked)
         return array
 
     sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size, _ in needed}
     # Made to vary over all axes of the op before it is exchanged, so that its gradient is summed without the halo on.
     vary = meeting.axes(meeting.dims)
 
-    def exchange() -> Tensor:
+    def add_halos() -> Tensor:
         return result(meeting.run(compute, [x], vary=vary), x.dims.resized(sizes), meeting.region)
 
-    return made_once(x, ("halos", tuple(needed), vary, str(fill)), exchange)
+    return make_once(x, ("halos", tuple(needed), vary, str(fill)), add_halos)

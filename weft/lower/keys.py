@@ -1,4 +1,7 @@
-"""Tensors of random keys as tensors of the numbers they are made of: what moves values moves those."""
+"""Tensors of random keys as tensors of the numbers they are made of.
+
+What moves values moves those.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Trees of tensors taken apart into arrays and put together again, for what JAX traces as flat functions."""
+"""Trees of tensors as flat lists of arrays, and back.
+
+For what JAX traces as flat functions.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, marked, mark
 
 @dataclass(frozen=True)
 class Slot:
-    """What a leaf's array stands for: a tensor of these dims, or (dims None) a plain value."""
+    """What a leaf's array stands for: a tensor, or (dims None) a plain value."""
 
     dims: Shape | None = None
     region: Region | None = None

@@ -13,8 +13,6 @@ from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
-from ..layout import Layout
-from ..mesh import Mesh
 from ..nn import weights
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.given import number
@@ -169,7 +167,7 @@ class TransformerConfig(abc.ABC):
         return self.dims.find(name)
 
     @abc.abstractmethod
-    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    def blueprint(self) -> Any:
         """The model without values."""
 
     @property

@@ -1,4 +1,4 @@
-"""Layers: Equinox modules over named tensors. A layer says nothing about processors."""
+"""Layers: Equinox modules over named tensors, which say nothing about processors."""
 
 from ..elsewhere import LAYERS as _LAYERS
 from ..namespace import namespace as _namespace
@@ -11,7 +11,7 @@ from .linear import Embedding, Linear
 from .loss import cross_entropy, summed_cross_entropy
 from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
-from .position import RelativeBias, rotated, sinusoids
+from .position import RelativeBias, rope, sinusoids
 from .weights import init, shapes
 
 _show_as_source(__path__[0])
@@ -34,11 +34,11 @@ __all__ = [
     "init",
     "lora",
     "paths",
-    "rotated",
+    "rope",
     "shapes",
     "sinusoids",
     "summed_cross_entropy",
     "unfreeze",
 ]
 
-__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS)
+__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS, renamed={"rotated": "rope"})

@@ -63,25 +63,25 @@ class Proof:
     @property
     def sent_bytes(self) -> dict[str, int]:
         """Bytes of all calls over each group of axes, as a program's ledger counts them."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for sent in self.collectives:
             axes = "+".join(sent.axes)
-            found[axes] = found.get(axes, 0) + sent.bytes * sent.count
-        return found
+            totals[axes] = totals.get(axes, 0) + sent.bytes * sent.count
+        return totals
 
     def beside(self, program: "Program") -> str:
         """XLA's figures beside those Weft found by reading the program."""
         memory = program.memory_on(read_target(self.target).kind)
-        own: dict[str, int] = {}
+        planned: dict[str, int] = {}
         for row in program.ledger:
             axes = "+".join(axis for axis in program.mesh.axes if axis in row.axes)
-            own[axes] = own.get(axes, 0) + row.bytes * row.count
+            planned[axes] = planned.get(axes, 0) + row.bytes * row.count
         rows = [("", "Weft", f"XLA for {self.target}")]
         rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
         low, high = map(size_text, memory.range)
         rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
-        for axes in dict.fromkeys([*own, *self.sent_bytes]):
-            pair = size_text(own.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
+        for axes in dict.fromkeys([*planned, *self.sent_bytes]):
+            pair = size_text(planned.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
             rows.append((f"sent over {axes or 'no axis'}", *pair))
         return "\n".join(columns(rows))
 
@@ -99,10 +99,10 @@ def compiled_for(
     compiler: weft's extras `cuda` and `tpu`.
     """
     mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
-    _check(machine, mesh)
+    _check_target(machine, mesh)
     bound = bind(fn, mesh, layout)
     shapes, run = bound.flat(*args)
-    exported = _exported(run, shapes, machine)
+    exported = _export(run, shapes, machine)
     request = {
         "exported": exported,
         "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in shapes],
@@ -111,12 +111,12 @@ def compiled_for(
         "mesh": str(mesh),
         "target": machine,
     }
-    found = _run_child(pickle.dumps(request), machine, timeout)
-    collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in found.pop("collectives"))
-    return Proof(target=target, collectives=collectives, **found)
+    answer = _run_child(pickle.dumps(request), machine, timeout)
+    collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in answer.pop("collectives"))
+    return Proof(target=target, collectives=collectives, **answer)
 
 
-def _check(machine: Target, mesh: Mesh) -> None:
+def _check_target(machine: Target, mesh: Mesh) -> None:
     if machine.processors != mesh.size:
         raise WeftError(
             f"`{machine.text}` has {machine.processors} processors and the mesh has {mesh.size}",
@@ -132,7 +132,7 @@ def _check(machine: Target, mesh: Mesh) -> None:
         )
 
 
-def _exported(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
+def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
     """The program lowered for the target, as something another process can take up."""
     try:
         exported = jax.export.export(jax.jit(run), platforms=[machine.platform])(*arrays)
@@ -170,10 +170,10 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
 
 def _failure(printed: str, status: int, machine: Target) -> WeftError:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
-    if told is not None:
+    exhausted = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
+    if exhausted is not None:
         return WeftError(
-            f"XLA says that the program does not fit: {told.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
+            f"XLA says that the program does not fit: {exhausted.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
             state=f"target: {machine.text}",
             fix="split what is largest (`program.memory`), or use fewer examples at once",
         )

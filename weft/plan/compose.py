@@ -112,16 +112,16 @@ class Composer:
     def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
         sets = self.choices.sets
-        found = np.ones((len(sets),) * len(shape), bool)
+        legal = np.ones((len(sets),) * len(shape), bool)
         for axis in range(len(shape)):
-            can = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
-            found &= _along(can, axis, len(shape))
+            was_traced = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
+            legal &= _along(was_traced, axis, len(shape))
         for rule in self.choices.rules:
             ways = np.ones((), int)
             for axis, size in enumerate(shape):
                 ways = ways * _along(np.array([size if rule in rules else 1 for rules in sets]), axis, len(shape))
-            found &= self.choices.divisor(rule) % ways == 0
-        return found
+            legal &= self.choices.divisor(rule) % ways == 0
+        return legal
 
     def grid(self, shape: MeshShape, rates: Rates) -> Grid:
         """What every layout of a mesh costs, legal or not."""
@@ -147,10 +147,10 @@ class Composer:
         return Grid(shape, work, work + waited + sum(left), total_bytes, self.memory(shape), by_axis)
 
     def _product(self, base: float, factors: Sequence[np.ndarray]) -> np.ndarray:
-        found = np.asarray(base)
-        for axis, each in enumerate(factors):
-            found = found * _along(each, axis, len(factors))
-        return found
+        product = np.asarray(base)
+        for axis, factor in enumerate(factors):
+            product = product * _along(factor, axis, len(factors))
+        return product
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
         """For each set, the share of one side of an op's work that is left.
@@ -158,23 +158,23 @@ class Composer:
         A part of the work is divided, the rest is not.
         """
         whole = self.whole.work[key][side]
-        found = np.ones(len(self.choices.sets))
+        left = np.ones(len(self.choices.sets))
         for index, (traced, facts) in self.alone.items():
             if whole > 0:
                 there = facts.work.get(key, (0.0, 0.0))[side] / whole
                 divided = (1 - there) / (1 - 1 / traced)
-                found[index] = max(1 - divided * (1 - 1 / size), 0.0)
-        return found
+                left[index] = max(1 - divided * (1 - 1 / size), 0.0)
+        return left
 
     @functools.cached_property
     def _all_sent(self) -> dict[Key, Sending]:
         """Every collective that some set sends, with its largest payload."""
-        found: dict[Key, Sending] = {}
-        for each in self._sent.values():
-            for key, sent in each.items():
-                if key not in found or sent.bytes > found[key].bytes:
-                    found[key] = sent
-        return found
+        largest: dict[Key, Sending] = {}
+        for of_set in self._sent.values():
+            for key, sent in of_set.items():
+                if key not in largest or sent.bytes > largest[key].bytes:
+                    largest[key] = sent
+        return largest
 
     def _sending(
         self, shape: MeshShape, key: Key, sent: Sending, rates: Rates
@@ -187,11 +187,11 @@ class Composer:
             bits = bits + (_along(has, axis, rank).astype(int) << axis)
             calls = np.maximum(calls, _along(count, axis, rank))
         payload = self._product(sent.bytes, factors)
-        each, a_byte = np.zeros(2**rank), np.zeros(2**rank)
+        a_call, a_byte = np.zeros(2**rank), np.zeros(2**rank)
         for subset in range(1, 2**rank):
             axes = tuple(axis for axis in range(rank) if subset >> axis & 1)
-            each[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
-        return calls * (each[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
+            a_call[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
+        return calls * (a_call[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
 
     def _sent_left(self, key: Key, sent: Sending, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each set: the share of a payload left, whether it sends, and its calls."""
@@ -199,10 +199,10 @@ class Composer:
         left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
         for index, (traced, _) in self.alone.items():
             stored = self._stored(index, sent.dims)
-            if (own := self._sent[index].get(key)) is not None:
-                has[index], calls[index] = True, own.count
-                divided = self._splits(index, sent.dims) and own.collective not in _WHOLE
-                left[index] = own.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
+            if (alone := self._sent[index].get(key)) is not None:
+                has[index], calls[index] = True, alone.count
+                divided = self._splits(index, sent.dims) and alone.collective not in _WHOLE
+                left[index] = alone.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
             elif self._splits(index, sent.dims):
                 left[index] = 1 / size
             elif stored is None:

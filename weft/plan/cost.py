@@ -14,6 +14,7 @@ from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program import Program
+from ..program.source import NOWHERE
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
@@ -60,7 +61,7 @@ class OpCost:
 
 
 @dataclass
-class _Part:
+class _OpTotal:
     """The kernels of one op in one phase that are bound by one thing."""
 
     op: int | None
@@ -93,7 +94,7 @@ class Plan:
         self.phases: dict[str, float] = defaultdict(float)
         self.kinds: dict[str, float] = defaultdict(float)
         """Seconds of each kind of kernel: `product`, `attention`, `elementwise`, `moved`, `sent`."""
-        self._parts: dict[Any, _Part] = {}
+        self._totals: dict[Any, _OpTotal] = {}
         self._dtypes: dict[str, float] = defaultdict(float)
         self._cost(kernels(program.reading, self.hardware, fused=fused))
         self.sending, self.phases, self.kinds = dict(self.sending), dict(self.phases), dict(self.kinds)
@@ -108,11 +109,11 @@ class Plan:
         """`sending`, the axes of each group as they are written: `rows+cols`."""
         return {"+".join(axes): took for axes, took in self.sending.items()}
 
-    def _cost(self, found: list[Kernel]) -> None:
+    def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
         beside: dict[int, float] = defaultdict(float)
         sent: list[tuple[Kernel, float]] = []
-        for kernel in found:
+        for kernel in run:
             if kernel.row is not None:
                 took = links.seconds(kernel.row, self.mesh, self.hardware) * kernel.count
                 sent.append((kernel, took))
@@ -137,27 +138,30 @@ class Plan:
 
     def _add(self, kernel: Kernel, took: float, bound_by: str) -> None:
         key = (kernel.op, kernel.phase, kernel.row.axes if kernel.row is not None else ())
-        part = self._parts.setdefault(key, _Part(*key))
-        part.seconds += took
-        part.by[bound_by] += took
-        part.flops += kernel.flops * kernel.count
-        part.bytes += kernel.bytes * kernel.count
-        part.count = max(part.count, kernel.count)
+        total = self._totals.setdefault(key, _OpTotal(*key))
+        total.seconds += took
+        total.by[bound_by] += took
+        total.flops += kernel.flops * kernel.count
+        total.bytes += kernel.bytes * kernel.count
+        total.count = max(total.count, kernel.count)
         self.phases[kernel.phase] += took
         self.kinds[kernel.kind] += took
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:
         """What each op takes in each phase, the longest first; in all `seconds`."""
-        reading, found = self.program.reading, []
-        for part in sorted(self._parts.values(), key=lambda part: -part.seconds):
-            entry = reading.entry(part.op)
-            site = reading.update_site if entry is None and part.phase == "update" else reading.site(entry)
-            text = reading.text(entry) if entry is not None else "the optimizer's update" * (part.phase == "update")
-            bound_by = max(part.by, key=part.by.__getitem__)
-            place, figures = (part.op, text, part.axes, part.phase, str(site)), (part.flops, part.bytes, part.count)
-            found.append(OpCost(*place, part.seconds, bound_by, *figures))
-        return found
+        return [self._op_cost(total) for total in sorted(self._totals.values(), key=lambda total: -total.seconds)]
+
+    def _op_cost(self, total: _OpTotal) -> OpCost:
+        reading, is_update = self.program.reading, total.phase == "update"
+        entry = reading.entry(total.op)
+        if entry is not None:
+            text, site = reading.text(entry), reading.site(entry)
+        else:
+            text, site = ("the optimizer's update", reading.update_site) if is_update else ("", NOWHERE)
+        bound_by = max(total.by, key=total.by.__getitem__)
+        place, figures = (total.op, text, total.axes, total.phase, str(site)), (total.flops, total.bytes, total.count)
+        return OpCost(*place, total.seconds, bound_by, *figures)
 
     @property
     def peak_flops(self) -> float:
@@ -190,14 +194,14 @@ class Plan:
     @functools.cached_property
     def tokens(self) -> int | None:
         """Tokens of one step: batch times length of the ids; None without ids."""
-        found = [
+        sizes = [
             placed.dims.find("batch").size * placed.dims.find("length").size
             for entry in self.program.reading.entries
             for placed, maker in zip(entry.operands, entry.makers, strict=False)
             if placed is not None and maker is None and placed.dtype.kind in "iu"
             if placed.dims.has("batch") and placed.dims.has("length")
         ]
-        return max(found, default=None)
+        return max(sizes, default=None)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -236,7 +240,7 @@ class Plan:
         line = (
             f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
         )
-        scores = sum(each.bytes for each in self.memory.alive if "memory_length" in each.array_type.names)
+        scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
         if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
             line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
         return line
@@ -279,21 +283,21 @@ def _why(plan: Plan) -> str:
     words = {"flops": "computing", "memory": "moving bytes through memory", "sending": "sending"}
     most = max(by, key=lambda name: by[name], default="flops")
     share = by[most] / plan.seconds if plan.seconds else 0.0
-    found = f"{share:.0%} of it {words[most]}"
+    most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
     wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
-        return f"{found}; {duplicated.reason}"
+        return f"{most_of_it}; {duplicated.reason}"
     if sending >= 0.05:
         exposed: dict[Axes, float] = defaultdict(float)
-        for part in plan._parts.values():
-            exposed[part.axes] += part.seconds if part.axes else 0.0
+        for total in plan._totals.values():
+            exposed[total.axes] += total.seconds if total.axes else 0.0
         axes = max(exposed, key=exposed.__getitem__)
         rows = [row for row in plan.program.ledger if row.axes == axes]
         row = max(rows, key=lambda row: row.wire_bytes * row.count, default=None)
         if row is not None:
             sent = size_text(row.bytes * row.count)
             busy = f"{exposed[axes] / plan.seconds:.0%} waiting for {'+'.join(axes)}"
-            return f"{found}; {busy}, most for {sent} of {row.collective} {row.reason}"
-    return found
+            return f"{most_of_it}; {busy}, most for {sent} of {row.collective} {row.reason}"
+    return most_of_it

@@ -18,23 +18,23 @@ def facts_of(plan: Plan) -> Facts:
 
     Each stands under a name that is the same in every layout.
     """
-    found = list(kernels(plan.program.reading, plan.hardware))
+    run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
-    held = [Held(each.name, _dims(each.array_type), each.bytes) for each in memory.alive]
-    return Facts(_work(plan, found), _sent(plan, found), held, memory.arguments, memory.peak)
+    held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]
+    return Facts(_work(plan, run), _sent(plan, run), held, memory.arguments, memory.peak)
 
 
-def _work(plan: Plan, found: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
+def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
     reading, updates = plan.program.reading, itertools.count()
     work: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for kernel in found:
+    for kernel in run:
         if kernel.row is not None:
             continue
         entry = reading.entry(kernel.op)
         named = str(next(updates)) if entry is None else f"{reading.site(entry)} {_dims_of(entry)}"
         key = (kernel.body, named, kernel.phase, kernel.kind)
-        for side, each in enumerate(_sides(kernel)):
-            took, _ = roofline.seconds(each, plan.hardware, 1)
+        for side, part in enumerate(_sides(kernel)):
+            took, _ = roofline.seconds(part, plan.hardware, 1)
             work[key][side] += took * kernel.count
     return {key: (computing, moving) for key, (computing, moving) in work.items()}
 
@@ -43,10 +43,10 @@ def _dims_of(entry: Entry) -> str:
     return " ".join(name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names)
 
 
-def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
+def _sent(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
     """The rows of the ledger, each with its body and whether it can hide there."""
     places = defaultdict(list)
-    for kernel in found:
+    for kernel in run:
         if kernel.row is not None:
             row = kernel.row
             places[row.collective, row.axes, row.bytes, row.phase].append(kernel)
@@ -58,8 +58,8 @@ def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
         seen[like] += 1
         if waiting := places[row.collective, row.axes, row.bytes, row.phase]:
             kernel = waiting.pop(0)
-            how = kernel.is_beside, kernel.body
-            sent[key] = Sending(row.collective, row.dims, row.phase, row.bytes, row.count, *how)
+            place = kernel.is_beside, kernel.body
+            sent[key] = Sending(row.collective, row.dims, row.phase, row.bytes, row.count, *place)
     return sent
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import WeftError, closest
-from .this_machine import measured
+from .this_machine import machine_figures
 
 MB, GB, TB = 1e6, 1e9, 1e12
 TFLOP = 1e12
@@ -249,7 +249,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-HARDWARE: dict[str, Hardware] = {found.name: found for found in _ALL}
+HARDWARE: dict[str, Hardware] = {listed.name: listed for listed in _ALL}
 THIS = "this"
 
 
@@ -259,48 +259,53 @@ def hardware(name: str | Hardware) -> Hardware:
         return name
     if name == THIS:
         return _this()
-    found = HARDWARE.get(str(name).lower().removeprefix("tpu").strip(" -_"))
-    if found is None:
+    listed = HARDWARE.get(str(name).lower().removeprefix("tpu").strip(" -_"))
+    if listed is None:
         raise WeftError(
             f"there is no hardware `{name}`",
             state=f"hardware: {', '.join([*HARDWARE, THIS])}",
             fix=f"{closest(str(name), [*HARDWARE, THIS])} or give a `Hardware` of your own",
         )
-    return found
+    return listed
 
 
 def hardware_of(device: Any) -> Hardware | None:
     """The hardware of a JAX device; None where it is not in the table."""
     # `H100 NVL` before `H100`, `TPU v5 lite` before `TPU v5`.
-    named = [(kind, found) for found in _ALL for kind in found.device_kinds if kind in device.device_kind]
+    named = [(kind, listed) for listed in _ALL for kind in listed.device_kinds if kind in device.device_kind]
     return max(named, key=lambda pair: len(pair[0]), default=("", None))[1]
 
 
 @functools.cache
 def _this() -> Hardware:
-    return made_of(measured())
+    return measured_hardware(machine_figures())
 
 
-def made_of(found: dict[str, Any]) -> Hardware:
+def measured_hardware(figures: dict[str, Any]) -> Hardware:
     """The hardware of measured figures."""
-    source = f"measured on this machine ({found['cpu']}, JAX {found['jax']})"
+    source = f"measured on this machine ({figures['cpu']}, JAX {figures['jax']})"
     link = Link(
-        "memory", found["sent_per_s"], found["sending_s_a_processor"], reach=0, efficiency=1.0, call=found["sending_s"]
+        "memory",
+        figures["sent_per_s"],
+        figures["sending_s_a_processor"],
+        reach=0,
+        efficiency=1.0,
+        call=figures["sending_s"],
     )
-    flops = {"float32": found["float32"], "bfloat16": found["bfloat16"]}
+    flops = {"float32": figures["float32"], "bfloat16": figures["bfloat16"]}
     names = [*flops, "vector", "bandwidth", "memory", "cores", "call"]
     return Hardware(
         THIS,
-        f"this machine: {found['cpu']}, {found['cores']} cores",
+        f"this machine: {figures['cpu']}, {figures['cores']} cores",
         "cpu",
         flops=flops,
-        vector=found["elementwise_per_s"],
-        cores=found["cores"],
-        memory=found["memory"],
-        bandwidth=found["bandwidth"],
+        vector=figures["elementwise_per_s"],
+        cores=figures["cores"],
+        memory=figures["memory"],
+        bandwidth=figures["bandwidth"],
         links=(link,),
         sources=dict.fromkeys(names, source),
-        call=found["call_s"],
+        call=figures["call_s"],
         is_shared=True,
     )
 
@@ -315,7 +320,7 @@ def ways_inside(link: Link, sizes: Sequence[int], strides: Sequence[int]) -> int
     """
     if not link.reach:
         return math.prod(sizes)
-    found = 1
+    ways = 1
     for size, stride in zip(sizes, strides, strict=True):
-        found *= math.gcd(size, max(link.reach // stride, 1))
-    return min(found, link.reach)
+        ways *= math.gcd(size, max(link.reach // stride, 1))
+    return min(ways, link.reach)

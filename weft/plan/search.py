@@ -25,7 +25,7 @@ from ..mesh import Mesh, as_mesh
 from ..program import Program, trace
 from ..text import size_text
 from .candidates import Candidates, Trial
-from .choices import AXES, Choices, named, shapes
+from .choices import AXES, Choices, named_axes, shapes
 from .compose import Composer, Facts
 from .cost import Plan
 from .facts import facts_of
@@ -127,7 +127,7 @@ class _LayoutSearch:
 
     def run(self, mesh: Mesh | None, processors: int | None, most_axes: int, keep: int, workers: int | None) -> Ranking:
         """The ranking of all layouts on one mesh, or on every mesh of so many processors."""
-        meshes = [mesh] if mesh is not None else [Mesh(named(s)) for s in shapes(processors or 1, most_axes)]
+        meshes = [mesh] if mesh is not None else [Mesh(named_axes(s)) for s in shapes(processors or 1, most_axes)]
         machine = self.hardware
         with Workers(self._cost, workers) as pool:
             alone = self._trace_sets(pool, meshes)

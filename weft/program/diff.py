@@ -35,7 +35,7 @@ class Change:
         if self.before is None or self.after is None:
             line, sign = (self.after, "+") if self.before is None else (self.before, "-")
             assert line is not None
-            return f"{sign} {_shown(line)}"
+            return f"{sign} {_line_text(line)}"
         if self.after.kind == "block":
             return f"~ {self.before.text} -> {self.after.text}"
         if self.after.kind == "collective":
@@ -50,7 +50,7 @@ class Diff:
 
     def __init__(self, before: "Program", after: "Program"):
         self.before, self.after = before, after
-        self.lines = list(_matched(before.lines, after.lines))
+        self.lines = list(_match_lines(before.lines, after.lines))
         """Every line of both, those that are alike too."""
         self.changes = [line for line in self.lines if not line.is_same]
 
@@ -70,21 +70,20 @@ class Diff:
         return "\n".join([*head, *(self._body() or ["the lines are the same, the sizes are not"]), "", *self.totals()])
 
     def _body(self) -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         path: tuple[str, ...] = ()
         for change in self.changes:
             if change.path != path:
                 path = change.path
-                found.append(", ".join(path))
-            found.append(f"  {change}")
-        return found
+                lines.append(", ".join(path))
+            lines.append(f"  {change}")
+        return lines
 
     def totals(self) -> list[str]:
         """What each program sends over each axis and computes, side by side."""
         axes = list(dict.fromkeys([*self.before.mesh.axes, *self.after.mesh.axes]))
-        found = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
-        found.append(f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor")
-        return found
+        sent = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
+        return [*sent, f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor"]
 
 
 def _sent(ledger: Ledger, axis: str) -> str:
@@ -92,7 +91,7 @@ def _sent(ledger: Ledger, axis: str) -> str:
     return size_text(sum(row.bytes * row.count for row in rows)) if rows else "nothing"
 
 
-def _shown(line: Line) -> str:
+def _line_text(line: Line) -> str:
     if line.kind == "collective":
         return f"{line.type}  {line.said}  {line.source}  {line.reason}"
     if line.kind == "op":
@@ -101,7 +100,7 @@ def _shown(line: Line) -> str:
     return line.text
 
 
-def _matched(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
+def _match_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
     pairs = [list(_flat(lines, ())) for lines in (before, after)]
     keys = [[_key(path, line) for path, line in flat] for flat in pairs]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)

@@ -48,8 +48,8 @@ class Row:
         """What one processor sends in one call by a ring algorithm."""
         if self.collective == "permute":
             return self.bytes
-        each = self.bytes * (self.ways - 1) // self.ways
-        return 2 * each if self.collective == "all_reduce" else each
+        sent = self.bytes * (self.ways - 1) // self.ways
+        return 2 * sent if self.collective == "all_reduce" else sent
 
     @property
     def title(self) -> str:
@@ -139,14 +139,14 @@ class Ledger(Sequence[Row]):
 
     def notes(self) -> list[str]:
         """Notes on the totals: what counts twice, is a guess, or is for one turn."""
-        found = []
+        notes = []
         if shared := sum(row.bytes * row.count for row in self.rows if len(row.axes) > 1):
-            found.append(f"of which {size_text(shared)} over several axes at once, counted under each")
+            notes.append(f"of which {size_text(shared)} over several axes at once, counted under each")
         if not self.exact:
-            found.append("not exact: some of the update's collectives could not be known")
+            notes.append("not exact: some of the update's collectives could not be known")
         if any(row.is_each_turn for row in self.rows):
-            found.append("a loop's length is not known: what is in it is counted for one turn")
-        return found
+            notes.append("a loop's length is not known: what is in it is counted for one turn")
+        return notes
 
     def __str__(self) -> str:
         return self.table()

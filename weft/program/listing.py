@@ -2,8 +2,8 @@
 
 Collectives stand out, a loop stands once with its count, repeated layers are folded.
 
-Forward lines are what the user wrote, in his order; backward lines say of which operand the gradient is; all of them
-only where the traced program has equations for them, or where nothing needs to run.
+Forward lines are what the user wrote, in the order of the source; backward lines say of which operand the gradient is.
+Both stand only where the traced program has equations for them, or where nothing needs to run.
 """
 
 import re

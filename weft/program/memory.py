@@ -102,7 +102,7 @@ class Memory:
     def alive(self) -> list[Alive]:
         """What is in memory at the peak, the largest first; together it is the peak."""
         results = {id(value) for value in self._course.body.results}
-        found = []
+        alive = []
         for value, course in self._course.alive():
             called = self._names.called(value, course)
             if course.around is None and value.maker is None:
@@ -111,8 +111,8 @@ class Memory:
                 kind = "output"
             else:
                 kind = "saved" if self._is_saved(value, course) else "temporary"
-            found.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
-        return sorted(found, key=lambda each: -each.bytes)
+            alive.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
+        return sorted(alive, key=lambda array: -array.bytes)
 
     def _is_saved(self, value: Any, course: Course) -> bool:
         """Whether the backward pass needs what the forward pass made."""
@@ -140,7 +140,7 @@ class Memory:
             "donated": self.donated,
             "peak": self.peak,
             "range": list(self.range),
-            "alive": [each.to_dict() for each in self.alive],
+            "alive": [array.to_dict() for array in self.alive],
         }
 
     def __str__(self) -> str:
@@ -148,15 +148,15 @@ class Memory:
         head = f"memory on each processor ({self.target}): peak {size_text(self.peak)}"
         head += f" ({size_text(low)} to {size_text(high)}), of it arguments {size_text(self.arguments)}"
         shown = self.alive[:_SHOWN]
-        widths = [max((len(getattr(each, part)) for each in shown), default=0) for part in ("name", "type", "kind")]
+        widths = [max((len(getattr(array, part)) for array in shown), default=0) for part in ("name", "type", "kind")]
         rows = [
-            f"  {size_text(each.bytes):>10}  {each.name:{widths[0]}}  {each.type:{widths[1]}}  "
-            f"{each.kind:{widths[2]}}  {each.source}".rstrip()
-            for each in shown
+            f"  {size_text(array.bytes):>10}  {array.name:{widths[0]}}  {array.type:{widths[1]}}  "
+            f"{array.kind:{widths[2]}}  {array.source}".rstrip()
+            for array in shown
         ]
         rest = self.alive[_SHOWN:]
         if rest:
-            rows.append(f"  {size_text(sum(each.bytes for each in rest)):>10}  {len(rest)} more")
+            rows.append(f"  {size_text(sum(array.bytes for array in rest)):>10}  {len(rest)} more")
         return "\n".join([head, *rows])
 
 

@@ -108,8 +108,8 @@ class Program:
     @property
     def tensors(self) -> list[Placed]:
         """The placed types of all operands and results, in the order of the trace."""
-        found = ((*entry.operands, *entry.results) for entry in self.reading.entries)
-        return [placed for each in found for placed in each if placed is not None]
+        of_entries = ((*entry.operands, *entry.results) for entry in self.reading.entries)
+        return [placed for types in of_entries for placed in types if placed is not None]
 
     @property
     def memory(self) -> Memory:

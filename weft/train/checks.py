@@ -83,7 +83,7 @@ def _check_place(config: RunConfig, where: Where) -> None:
         places: dict[str, tuple[Shape, str | None]] = {
             "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
         }
-        for path, weight in _weights(model.blueprint(mesh, layout)).items():
+        for path, weight in _weights(model.blueprint()).items():
             places[f"`{path}`"] = weight.stored_dims, "params"
         for name, (dims, store) in places.items():
             for dim, axes in zip(dims, region.axes(dims, store), strict=True):

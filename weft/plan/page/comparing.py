@@ -9,28 +9,28 @@ from ...mesh import Mesh
 from ...program.diff import Change
 from ...program.lines import Line
 from ...text import flops_text, layout_text, size_text, time_text
-from .listing import kind, line_type, part, said
-from .parts import Making, Side, cell, row
+from .listing import kind, line_title, line_type, part
+from .parts import PageBuilder, Side, cell, row
 from .tensors import Named
 
 _KEPT = 2
 """Lines alike that stay in sight beside a change."""
 
 
-def comparing(making: Making) -> str:
+def comparison_panel(builder: PageBuilder) -> str:
     """The totals of two programs, and their lines side by side."""
-    if len(making.sides) < 2:
+    if len(builder.sides) < 2:
         return ""
-    lines = making.sides[0].program.diff(making.sides[1].program).lines
+    lines = builder.sides[0].program.diff(builder.sides[1].program).lines
     changed = sum(not line.is_same for line in lines)
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
     heads = "".join(
         f'<span class="side"><b class="letter">{side.letter}</b> {title}</span>'
-        for side, title in zip(making.sides, titles(making.sides, making.mesh, making.layout), strict=True)
+        for side, title in zip(builder.sides, titles(builder.sides, builder.mesh, builder.layout), strict=True)
     )
-    body = "".join(_rows(making, lines))
+    body = "".join(_rows(builder, lines))
     return (
-        f'{_totals(making)}<h3>Line by line <span class="quiet">{count}</span></h3>'
+        f'{_totals(builder)}<h3>Line by line <span class="quiet">{count}</span></h3>'
         f'<div class="head pairs">{heads}</div>'
         f'<div class="list pairs" role="tree" aria-label="both programs, line by line">\n{body}</div>'
     )
@@ -46,16 +46,16 @@ def titles(
     return meshes if len(set(layouts)) == 1 else [" under ".join(pair) for pair in zip(meshes, layouts, strict=True)]
 
 
-def _totals(making: Making) -> str:
-    one, two = making.sides
-    rows = [_total(f"over {making.axis(axis)}", *_sent(one, two, axis), size_text) for axis in making.colours]
+def _totals(builder: PageBuilder) -> str:
+    one, two = builder.sides
+    rows = [_total(f"over {builder.axis(axis)}", *_sent(one, two, axis), size_text) for axis in builder.colours]
     rows.append(_total("work of one processor", one.program.flops, two.program.flops, flops_text))
     rows.append(_total("memory at the peak", one.memory.peak, two.memory.peak, size_text))
     if one.plan is not None and two.plan is not None:
         rows.append(
             _total(f"a step on {html.escape(one.plan.hardware.name)}", one.plan.seconds, two.plan.seconds, time_text)
         )
-    heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in making.sides)
+    heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in builder.sides)
     return (
         f'<table class="totals"><thead><tr><td></td>{heads}<th scope="col">B against A</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
@@ -90,7 +90,7 @@ def _change(one: float, two: float) -> str:
     return f"{'−' if two < one else '+'}{abs(two - one) / one * 100:.2g} %".replace("1e+02", "100")
 
 
-def _rows(making: Making, lines: Sequence[Change]) -> Iterator[str]:
+def _rows(builder: PageBuilder, lines: Sequence[Change]) -> Iterator[str]:
     above: list[list[Named]] = [[], []]
     path: tuple[str, ...] = ()
     block = ""
@@ -104,7 +104,7 @@ def _rows(making: Making, lines: Sequence[Change]) -> Iterator[str]:
         if hidden and (i == 0 or near[i - 1]):
             alike = next((j for j in range(i, len(lines)) if near[j]), len(lines)) - i
             yield _fold(alike, len(path) + 1)
-        yield _pair(making, line, above, hidden)
+        yield _pair(builder, line, above, hidden)
 
 
 def _near_changes(lines: Sequence[Change]) -> list[bool]:
@@ -141,29 +141,29 @@ def _fold(count: int, level: int) -> str:
     return row("fold", None, [cell("text", text)], level=level, role="treeitem", more=' aria-expanded="true"')
 
 
-def _pair(making: Making, line: Change, above: list[list[Named]], hidden: bool) -> str:
+def _pair(builder: PageBuilder, line: Change, above: list[list[Named]], hidden: bool) -> str:
     parts, halves = [], []
     both = (line.before, line.after)
-    for side, one in zip(making.sides, both, strict=True):
+    for side, one in zip(builder.sides, both, strict=True):
         if one is not None and one.kind == "op":
             above[side.number] = side.tensors.of_line(one)
         if one is not None and one.kind in ("op", "collective"):
             parts.append(part(side, one, above[side.number]))
-        halves.append(_half(making, one))
+        halves.append(_half(builder, one))
     there = line.before or line.after
     assert there is not None
-    pick = making.pick(said(there), *parts, note=there.reason, source=there.source)
+    pick = builder.pick(line_title(there), *parts, note=there.reason, source=there.source)
     state = (
         "same" if line.is_same else "only-b" if line.before is None else "only-a" if line.after is None else "changed"
     )
-    marks = f"{state} {kind(making, there)}{' alike' if hidden else ''}"
+    marks = f"{state} {kind(builder, there)}{' alike' if hidden else ''}"
     return row(marks, pick, halves, level=len(line.path) + 1, role="treeitem")
 
 
-def _half(making: Making, line: Line | None) -> str:
+def _half(builder: PageBuilder, line: Line | None) -> str:
     if line is None:
         return cell("half none", "")
     if line.sent is not None or line.kind == "op":
         name = cell("name", html.escape(line.name)) if line.name else ""
-        return cell("half", name + cell("type", line_type(making, line)) + cell("text", html.escape(line.said)))
+        return cell("half", name + cell("type", line_type(builder, line)) + cell("text", html.escape(line.said)))
     return cell("half", cell("text", html.escape(line.text)))

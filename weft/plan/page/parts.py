@@ -14,7 +14,7 @@ from ...program.memory import Memory
 from ...tensor import short_dtype
 from ...text import layout_text
 from ..cost import Plan
-from .sources import Sources
+from .sources import SourceLines
 from .tensors import Named, Tensors
 
 COLOURS = 6
@@ -41,11 +41,11 @@ class Side:
 
 
 @dataclass
-class Making:
+class PageBuilder:
     """A page while it is made: its sides, its source lines, its picks."""
 
     sides: list[Side]
-    sources: Sources
+    sources: SourceLines
     picks: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Making:
 
     def type(self, *types: ArrayType) -> str:
         """Types with their axes in colours."""
-        return ", ".join(each.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for each in types)
+        return ", ".join(type_.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for type_ in types)
 
     def mesh(self, mesh: Mesh) -> str:
         """A mesh as it is written, in colours."""
@@ -101,8 +101,8 @@ class Making:
         return f'<a class="source" href="#{link}" tabindex="-1"><bdi>{html.escape(source)}</bdi></a>'
 
 
-def drawn(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
-    """What is drawn on a side's mesh: tensors, or the groups of a collective."""
+def drawing(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
+    """What is drawing on a side's mesh: tensors, or the groups of a collective."""
     return {"side": side.number, "tensors": list(tensors), "axes": list(axes)}
 
 

@@ -12,7 +12,7 @@ AROUND = 5
 _LONGEST = 400
 
 
-class Sources:
+class SourceLines:
     """The source lines of some programs, by place as it is printed: `net.py:6`."""
 
     def __init__(self, programs: Iterable[Program]):

@@ -35,18 +35,18 @@ class Tensors:
 
     def _plain(self, type_: ArrayType) -> dict[str, Any]:
         dims = [{"name": dim.name, "size": dim.size, "axes": list(dim.axes)} for dim in type_.dims]
-        found: dict[str, Any] = {"type": str(type_), "dtype": short_dtype(type_.dtype), "dims": dims}
+        plain: dict[str, Any] = {"type": str(type_), "dtype": short_dtype(type_.dtype), "dims": dims}
         if (bits := _bits(type_.dtype)) is not None:
             whole = math.prod(dim.size for dim in type_.dims) * bits / 8
             ways = math.prod(self._axes[axis] for dim in type_.dims for axis in dim.axes)
-            found |= {"whole": size_text(math.ceil(whole)), "local": size_text(math.ceil(whole / ways))}
-        return found
+            plain |= {"whole": size_text(math.ceil(whole)), "local": size_text(math.ceil(whole / ways))}
+        return plain
 
     def of_line(self, line: Line) -> list[Named]:
         """The results of a line's op, then its operands."""
         entry = self._reading.entry(line.op)
-        found = [(line.name or "result", self._number(type_)) for type_ in line.types]
-        return found + (list(self._operands(entry)) if entry is not None else [])
+        results = [(line.name or "result", self._number(type_)) for type_ in line.types]
+        return results + (list(self._operands(entry)) if entry is not None else [])
 
     def of_op(self, op: int | None) -> list[Named]:
         """The results and operands of an op; none of what is no op of the program's."""
@@ -65,12 +65,12 @@ class Tensors:
     def arguments(self) -> list[tuple[str, ArrayType, int]]:
         """The tensors the program is given: the name, the type and the number of each."""
         region, arrays = Region(self._program.mesh, self._program.layout), self._program.jaxpr.jaxpr.invars
-        found = []
+        arguments = []
         for given, array in zip(self._program.given, arrays, strict=False):
             if given.dims is not None and given.dims.sizes == array.aval.shape:
                 type_ = named_type(array.aval.dtype, given.dims, region.placement(given.dims, given.store))
-                found.append((given.name, type_, self._number(type_)))
-        return found
+                arguments.append((given.name, type_, self._number(type_)))
+        return arguments
 
     def number(self, type_: ArrayType) -> int | None:
         """The number of a type; None where some of its dims have no name."""
