@@ -10,7 +10,7 @@ from ..mesh import MeshLike, as_mesh
 from .arguments import positions
 from .border import SpmdFunction
 from .bound import Bound, check_axes_used
-from .remembered import remembered
+from .cache import cache_on
 from .step import TrainStep
 
 
@@ -34,7 +34,7 @@ def spmd(
     if isinstance(fn, TrainStep):  # it has a part in global view
         return fn.on_mesh(mesh, layout, strict=strict, donate=positions(fn, donate, "donate"))
     options = positions(fn, static, "static"), positions(fn, donate, "donate")
-    bound = remembered(fn, (mesh, str(layout), *options), lambda: SpmdFunction(fn, mesh, layout, *options))
+    bound = cache_on(fn, (mesh, str(layout), *options), lambda: SpmdFunction(fn, mesh, layout, *options))
     check_axes_used(mesh, layout, strict)
     return bound
 

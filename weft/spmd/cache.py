@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 from ..errors import is_users
 
 T = TypeVar("T")
-_NAME = "__weft_remembered__"
+_NAME = "__weft_cache__"
 _NOTHING = object()
 
 
-class _Remembered:
+class _Cache:
     """What was made of one function, and what it named; empty where it is copied."""
 
     def __init__(self, owner: Any = None):
         self.owner, self.made = owner, {}  # type: ignore[var-annotated]
 
     def __reduce__(self) -> Any:
-        return _Remembered, ()
+        return _Cache, ()
 
 
-def remembered(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
+def cache_on(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
     """What `make()` gives, or gave before for a function that names the same things.
 
     Only of plain functions: a method or an object may have changed.
@@ -35,7 +35,7 @@ def remembered(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
         return make()
     kept = fn.__dict__.get(_NAME)
     if kept is None or kept.owner is not fn:  # functools.wraps copies what it finds
-        kept = fn.__dict__[_NAME] = _Remembered(fn)
+        kept = fn.__dict__[_NAME] = _Cache(fn)
     named = list(_named(fn, set()))
     if key in kept.made:
         before, made = kept.made[key]
