@@ -18,19 +18,6 @@ from jax.extend.core import get_opaque_trace_state, set_current_trace
 
 from ..layout import Axes
 
-# What JAX calls them in a traced program, and what we do.
-PRIMITIVES = {
-    "psum": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}
-
 
 def varying(array: Any) -> frozenset[str]:
     """The axes over which JAX types this value as varying."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, closest
+from ..graph import PHASES, Step, Tree, steps
 from ..record import Axes
 from .reading import Reading
 from .reasons import reason
 from .update import implied
-from .walk import PHASES, Step, Tree, steps
 
 
 @dataclass(frozen=True)

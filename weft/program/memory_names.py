@@ -11,14 +11,14 @@ from typing import Any
 import jax
 
 from ..dims import Shape
+from ..graph import Loop
 from ..layout import Placement, Region, typed
-from ..record import Entry, Placed, entry_and_operand
+from ..record import Entry, Placed
 from ..spmd.arguments import Static, TensorSlot, with_statics
 from ..tensor import is_tensor, short_dtype
-from .liveness import Value, Work
+from .liveness import Buffer, Task
 from .memory_course import Course
 from .reading import Reading, type_text
-from .walk import loop_parts, phase_of
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,17 @@ class Names:
     def __init__(self, reading: Reading, given: Sequence[Given], region: Region):
         self.reading, self.given, self.region = reading, given, region
 
-    def called(self, value: Value, course: Course) -> Called:
+    def called(self, value: Buffer, course: Course) -> Called:
         """The name, the placed type, the phase and the source of a value."""
         if value.maker is None:
             return self._input(value, course)
         work = value.maker
         if work.bodies:
             return self._of_loop(value, work, course)
-        op, operand = entry_and_operand(work.scopes)
-        phase = self.phase(work)
+        op, operand, phase = work.step.op, work.step.operand, work.step.phase
         entry = self.reading.entry(op)
         if entry is None:
-            text = "update" if phase == "update" else work.kind
+            text = "update" if phase == "update" else work.step.row.name
             return Called(text, _plain(value), phase, str(self.reading.update_site) if phase == "update" else "", op)
         site = str(self.reading.site(entry))
         if phase == "backward" and entry.op == "cast" and work.operands[0].maker is not None:
@@ -120,21 +119,21 @@ class Names:
         name, placed = self._matched(value, entry, operand, phase)
         return Called(name, type_text(placed) if placed else _plain(value), phase, site, op)
 
-    def phase(self, work: Work) -> str:
-        return phase_of(work.scopes, work.is_global)
+    def phase(self, work: Task) -> str:
+        return work.step.phase
 
-    def label(self, work: Work) -> Called:
+    def label(self, work: Task) -> Called:
         """What a piece of work is called as a point of the program's course."""
-        op, _ = entry_and_operand(work.scopes)
-        entry, phase = self.reading.entry(op), self.phase(work)
+        op, phase = work.step.op, work.step.phase
+        entry = self.reading.entry(op)
         if entry is None:
-            return Called(work.kind, "", phase, "", op)
+            return Called(work.step.row.name, "", phase, "", op)
         text = self.reading.text(entry)
         return Called(
             f"gradient of {text}" if phase == "backward" else text, "", phase, str(self.reading.site(entry)), op
         )
 
-    def _matched(self, value: Value, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
+    def _matched(self, value: Buffer, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
         """The tensor of an op that a value is, by its size: a result, an operand brought there, a gradient."""
         elements, dtype = math.prod(value.aval.shape), value.aval.dtype
         own = self.reading.name(entry) or self.reading.text(entry)
@@ -162,7 +161,7 @@ class Names:
     def _elements(self, placed: Placed, entry: Entry) -> int:
         return self.reading.local_elements(placed, _held(placed) | entry.dims) * self.reading.mapped_times(entry)
 
-    def _input(self, value: Value, course: Course) -> Called:
+    def _input(self, value: Buffer, course: Course) -> Called:
         if value.given is None:
             return Called("a constant", _plain(value), "", "", None)
         if course.around is None:
@@ -176,7 +175,7 @@ class Names:
             return replace(called, type=f"{first}[{rest}" if rest else _plain(value))
         return called
 
-    def _argument(self, value: Value) -> Called:
+    def _argument(self, value: Buffer) -> Called:
         assert value.given is not None
         given = self.given[value.given] if value.given < len(self.given) else None
         if given is None:
@@ -186,16 +185,17 @@ class Names:
         placed: Placement = self.region.placement(given.dims, given.store)
         return Called(given.name, typed(short_dtype(value.aval.dtype), given.dims, placed), "", "", None)
 
-    def _of_loop(self, value: Value, work: Work, course: Course) -> Called:
+    def _of_loop(self, value: Buffer, work: Task, course: Course) -> Called:
         """A loop's result by what makes it inside; one piled up turn by turn has the loop's dim before its own."""
         index = next(i for i, result in enumerate(work.results) if result is value)
         inner = course.inner(work)
         body = inner.body
         offset = len(body.results) - len(work.results)
         found = self.called(body.results[index + offset], inner)
-        if work.kind == "scan" and index >= loop_parts(work.eqn)[1]:
-            entry = self.reading.entry(entry_and_operand(work.scopes)[0])
-            dim = entry.over[0] if entry is not None and entry.over else str(work.eqn.params["length"])
+        loop = work.step
+        if isinstance(loop, Loop) and loop.is_scan and index >= loop.parts[1]:
+            entry = self.reading.entry(loop.op)
+            dim = entry.over[0] if entry is not None and entry.over else str(loop.turns)
             open_, rest = found.type.split("[", 1)
             join = "," if "," in rest and dim.isdigit() else " "
             return replace(found, type=f"{open_}[{dim}{join}{rest}" if rest != "]" else f"{open_}[{dim}]")
@@ -206,7 +206,7 @@ def _held(placed: Placed) -> dict[str, tuple[str, ...]]:
     return dict(zip(placed.dims.names, placed.placement, strict=True))
 
 
-def _plain(value: Value) -> str:
+def _plain(value: Buffer) -> str:
     """A type by its sizes alone; those of a value of the update are of all processors together."""
     shape = ",".join(map(str, value.aval.shape))
     return f"{short_dtype(value.aval.dtype)}[{shape}]"

@@ -6,9 +6,9 @@ it, which is whole where others are split. A gradient's collective has the reaso
 
 from collections.abc import Iterable, Sequence
 
+from ..graph import Step
 from ..record import Axes, Entry, Placed
 from .reading import Reading
-from .walk import Step
 
 _SUMMED = ("einsum", "sum", "mean", "local")
 _MOVED = ("rename", "einsum", "sum")

@@ -106,7 +106,7 @@ class Program:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
         if target not in self._memory:
             names = Names(self._reading, self._given, Region(self.mesh, self.layout))
-            self._memory[target] = Memory(self.jaxpr, self.mesh.axes, names, target)
+            self._memory[target] = Memory(self._reading.tree, self.mesh.axes, names, target)
         return self._memory[target]
 
     def diff(self, other: "Program") -> Diff:

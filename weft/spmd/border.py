@@ -16,6 +16,7 @@ from jax.interpreters import partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import LayoutError, RegionError, TensorError, WeftWarning, folded, public, user_stacklevel
+from ..graph import map_equations
 from ..layout import Layout, Region, as_layout, axes_in, open_region, opened, spec
 from ..leaves import is_data
 from ..lower import collectives
@@ -72,8 +73,7 @@ class Traced:
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
         check_slices(closed, state)
-        needed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_needed(eqn) for eqn in closed.jaxpr.eqns]))
-        return cls(needed, closed)
+        return cls(map_equations(closed, _needed), closed)
 
 
 def _needed(eqn: Any) -> Any:

@@ -9,21 +9,19 @@ hand, knows of slices, and is let be.
 
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import Literal, jaxprs_in_params
+from jax.extend.core import Literal
 
 from ..errors import TensorError, short_path
-from ..lower.collectives import PRIMITIVES
-from ..ops.elementwise import is_elementwise
+from ..graph import Visit, visits
+from ..primitives import Kind, given_name, is_elementwise, row_of
 from ..record import is_source, is_within_op
 from ..tensor import SLICE
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
@@ -46,20 +44,13 @@ class Guarded:
 
 def check_slices(closed: Any, state: str) -> None:
     """Raises where a region of a traced program, told by `state`, has a plain function look along slices."""
-    for region in _regions(closed.jaxpr):
-        reader = _Reader()
-        reader.read(region.params["jaxpr"], "", None)
-        if reader.found and not reader.sends:
-            raise _error(*reader.found, state)
-
-
-def _regions(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            yield eqn
-        else:
-            for inner in jaxprs_in_params(eqn.params):
-                yield from _regions(getattr(inner, "jaxpr", inner))
+    for visit in visits(closed.jaxpr):
+        if row_of(visit.eqn).kind is Kind.REGION:
+            (region,), visit.bodies = visit.bodies, []
+            reader = _Reader()
+            reader.read(region)
+            if reader.found and not reader.sends:
+                raise _error(*reader.found, state)
 
 
 class _Reader:
@@ -74,38 +65,33 @@ class _Reader:
         self.asked: set[Any] = set()
         """What was made of slices that were asked for."""
 
-    def read(self, jaxpr: Any, scopes: str, caller: Any) -> None:
-        """Reads equations that stand in these scopes; `caller` is the equation they all are part of, if any."""
-        for eqn in jaxpr.eqns:
-            within = f"{scopes}/{eqn.source_info.name_stack}"
-            if is_within_op(within) or "transpose(" in within:  # a gradient is right where what it is of is
-                continue
-            if self._is_asked(eqn):
-                self.asked.update(eqn.outvars)
-                continue
-            bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-            for body in bodies:
-                self.read(body, within, caller or (eqn if _is_function_of_jax(body) else None))
-            if not bodies and (work := self._work_on_slices(eqn)) and (line := _foreign_line(caller or eqn)):
-                self.sends = self.sends or eqn.primitive.name in PRIMITIVES
+    def read(self, region: Any) -> None:
+        """Reads the equations of a region."""
+        for visit in visits(region):
+            if is_within_op(visit.scopes) or "transpose(" in visit.scopes:  # a gradient is right where what it is of is
+                visit.bodies = []
+            elif self._is_asked(visit.eqn):
+                self.asked.update(visit.eqn.outvars)
+                visit.bodies = []
+            elif not visit.bodies and (work := self._work_on_slices(visit.eqn)) and (line := _foreign_line(visit)):
+                self.sends = self.sends or row_of(visit.eqn).kind is Kind.COLLECTIVE
                 self.found = self.found or (work, line)
 
     def _is_asked(self, eqn: Any) -> bool:
-        is_named = eqn.primitive.name == "name" and eqn.params["name"] == SLICE
-        return is_named or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
+        return given_name(eqn) == SLICE or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
 
     def _work_on_slices(self, eqn: Any) -> str:
         """What an equation does that is not the same on slices as on the whole; nothing if it is."""
-        name = eqn.primitive.name
+        row = row_of(eqn)
         arrays = [x for x in eqn.invars if not isinstance(x, Literal) and x.aval.shape]
-        if name in PRIMITIVES:
+        if row.kind is Kind.COLLECTIVE:
             return "sends"
-        if name == "pvary":
+        if row.kind is Kind.VARY:
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
-        elif not is_elementwise(name) and name not in _OF_KEYS:
+        elif not is_elementwise(eqn) and row.kind is not Kind.KEY:
             if any(x.aval.manual_axis_type.varying for x in arrays):
-                return f"looks along one processor's slice (`{name}`)"
+                return f"looks along one processor's slice (`{row.name}`)"
             return ""
         if all(x in self.uniform for x in arrays):
             self.uniform.update(eqn.outvars)
@@ -117,8 +103,9 @@ def _is_function_of_jax(body: Any) -> bool:
     return _JAX in (getattr(body.debug_info, "func_src_info", None) or "")
 
 
-def _foreign_line(eqn: Any) -> str:
+def _foreign_line(visit: Visit) -> str:
     """Where someone's own code, or a library's, wrote an equation; nothing where an op of Weft did."""
+    eqn = next((caller for caller, body in visit.callers if _is_function_of_jax(body)), visit.eqn)
     text = source_info_util.summarize(eqn.source_info, num_frames=100)
     frames = [found for line in text.splitlines()[::-1] if (found := _FRAME.match(line))]
     if not frames or (frames[0]["file"].startswith(_HERE) and not is_source(frames[0]["file"])):

@@ -4,8 +4,8 @@ import html
 import re
 from dataclasses import replace
 
+from ...graph import PHASES
 from ...program.ledger import Ledger, Row, size_text
-from ...program.walk import PHASES
 from .parts import Making, Side, bar, cell, drawn, row
 
 _NUMBER = re.compile(r"(?<=[.\[\w])\d+\b")

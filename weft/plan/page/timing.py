@@ -3,7 +3,7 @@
 import html
 import re
 
-from ...program.walk import PHASES
+from ...graph import PHASES
 from ..cost import OpCost, Plan, time_text
 from .parts import Making, Side, bar, cell, drawn, figure, row
 
