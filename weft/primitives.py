@@ -33,6 +33,8 @@ class Kind(Enum):
     TRANSPOSE = auto()
     BROADCAST = auto()
     SLICE = auto()
+    SPLIT = auto()
+    """Several slices at once."""
     CONCATENATE = auto()
     PAD = auto()
     IOTA = auto()
@@ -117,7 +119,8 @@ _TABLE = {
         _rows(Kind.RESHARD, "reshard sharding_constraint", work=0),
         _rows(Kind.TRANSPOSE, "transpose", work=0),
         _rows(Kind.BROADCAST, "broadcast_in_dim", work=0),
-        _rows(Kind.SLICE, "dynamic_slice slice split", work=0),
+        _rows(Kind.SLICE, "dynamic_slice slice", work=0),
+        _rows(Kind.SPLIT, "split", work=0),
         _rows(Kind.CONCATENATE, "concatenate", work=0),
         _rows(Kind.PAD, "pad", work=0),
         _rows(Kind.PAD, "rev"),
@@ -179,15 +182,15 @@ VIEWS = frozenset({Kind.VIEW, Kind.RESHAPE, Kind.VARY, Kind.RESHARD})
 ELEMENTWISE = frozenset({Kind.MATH, Kind.ADD, Kind.ADD_GRADIENTS, Kind.COMPARE, Kind.CAST})
 LOOPS = frozenset({Kind.SCAN, Kind.WHILE, Kind.COND})
 CALLS = frozenset({Kind.CALL, Kind.CUSTOM_GRADIENT, Kind.REMAT, Kind.REGION})
-FUSED = ELEMENTWISE | {
-    Kind.TRANSPOSE, Kind.BROADCAST, Kind.SLICE, Kind.CONCATENATE, Kind.PAD, Kind.IOTA, Kind.AXIS_INDEX, Kind.RANDOM,
-    Kind.KEY, Kind.GATHER,
-}  # fmt: skip
-"""What a compiler can fold into the kernel that uses it."""
-_ALONG = frozenset(
-    {Kind.TRANSPOSE, Kind.SLICE, Kind.CONCATENATE, Kind.PAD, Kind.IOTA, Kind.AXIS_INDEX, Kind.RANDOM, Kind.KEY,
-     Kind.GATHER, Kind.SCATTER, Kind.WRITE, Kind.REDUCTION, Kind.PRODUCT, Kind.ATTENTION, Kind.KERNEL, Kind.COLLECTIVE}
+_BY_PLACE = frozenset(
+    {Kind.TRANSPOSE, Kind.SLICE, Kind.SPLIT, Kind.CONCATENATE, Kind.PAD, Kind.IOTA, Kind.AXIS_INDEX, Kind.RANDOM,
+     Kind.KEY, Kind.GATHER}
 )  # fmt: skip
+FUSED = ELEMENTWISE | _BY_PLACE | {Kind.BROADCAST}
+"""What a compiler can fold into the kernel that uses it."""
+_ALONG_DIMS = _BY_PLACE | {
+    Kind.SCATTER, Kind.WRITE, Kind.REDUCTION, Kind.PRODUCT, Kind.ATTENTION, Kind.KERNEL, Kind.COLLECTIVE,
+}  # fmt: skip
 
 
 def row_of(eqn: Any) -> Row:
@@ -203,7 +206,7 @@ def kind_of(eqn: Any) -> Kind:
 
 def is_elementwise(eqn: Any) -> bool:
     """Whether an equation works on each value alone: it takes no others, and does not know which place it is."""
-    return kind_of(eqn) not in _ALONG
+    return kind_of(eqn) not in _ALONG_DIMS
 
 
 def given_name(eqn: Any) -> str | None:

@@ -96,7 +96,7 @@ class _Fusion:
         for node in body.nodes:
             node.is_joined = self._is_joined(node)
             node.stage = max((_ready(value) for value in node.ins), default=0)
-            if not node.is_joined or node.kind is Kind.SLICE:
+            if not node.is_joined or node.kind in (Kind.SLICE, Kind.SPLIT):
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
                 continue

@@ -27,7 +27,7 @@ from .reading import Reading
 from .trace import trace
 
 FINITE, INFINITE, NAN = range(3)
-_PARTS = MOVES | {Kind.CAST, Kind.SLICE}
+_PARTS = MOVES | {Kind.CAST, Kind.SLICE, Kind.SPLIT}
 """What gives the values it is given, or some of them."""
 
 
