@@ -76,7 +76,7 @@ class Step:
 
     @property
     def origin(self) -> Argument | None:
-        """The argument its first operand comes from, where it is one, merely cast, sliced or moved."""
+        """The argument its first operand is, merely cast, sliced or moved."""
         return None if self.is_global or not self.operands else self.operands[0].origin
 
     @property
@@ -125,7 +125,10 @@ class Loop(Step):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How many operands are the same in each turn, and how many go from turn to turn; of a scan the rest is cut."""
+        """How many operands stay the same, and how many are carried over.
+
+        A scan cuts the rest into slices.
+        """
         return loop_parts(self.eqn)
 
 
@@ -254,7 +257,7 @@ def _value(var: Any, values: dict[Any, Value]) -> Value:
 
 
 def loop_parts(eqn: Any) -> tuple[int, int]:
-    """How many operands of a loop are the same in each turn, and how many go from turn to turn."""
+    """How many operands of a loop stay the same, and how many are carried over."""
     if kind_of(eqn) is Kind.WHILE:
         fixed = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         return fixed, len(eqn.invars) - fixed
@@ -279,7 +282,10 @@ def _taken(loop: Loop) -> list[Sequence[Value]]:
 
 
 def steps(tree: Tree, larger: Callable[[Tree], float] | None = None) -> Iterator[Step]:
-    """All steps in order, those of loops too; of a branch only the body that measures larger, if a measure is given."""
+    """All steps in order, those of loops too.
+
+    Of a branch only the body that measures larger, where a measure is given.
+    """
     for step in tree:
         if not isinstance(step, Loop):
             yield step
@@ -311,7 +317,7 @@ _WITH_BODIES = CALLS | LOOPS | {Kind.OTHER}
 
 
 def bodies_of(eqn: Any) -> list[ClosedJaxpr]:
-    """The bodies of an equation: what it calls, a loop's turn, a branch's sides; none of one that has none."""
+    """The bodies of an equation: what it calls, a loop's turn, a branch's sides."""
     if kind_of(eqn) is Kind.WHILE:
         return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
     if kind_of(eqn) is Kind.COND:
@@ -324,7 +330,10 @@ def bodies_of(eqn: Any) -> list[ClosedJaxpr]:
 
 @dataclass
 class Visit:
-    """An equation on the way through a jaxpr; `bodies` are gone into next, unless they are taken away."""
+    """An equation on the way through a jaxpr.
+
+    Its bodies are gone into next, unless the reader takes them away.
+    """
 
     eqn: Any
     scopes: str
@@ -355,7 +364,7 @@ def uses_inputs(closed: ClosedJaxpr) -> list[bool]:
 
 
 def keep_results(closed: ClosedJaxpr, results: Sequence[int]) -> ClosedJaxpr:
-    """A program with these of its results alone, and with no more equations than they need."""
+    """A program with these results alone, and no more equations than they need."""
     outvars = [closed.jaxpr.outvars[i] for i in results]
     needed, eqns = _variables(outvars), []
     for eqn in reversed(closed.jaxpr.eqns):

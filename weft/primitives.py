@@ -1,4 +1,4 @@
-"""The table of JAX's primitives: what kind each is, what it computes and how much that is.
+"""The table of JAX's primitives: the kind of each, its work and its FLOPs.
 
 The one file that knows primitives by name. Everyone else asks for the kind of an equation, so that a primitive JAX
 renames or adds is one row here. Imports nothing of weft.
@@ -14,6 +14,8 @@ from typing import Any
 
 class Kind(Enum):
     """What a primitive does, as far as any reader of a program tells them apart."""
+
+    __hash__ = object.__hash__  # asked for each step of a program; Enum's own is ten times slower
 
     MATH = auto()
     """Each number of the result from the numbers at its place."""
@@ -205,7 +207,7 @@ def kind_of(eqn: Any) -> Kind:
 
 
 def is_elementwise(eqn: Any) -> bool:
-    """Whether an equation works on each value alone: it takes no others, and does not know which place it is."""
+    """Whether an equation works on each value alone, and does not know its place."""
     return kind_of(eqn) not in _ALONG_DIMS
 
 
@@ -215,7 +217,7 @@ def given_name(eqn: Any) -> str | None:
 
 
 def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
-    """Of a product or a convolution how many, rows, columns, and how many numbers each sums."""
+    """How many products, their rows and columns, and how many numbers each sums."""
     left, right = (var.aval.shape for var in eqn.invars[:2])
     results, (numbers, dilation) = math.prod(eqn.outvars[0].aval.shape), _summed(eqn)
     if "lhs_dilation" in eqn.params:
@@ -227,7 +229,7 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
 
 
 def _summed(eqn: Any) -> tuple[int, int]:
-    """How many numbers each result of a product sums; of how many one is none of those that dilation fills in."""
+    """How many numbers each result sums; one in how many is not of a dilation."""
     if "lhs_dilation" not in eqn.params:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return math.prod(eqn.invars[0].aval.shape[i] for i in contracted), 1
@@ -237,7 +239,7 @@ def _summed(eqn: Any) -> tuple[int, int]:
 
 
 def flops_of(eqn: Any) -> int:
-    """The multiplications and additions of a product, a convolution or an attention; 0 for anything else."""
+    """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
     row = row_of(eqn)
     if row.kind is Kind.PRODUCT:
         numbers, dilation = _summed(eqn)

@@ -1,4 +1,4 @@
-"""A program as kernels: what runs at once, the FLOPs of each and the bytes it moves through memory.
+"""A program as kernels, with the FLOPs of each and the bytes it moves.
 
 The rules of fusion, which are XLA's in broad strokes:
 - Products, convolutions, lookups, sorts, random numbers and collectives are kernels of their own: operands are read,
@@ -62,7 +62,10 @@ class Kernel:
 
 
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on some hardware; with `fused=False` attention is as it is written, on a GPU too."""
+    """The kernels of a program on some hardware.
+
+    With `fused=False` attention is as it is written, on a GPU too.
+    """
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
@@ -91,7 +94,7 @@ class _Fusion:
         yield from self._copies(body)
 
     def _staged(self, body: Routine) -> set[Array]:
-        """Says of each node when it runs and what it reads; the elementwise results that are stored."""
+        """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
         for node in body.nodes:
             node.is_joined = self._is_joined(node)
@@ -232,7 +235,7 @@ def _is_late(value: Array, carried: set[Array]) -> bool:
 
 
 def _elementwise(body: Routine, stored: set[Array]) -> Iterator[Kernel]:
-    """A kernel for each group of equations that run as one, and one for each kind of long sum in it."""
+    """A kernel for each group of nodes that run as one, and for each long sum in it."""
     for nodes in _connected([node for node in body.nodes if node.is_joined]):
         parts: dict[Any, list[Array]] = defaultdict(list)
         for node in nodes:
@@ -297,7 +300,10 @@ def product(node: Node) -> Kernel:
 
 
 def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention that was traced for a GPU; who sees whom is not known, all are taken."""
+    """The kernel of an attention that was traced for a GPU.
+
+    Of its mask only whether it is causal is known.
+    """
     step = node.step
     (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
     share = Group(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
@@ -313,7 +319,7 @@ def _fused_attention(node: Node) -> Kernel:
 
 
 def _moved(node: Node) -> Kernel:
-    """The kernel of a lookup, a sort, random numbers: what it reads of its operands, and what it writes."""
+    """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
     given, made = _bytes(node.ins[1:]), _bytes(node.outs)
     if node.kind is Kind.GATHER:
         moved = 2 * made + given

@@ -1,4 +1,4 @@
-"""A traced program as nodes joined by the arrays they give each other, with the sizes one processor holds.
+"""The nodes of a program and the arrays between them on one processor.
 
 A pass over the graph of the program: a loop's turn is a routine by itself, with how often it runs. What costs nothing
 (a reshape, a change of type alone) is gone: its result is its operand.
@@ -88,7 +88,7 @@ class _Reader:
         self.routines, self._mesh = [Routine()], reading.mesh.axes
 
     def array(self, value: Value) -> Array:
-        """A global value as one processor holds it: split by its type, or by what a region takes of it."""
+        """A global value as one processor holds it, by its type or its region's."""
         if value.local is None:
             return Array(value.aval, self._ways(split_of(value)))
         array = Array(value.local)
@@ -127,7 +127,7 @@ class _Reader:
         return [array(value) for value in body.results]
 
     def _same(self, array: Array, value: Value) -> Array:
-        """An array under another shape; one split otherwise (a reshard) has another size here."""
+        """An array under another shape; after a reshard it has another size."""
         ways = self._ways(split_of(value))
         if ways > 1 and ways != array.ways and array.maker is None:
             array.elements = array.elements * array.ways // ways

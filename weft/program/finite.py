@@ -1,4 +1,4 @@
-"""Where a program's results stop being finite: it is run with every value looked at, and the first bad one is named.
+"""Where a program's results stop being finite: the first bad value is named.
 
 Reads the graph and the record that are printed, for a mesh of one processor. The program is compiled twice: once with a
 note of each value that says whether it is finite, once more with all there is to say of the few that matter.
@@ -33,7 +33,7 @@ _PARTS = MOVES | {Kind.CAST, Kind.SLICE, Kind.SPLIT}
 
 @dataclass(frozen=True)
 class Bad:
-    """Values that are not finite: of which kind, how many of how many, and where the first of them is."""
+    """Values that are not finite: their kind, how many, and where the first is."""
 
     kind: str
     """`NaN`, or `inf` where there is none."""
@@ -52,7 +52,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Given:
-    """An argument of the program that is not finite; a number written in the program has no name."""
+    """An argument that is not finite; a number in the program has no name."""
 
     name: str
     bad: Bad
@@ -83,7 +83,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Found:
-    """Why results are not finite: what was given so, and the operations that made it so, in their order."""
+    """Why results are not finite: arguments, and the operations that made it so."""
 
     given: tuple[Given, ...] = ()
     made: tuple[Made, ...] = ()
@@ -96,7 +96,7 @@ class Found:
 
 
 def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
-    """What first made the results of `fn(*args)` not finite, run on one processor under the empty layout."""
+    """What first made the results of `fn(*args)` not finite, on one processor."""
     program = trace(fn, *args, mesh=Mesh("all=1"), layout=Layout(""))
     call, arrays = read(fn, args, {}, (), (), "")
     slots = [slot for slot in call.slots if not isinstance(slot, Static)]
@@ -149,7 +149,7 @@ class _Spot:
 
     @property
     def first(self) -> "_Spot":
-        """Where it began: with an infinity, unless that is written in the program, as in a mask."""
+        """Where it began: an infinity, unless the program says it, as in a mask."""
         if not isinstance(self.cause, _Spot):
             return self
         found = self.cause.first
@@ -166,7 +166,7 @@ class _Search:
         self.reading, self.count = reading, 0
 
     def body(self, body: Body, notes: Sequence[Any], given: Sequence[_Origin], around: _Around) -> list[_Origin]:
-        """Where the results of a body come from that are not finite; None for those that are."""
+        """Where results of a body that are not finite come from; None for others."""
         origins: dict[Value, _Origin] = dict(zip(body.inputs, given, strict=True))
 
         def origin(value: Value) -> _Origin:
@@ -192,7 +192,10 @@ class _Search:
         return [self._result(step, i, _code(total), given, around) for i, total in enumerate(note or ())]
 
     def _result(self, step: Step, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
-        """Where one result of a step comes from: NaN of NaN, an infinity of what is not finite, or else itself."""
+        """Where one result of a step comes from.
+
+        NaN comes of NaN, an infinity of what is not finite; else the step made it.
+        """
         if code == FINITE:
             return None
         if (step.kind in _PARTS or step.collective == "all_gather") and given[0] is not None:
@@ -261,7 +264,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _sums(values: Sequence[Any]) -> list[Any]:
-    """For each value 0, NaN or infinity, as it is finite or not; None where it cannot be otherwise."""
+    """For each value 0, NaN or infinity; None where it is surely finite."""
     # A maximum would be shorter, and on a CPU XLA's passes over NaN.
     return [jnp.sum(jnp.where(jnp.isfinite(x), 0, jnp.abs(x))) if _is_float(x) else None for x in values]
 
@@ -271,7 +274,7 @@ def _code(total: Any) -> int:
 
 
 def _details(args: Sequence[Any], x: Any) -> dict[str, Any]:
-    """How many of a value are NaN and inf, where the first of each is, and the largest number it was made of."""
+    """How many numbers are NaN and inf, the first of each, and the largest operand."""
     nan, inf = jnp.isnan(x).ravel(), jnp.isinf(x).ravel()
     sizes = [_largest(arg) for arg in args if _is_float(arg) and arg.size]
     return {

@@ -1,4 +1,4 @@
-"""Liveness: which arrays of a traced program are in memory when, and who needs them how long.
+"""Liveness: which arrays of a program are in memory when, and how long.
 
 A pass over the graph of the program. A loop is one task with its body inside. What leaves the bytes where they are is
 no task; what a compiler folds into the next kernel is not stored, and what goes into it is then kept that much longer.
@@ -37,9 +37,10 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """One step at work; one that is a remat stands before the part that is computed again.
+    """One step at work.
 
-    What goes into such a part is stored there, so that the compiler cannot take the part back.
+    One that is a remat stands before the part that is computed again: what goes into it is stored there, so that the
+    compiler cannot take the part back.
     """
 
     step: Step
@@ -69,7 +70,7 @@ Size = Callable[[Sequence[int], int], int]
 
 
 def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> Schedule:
-    """The program as one schedule; of its arguments each processor holds its slice, and `size` says how large it is."""
+    """The schedule of a program on one processor; `size` says how large arrays are."""
     schedule = _Reader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
     used = {id(buffer) for task in schedule.work for buffer in task.operands} | {id(each) for each in schedule.results}
     for buffer in schedule.given:
@@ -142,7 +143,9 @@ def plain_size(shape: Sequence[int], each: int) -> int:
 
 
 def tiled_size(shape: Sequence[int], each: int) -> int:
-    """The bytes of an array in the tiles of a TPU, 8 by 128 elements, laid so that least is lost.
+    """The bytes of an array in the tiles of a TPU, 8 by 128 elements.
+
+    The dims are put in the order that pads least.
 
     >>> tiled_size((6, 1024), 4), tiled_size((384,), 4), tiled_size((), 4)
     (32768, 2048, 512)

@@ -1,6 +1,7 @@
-"""The course of a program's memory: how much is alive at each piece of work, by the rules of a target's compiler.
+"""The course of a program's memory: how much is alive at each task.
 
-Reads what `liveness` read. A loop stands for what its largest turn needs, over what is alive around it.
+Reads the schedule of `liveness` by the rules of a target's compiler. A loop stands for what its largest turn needs,
+over what is alive around it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ def _is_filled(value: Buffer) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Point:
-    """One piece of work, and the bytes alive while it runs."""
+    """One task, and the bytes alive while it runs."""
 
     work: Task
     bytes: int
@@ -66,7 +67,10 @@ class Point:
 
 
 class Course:
-    """What is alive in a body at each of its pieces of work; `owned` inputs count, and end with their last use."""
+    """What is alive at each task of a schedule.
+
+    Its `owned` inputs count, and end with their last use.
+    """
 
     def __init__(
         self,
@@ -94,36 +98,36 @@ class Course:
         self._sweep()
 
     def _put_off_gradients(self) -> None:
-        """Moves products for gradients of weights that are sent, or added up, behind the last loop there too."""
-        last = max((at for at, work in enumerate(self.body.work) if work.kind is Kind.SCAN), default=0)
+        """Moves products whose results are sent or added up last behind the last loop."""
+        last = max((at for at, task in enumerate(self.body.work) if task.kind is Kind.SCAN), default=0)
         products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
-        late = {id(work) for work in products}
-        for work in self.body.work[: last + 1] if late else ():
-            if any(value.maker is not None and id(value.maker) in late for value in work.operands):
-                late.add(id(work))
-                if work.bodies:
+        late = {id(task) for task in products}
+        for task in self.body.work[: last + 1] if late else ():
+            if any(value.maker is not None and id(value.maker) in late for value in task.operands):
+                late.add(id(task))
+                if task.bodies:
                     return  # a loop needs one of them
         if late:
             before, rest = self.body.work[: last + 1], self.body.work[last + 1 :]
-            kept, put_off = ([work for work in before if (id(work) in late) == is_late] for is_late in (False, True))
-            needed = (i for i, work in enumerate(rest) if any(id(value.maker) in late for value in work.operands))
+            kept, put_off = ([task for task in before if (id(task) in late) == is_late] for is_late in (False, True))
+            needed = (i for i, task in enumerate(rest) if any(id(value.maker) in late for value in task.operands))
             at = 0 if self.rules.scatters_last else next(needed, 0)
             self.body.work = [*kept, *rest[:at], *put_off, *rest[at:]]
 
     def _scattered(self, last: int) -> Iterator[Task]:
-        """The products before a place whose results are scattered: all of that is sent at the end."""
-        for work in self.body.work[:last]:
-            if work.step.collective == "reduce_scatter":
-                maker = work.operands[0].maker
+        """The products before a place whose results are scattered."""
+        for task in self.body.work[:last]:
+            if task.step.collective == "reduce_scatter":
+                maker = task.operands[0].maker
                 while maker is not None and maker.kind in _MOVES:
                     maker = maker.operands[0].maker
                 if maker is not None and maker.kind is Kind.PRODUCT:
                     yield maker
 
     def _added_up(self, last: int) -> Iterator[Task]:
-        """The products before a place that a sum after it takes up into its kernel: those of a tied weight."""
-        for work in self.body.work[last + 1 :]:
-            for value in work.operands if work.kind in (Kind.ADD, Kind.ADD_GRADIENTS) else ():
+        """The products before a place that a sum after it adds up: of a tied weight."""
+        for task in self.body.work[last + 1 :]:
+            for value in task.operands if task.kind in (Kind.ADD, Kind.ADD_GRADIENTS) else ():
                 maker = value.maker
                 while maker is not None and (maker.kind in _MOVES or maker.step.collective == "reduce_scatter"):
                     maker = maker.operands[0].maker
@@ -133,23 +137,23 @@ class Course:
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
         made: list[Buffer] = list(self.body.given)
-        for at, work in enumerate(self.body.work):
-            work.at = at
-            for value in work.operands:
-                value.uses.append(work)
-            made += work.results
+        for at, task in enumerate(self.body.work):
+            task.at = at
+            for value in task.operands:
+                value.uses.append(task)
+            made += task.results
         self._made = made
-        self._loops = [work.at for work in self.body.work if work.kind is Kind.SCAN]
-        self._has_collectives = self.around is None and any(work.kind is Kind.COLLECTIVE for work in self.body.work)
+        self._loops = [task.at for task in self.body.work if task.kind is Kind.SCAN]
+        self._has_collectives = self.around is None and any(task.kind is Kind.COLLECTIVE for task in self.body.work)
         self._drawn: set[int] = set()
-        for work in self.body.work:
-            if work.kind is Kind.RANDOM or (work.kind in _OF_RANDOM_BITS and self._is_of_random_bits(work)):
-                self._drawn.add(id(work))
+        for task in self.body.work:
+            if task.kind is Kind.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
+                self._drawn.add(id(task))
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
 
     def _is_folded(self, value: Buffer) -> bool:
-        """Whether the work that makes a value can be part of the kernel that uses it."""
+        """Whether the task that makes a value can be part of the kernel that uses it."""
         if value.maker is None:
             return id(value) in self._streamed
         return self.rules.fuses and value.maker.kind in FUSED
@@ -167,12 +171,12 @@ class Course:
             self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
         )
 
-    def _is_random(self, work: Task) -> bool:
+    def _is_random(self, task: Task) -> bool:
         """Whether a task tells random bits apart: they are not drawn again for each use."""
-        return work.kind is Kind.COMPARE and self._is_of_random_bits(work)
+        return task.kind is Kind.COMPARE and self._is_of_random_bits(task)
 
-    def _is_of_random_bits(self, work: Task) -> bool:
-        return any(value.maker is not None and id(value.maker) in self._drawn for value in work.operands)
+    def _is_of_random_bits(self, task: Task) -> bool:
+        return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
 
     def _find_lasts(self) -> None:
         for value in self._made:
@@ -183,25 +187,25 @@ class Course:
         for value in self.body.given:
             if id(value) in self._kept:
                 value.last = self.end
-        for work in reversed(self.body.work):
-            unstored = [value.last for value in work.results if not value.is_stored]
+        for task in reversed(self.body.work):
+            unstored = [value.last for value in task.results if not value.is_stored]
             if unstored:
                 last = max(unstored)
-                for value in work.operands:
+                for value in task.operands:
                     value.last = max(value.last, last)
 
-    def sources(self, work: Task) -> tuple[Buffer, ...]:
-        """The stored values that a piece of work reads, through those that are folded into it."""
-        if id(work) not in self._sources:
+    def sources(self, task: Task) -> tuple[Buffer, ...]:
+        """The stored values a task reads, through those that are folded into it."""
+        if id(task) not in self._sources:
             found: dict[int, Buffer] = {}
-            for value in work.operands:
+            for value in task.operands:
                 for one in (value,) if value.is_stored or value.maker is None else self.sources(value.maker):
                     found[id(one)] = one
-            self._sources[id(work)] = tuple(found.values())
-        return self._sources[id(work)]
+            self._sources[id(task)] = tuple(found.values())
+        return self._sources[id(task)]
 
     def _born(self, value: Buffer) -> int:
-        """Where a value comes to be: of one that can be made at any time, just before it is needed."""
+        """The task at which a value comes to be."""
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
@@ -215,15 +219,15 @@ class Course:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether there are collectives between loops, for which a compiler finds other work to do meanwhile."""
+        """Whether collectives between loops leave a compiler time for other work."""
         return self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
 
     def _is_piled(self, value: Buffer) -> bool:
         """Whether a value is filled by a loop turn by turn."""
-        work = value.maker
-        if work is None or not isinstance(work.step, Loop) or not work.step.is_scan:
+        task = value.maker
+        if task is None or not isinstance(task.step, Loop) or not task.step.is_scan:
             return False
-        return any(value is one for one in work.results[work.step.parts[1] :])
+        return any(value is one for one in task.results[task.step.parts[1] :])
 
     def _sweep(self) -> None:
         self._births: list[list[Buffer]] = [[] for _ in range(self.end)]
@@ -242,26 +246,26 @@ class Course:
             else:
                 self._births[self._born(value)].append(value)
             self._deaths[min(max(value.last, 0), self.end)].append(value)
-        for work in self.body.work:
-            alive += sum(value.bytes for value in self._births[work.at])
-            now = alive - sum(value.bytes for value in self._overwritten(work))
-            inner = self._loop(work)
-            self.points.append(Point(work, now + inner[0], now, inner[1]))
+        for task in self.body.work:
+            alive += sum(value.bytes for value in self._births[task.at])
+            now = alive - sum(value.bytes for value in self._overwritten(task))
+            inner = self._loop(task)
+            self.points.append(Point(task, now + inner[0], now, inner[1]))
             now += inner[0]
             if now > self.peak:
-                self.peak, self.at = now, work.at
-            alive -= sum(value.bytes for value in self._deaths[work.at])
+                self.peak, self.at = now, task.at
+            alive -= sum(value.bytes for value in self._deaths[task.at])
         if alive > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _overwritten(self, work: Task) -> list[Buffer]:
+    def _overwritten(self, task: Task) -> list[Buffer]:
         """The operands that end here and that a result of the same size is written over."""
-        ending = [value for value in self._over(work) if value.last == work.at and self._counts(value)]
+        ending = [value for value in self._over(task) if value.last == task.at and self._counts(value)]
         if not ending:
             return []
         found = []
-        carried = work.step.parts[1] if isinstance(work.step, Loop) else len(work.results)
-        for result in work.results[:carried]:
+        carried = task.step.parts[1] if isinstance(task.step, Loop) else len(task.results)
+        for result in task.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
@@ -269,45 +273,45 @@ class Course:
                     found.append(match)
         return found
 
-    def _over(self, work: Task) -> Sequence[Buffer]:
+    def _over(self, task: Task) -> Sequence[Buffer]:
         """The values a task may write its results over: of a loop, what it starts with."""
-        if isinstance(work.step, Loop):
-            first, carried = work.step.parts
-            return work.operands[first : first + carried]
-        is_sum = self.rules.sums_in_place and work.step.collective == "all_reduce"
-        return self.sources(work) if work.kind in _IN_PLACE or is_sum else ()
+        if isinstance(task.step, Loop):
+            first, carried = task.step.parts
+            return task.operands[first : first + carried]
+        is_sum = self.rules.sums_in_place and task.step.collective == "all_reduce"
+        return self.sources(task) if task.kind in _IN_PLACE or is_sum else ()
 
     def _counts(self, value: Buffer) -> bool:
         return value.maker is not None or any(value is one for one in self._owned) or id(value) in self._streamed
 
-    def _loop(self, work: Task) -> tuple[int, list[Point]]:
-        """What the bodies of a piece of work need beyond its operands and results, and their own points."""
-        if not work.bodies:
+    def _loop(self, task: Task) -> tuple[int, list[Point]]:
+        """What the bodies of a task need beyond its operands and results."""
+        if not task.bodies:
             return 0, []
-        courses = [self._course(work, body) for body in work.bodies]
+        courses = [self._course(task, body) for body in task.bodies]
         largest = max(courses, key=lambda course: course.peak)
-        self._named[work.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
-        self._inner[work.at] = largest
+        self._named[task.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
+        self._inner[task.at] = largest
         return largest.peak, largest.points
 
-    def _course(self, work: Task, body: Schedule) -> "Course":
-        if isinstance(work.step, Loop) and work.step.is_scan:
-            fixed, carried = work.step.parts
+    def _course(self, task: Task, body: Schedule) -> "Course":
+        if isinstance(task.step, Loop) and task.step.is_scan:
+            fixed, carried = task.step.parts
             streamed = [*body.given[fixed + carried :], *body.results[carried:]]
-            return Course(body, self.rules, (), streamed, around=(self, work))
-        return Course(body, self.rules, (), around=(self, work))
+            return Course(body, self.rules, (), streamed, around=(self, task))
+        return Course(body, self.rules, (), around=(self, task))
 
-    def inner(self, work: Task) -> "Course":
-        """The course of a body that gives the results of a piece of work."""
-        return self._named[work.at]
+    def inner(self, task: Task) -> "Course":
+        """The course of a body that gives the results of a task."""
+        return self._named[task.at]
 
     def outside(self, index: int) -> "tuple[Buffer, Course] | None":
         """What an input of this body is outside of it, and where."""
         if self.around is None:
             return None
-        outer, work = self.around
-        at = index + len(work.operands) - len(self.body.given)
-        return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
+        outer, task = self.around
+        at = index + len(task.operands) - len(self.body.given)
+        return (task.operands[at], outer) if 0 <= at < len(task.operands) else None
 
     @property
     def loops(self) -> int:
@@ -317,7 +321,7 @@ class Course:
     @property
     def recomputes_outside_loops(self) -> bool:
         """Whether products of this body itself are computed again for its gradients."""
-        return any(work.recomputes for work in self.body.work)
+        return any(task.recomputes for task in self.body.work)
 
     def alive(self, at: int | None = None) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""

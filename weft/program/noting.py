@@ -1,7 +1,7 @@
-"""Running a traced program as it is on one processor, with a note of each of its steps.
+"""An interpreter of a traced program, with a note of each of its steps.
 
-Runs the graph of the program: the steps of calls stand among the others, loops are gone through turn by turn, and the
-notes are nested as the bodies are. What a loop of unknown length does inside is not noted.
+Runs the graph of the program on one processor: the steps of calls stand among the others, loops are gone through turn
+by turn, and the notes are nested as the bodies are. What a loop of unknown length does inside is not noted.
 """
 
 import functools

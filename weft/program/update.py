@@ -1,6 +1,7 @@
-"""The collectives of a train step's update, which nobody wrote: XLA adds them where global arrays are split.
+"""The collectives of a train step's update, which XLA adds to global arrays.
 
-The update is traced on a mesh where JAX types every value with how it lies (`TrainStep.abstract`). What an equation
+Nobody wrote them. The update is traced on a mesh where JAX types every value with how it is sharded
+(`TrainStep.abstract`). What an equation
 then sends follows from the types around it by the few rules below, which are XLA's; where none is known the row says
 that it is not exact. Imports the table of primitives alone.
 """
@@ -20,7 +21,7 @@ Split = tuple[Axes, ...]  # for each dim of a global array the mesh axes it is s
 
 @dataclass(frozen=True)
 class Implied:
-    """One collective that XLA adds for an equation: what one call of it carries on one processor."""
+    """One collective that XLA adds, and what one call carries on one processor."""
 
     collective: str
     axes: Axes
@@ -37,7 +38,7 @@ _LOCAL_ALONG_WHOLE_DIMS = frozenset({Kind.RESHAPE, Kind.SLICE, Kind.CONCATENATE}
 
 
 def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """The collectives XLA adds for an equation in global view, whose values are typed with how they lie.
+    """The collectives XLA adds for an equation on sharded global arrays.
 
     An equation that holds others (a jit, a loop) is not asked about itself: ask about those.
     """
@@ -56,7 +57,7 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
 
 
 def is_untyped(aval: Any) -> bool:
-    """Whether a global value's type leaves to XLA how it lies."""
+    """Whether a global value's type leaves to XLA how it is sharded."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Auto in sharding.mesh.axis_types
 
@@ -73,7 +74,7 @@ def _local_bytes(aval: Any, split: Split, mesh_axes: dict[str, int]) -> int:
 
 
 def _reduced(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
-    """A reduction over dims that are split: an all-reduce of the local result for each of them."""
+    """A reduction over sharded dims: an all-reduce of the local result for each."""
     aval = eqn.outvars[0].aval
     size = _local_bytes(aval, split_of(eqn.outvars[0]), mesh_axes)
     over = [axes for dim, axes in enumerate(split_of(eqn.invars[0])) if axes and dim in eqn.params["axes"]]
@@ -86,15 +87,15 @@ def _reduced(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
 
 
 def _moved(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """A value laid otherwise: whole dims are sliced, split ones gathered, one after the other."""
+    """A reshard: whole dims are sliced, sharded ones gathered, one by one."""
     have, want, aval = split_of(eqn.invars[0]), split_of(eqn.outvars[0]), eqn.outvars[0].aval
     if any(a[: len(b)] != b[: len(a)] for a, b in zip(have, want, strict=True)):
         return [_guessed(eqn, eqn.invars[0], mesh_axes)]
-    lying, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
-    for dim, (held, wanted) in enumerate(zip(lying, want, strict=True)):
+    split, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
+    for dim, (held, wanted) in enumerate(zip(split, want, strict=True)):
         if gone := held[len(wanted) :]:
-            lying[dim] = wanted
-            size = _local_bytes(aval, tuple(lying), mesh_axes)
+            split[dim] = wanted
+            size = _local_bytes(aval, tuple(split), mesh_axes)
             reason = "because optimizer state is stored finer than the parameter (`optimizer.` rules)"
             found.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
     return found
@@ -105,7 +106,7 @@ def _split_dims(var: Any) -> list[tuple[int, Axes]]:
 
 
 def _guessed(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
-    """The dearest XLA may do with a split operand no rule is known for: gather it whole."""
+    """The most that XLA may send for an operand: all of it, gathered."""
     axes = tuple(itertools.chain(*split_of(var)))
     reason = f"because the update's `{row_of(eqn).name}` meets a dim split over {_and(axes)} (a guess)"
     return Implied("all_gather", axes, str(var.aval.dtype), _local_bytes(var.aval, (), mesh_axes), reason, exact=False)

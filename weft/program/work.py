@@ -1,4 +1,4 @@
-"""The work of a program: the multiplications and additions of its products and convolutions on one processor.
+"""The work of a program: the FLOPs of its products on one processor.
 
 Counted on the local shapes of the traced program, loops, gradients and recomputation included. An op none of whose
 dims is split over an axis does the same on all processors along it: that work is duplicated.
@@ -14,7 +14,7 @@ from .update import split_of
 
 
 class Duplicated(float):
-    """FLOPs of one processor that could be spared: of work that n processors do alike, (n - 1) / n.
+    """FLOPs that others do too: of work that n processors do alike, (n - 1) / n.
 
     `reason` says in words how much is done how often, where, and why.
     """
@@ -93,7 +93,10 @@ class Work:
         return "; ".join(found) or "no work is done twice"
 
     def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
-        """The functions that repeat most; where an axis splits some of their products, the lines of the others."""
+        """The functions that repeat most work.
+
+        Where an axis splits some of their products, the lines of the others.
+        """
         found = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
             lines = sorted(self._lines[unused, name])
@@ -115,7 +118,7 @@ def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
 
 
 def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
-    """Over how many processors a product of global arrays is divided, by how its operands and result lie."""
+    """Over how many processors a product of sharded global arrays is divided."""
     used = {axis for var in (*eqn.invars, *eqn.outvars) for axes in split_of(var) for axis in axes}
     return math.prod(mesh_axes[axis] for axis in used)
 

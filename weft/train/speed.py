@@ -21,7 +21,7 @@ def peak_flops(device: jax.Device) -> float | None:
 
 
 def flops_per_token(config: RunConfig) -> float:
-    """The FLOPs of training on one token, read off the step as one processor would run it."""
+    """The FLOPs of training on one token, read off the traced step."""
     step = make_step(config, Mesh("all=1"), Layout(""))
     program = trace(step, *shapes_of_call(config, step))
     return (program.flops - program.flops_recomputed) / (config.batch * config.length)
