@@ -8,9 +8,11 @@ STAMP  := $(VENV)/.installed
 # The oldest supported Python; the lock is made with it, since newer ones may take a newer JAX than it can.
 OLDEST     := 3.11
 LOCK_FLAGS ?=
+NEWEST     ?= $(firstword $(foreach python,python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python),$(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
+ROOMS_ON_NEWEST := $(addprefix tests/,ops spmd program plan nn models decode errors programs properties)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-random fuzz accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo smoke test test-all test-whole test-newest test-random fuzz accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -33,11 +35,29 @@ demo: $(STAMP) ## plan a small Transformer, train it on Python's own library, an
 	$(BIN)/weft plot runs/demo --terminal --out runs/demo/curve.png
 	$(BIN)/weft generate runs/demo --prompt "$$(printf 'import os\nimport sys\n\ndef ')" --tokens 600 --temperature 0.9
 
-test: $(STAMP) ## run the tests, without the slow ones
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+# One file runs in one process, which compiles for it once; tests/conftest.py puts the longest files first.
+PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-all: $(STAMP) ## run all tests, the whole tables included
-	$(BIN)/pytest -n 2 --dist loadfile
+smoke: $(STAMP) ## the quick part of every room, for the inner loop: under 90 seconds
+	$(BIN)/$(PYTEST) -m "not slow" --smoke
+
+test: $(STAMP) ## run the tests, without the slow ones
+	$(BIN)/$(PYTEST) -m "not slow"
+
+test-all: test-whole test-newest ## run all tests, the whole tables included, and the language on the newest JAX
+
+test-whole: $(STAMP)
+	$(BIN)/$(PYTEST)
+
+# The newest JAX needs a newer Python than the oldest supported: tested where there is one.
+test-newest:
+	@if [ -z "$(NEWEST)" ]; then echo "there is no Python 3.12: the newest JAX is not tested"; \
+	else $(MAKE) .venv-newest/.installed && .venv-newest/bin/$(PYTEST) -m "not slow" $(ROOMS_ON_NEWEST); fi
+
+.venv-newest/.installed: pyproject.toml
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[dev]'
+	@touch $@
 
 test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pairs; SEED=, the commit's own; WORKERS=, all cores)
 	$(BIN)/python -m tests.properties.run --pairs $(or $(N),20000) --out $(or $(OUT),runs/random) \

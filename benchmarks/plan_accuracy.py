@@ -20,7 +20,6 @@ import optax
 
 import weft as wf
 from weft import models
-from weft.spmd.arguments import with_statics
 
 WIDE = dict(layers=24, d_model=1024, heads=16, d_kv=64, d_ff=4096, vocab=32768, batch=16, length=1024)
 BYTES = dict(
@@ -145,9 +144,9 @@ def measured(config, optimizer: str, steps: int) -> dict:
     ids = np.random.default_rng(0).integers(0, config.vocab, (config.batch, config.length), "int32")
     tokens, key = wf.tensor(jnp.asarray(ids), "batch length"), jax.random.key(0)
     # The step's own program, compiled once: what runs is what XLA is asked about.
-    compiled = step._jitted.lower(with_statics(state), with_statics(step._placed(tokens)), key).compile()
+    compiled = step.lower(state, tokens, key).compile()
     found = memory_of(compiled)
-    step._jitted = compiled
+    step._jitted.jitted = compiled
 
     def run(count: int) -> float:
         nonlocal state
@@ -185,7 +184,7 @@ def row_of(name: str, plan: wf.Plan, config, optimizer: str) -> dict:
         "by": by_kind(plan),
         "memory": plan.memory.peak,
         "memory_range": plan.memory.range,
-        "memory_scores": sum(alive.bytes for alive in plan.memory.alive if "memory_length" in alive.type),
+        "memory_scores": sum(alive.bytes for alive in plan.memory.alive if "memory_length" in alive.array_type.names),
     }
 
 

@@ -5,7 +5,6 @@ Try `--mesh all=8 --layout batch:all`, or `--layout "batch:rows, hidden:cols, pa
 """
 
 import argparse
-import gzip
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import optax
 import weft as wf
 
 batch, height, width, hidden, classes = wf.dims(batch=256, height=28, width=28, hidden=1024, classes=10)
-FILES = "train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte".split()
+DIMS = {"images": [batch, height, width], "labels": [batch]}
 BARS = [(0, 2, 2, 9), (1, 9, 8, 10), (9, 17, 8, 10), (16, 18, 2, 9), (9, 17, 0, 2), (1, 9, 0, 2), (8, 10, 2, 9)]
 DIGITS = "012345 12 01643 01623 5612 05623 056432 012 0123456 012356".split()
 
@@ -32,16 +31,15 @@ def draw(count, seed):
     return np.clip(images * 255, 0, 255).astype("uint8"), labels
 
 
-def read(path):
-    """The array in an idx file, gzipped or not."""
-    path = path if path.is_file() else path.with_name(f"{path.name}.gz")
-    if not path.is_file():
-        sys.exit(f"there is no {path} (nor one without .gz); --data takes the directory of the MNIST files")
-    data = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
-    if data[:3] != b"\0\0\x08":
-        sys.exit(f"{path} is not an idx file of bytes")
-    shape = np.frombuffer(data, ">i4", count=data[3], offset=4)
-    return np.frombuffer(data, "uint8", offset=4 + 4 * len(shape)).reshape(shape)
+def datasets(folder):
+    """Images to learn from, and images to judge by."""
+    if folder is None:
+        return wf.data.Images(*draw(8192, 0)), wf.data.Images(*draw(2048, 1))
+    try:
+        source = wf.data.open_source({"path": folder, "format": "images"})
+        return wf.data.image_dataset(source), wf.data.image_dataset(source, part="evaluation")
+    except wf.WeftError as error:
+        sys.exit(f"{error}\n--data takes the directory of the MNIST files")
 
 
 def net(params, images):
@@ -54,20 +52,20 @@ def loss(params, data, key):
 
 
 def main(mesh, layout, steps, data):
-    mesh, random = wf.Mesh(mesh), np.random.default_rng(2)
-    images, labels, test, answers = map(read, map(data.joinpath, FILES)) if data else draw(8192, 0) + draw(2048, 1)
+    mesh, (train, test) = wf.Mesh(mesh), datasets(data)
+    batches = wf.data.Batches(train, batch=batch.size, seed=2)
     w1, w2 = map(wf.random.normal, jax.random.split(jax.random.key(0)), ([height, width, hidden], [hidden, classes]))
     step = wf.train_step(loss, optax.adam(1e-3), mesh=mesh, layout=layout)
     state = step.init({"w1": wf.parameter(w1 / 28), "w2": wf.parameter(w2 / 32)})
     for i in range(1, steps + 1):
-        rows = random.integers(0, len(images), batch.size)
-        pixels = wf.tensor(np.float32(images[rows]) / 255, [batch, height, width])
-        state, metrics = step(state, {"images": pixels, "labels": wf.tensor(np.int32(labels[rows]), [batch])})
+        arrays = next(batches)
+        state, metrics = step(state, {name: wf.tensor(arrays[name], dims) for name, dims in DIMS.items()})
         if i == 1 or i % max(1, steps // 10) == 0:
             print(f"step {i:5}  loss {metrics['loss']:.4f}", flush=True)
-    pixels = wf.tensor(np.float32(test) / 255, [batch.resized(len(test)), height, width])
-    guesses = wf.get(wf.spmd(net, mesh=mesh, layout=layout)(state.params, pixels)).argmax(-1)
-    print(f"test accuracy {np.mean(guesses == answers):.2%} of {len(test)} images")
+    arrays = test.take(np.arange(len(test)))
+    images = wf.tensor(arrays["images"], [batch.resized(len(test)), height, width])
+    guesses = wf.get(wf.spmd(net, mesh=mesh, layout=layout)(state.params, images)).argmax(-1)
+    print(f"test accuracy {np.mean(guesses == arrays['labels']):.2%} of {len(test)} images")
 
 
 if __name__ == "__main__":

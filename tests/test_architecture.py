@@ -24,30 +24,34 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each room and the rooms directly to its left. It may import those, and all that stand left of them.
 LEFT_OF = {
     "compat": [],
+    "fields": [],
     "errors": ["compat"],
-    "small_files": ["errors"],
-    "dims": ["errors"],
-    "dtypes": ["errors"],
+    "checks": ["errors"],
+    "text": ["errors"],
+    "small_files": ["checks"],
+    "dims": ["checks"],
+    "dtypes": ["checks"],
     "elsewhere": ["errors"],
     "devices": ["errors"],
     "mesh": ["dims", "devices"],
     "record": ["dims"],
     "primitives": [],
-    "graph": ["primitives", "record"],
+    "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
-    "operators": ["layout", "dtypes", "elsewhere"],
+    "namespace": ["errors"],
+    "operators": ["layout", "dtypes", "elsewhere", "namespace"],
     "tensor": ["operators"],
     "leaves": ["tensor"],
     "lower": ["leaves", "graph"],
     "ops": ["lower"],
     "spmd": ["ops"],
-    "program": ["spmd"],
+    "program": ["spmd", "text"],
     "plan": ["program", "small_files"],
     "nn": ["spmd"],
-    "models": ["nn"],
+    "models": ["nn", "fields"],
     "decode": ["models"],
     "interop": ["models", "small_files"],
-    "data": ["spmd", "small_files"],
+    "data": ["spmd", "small_files", "fields"],
     "train": ["data", "plan", "decode", "interop"],
     "cli": ["train"],
     "__main__": ["cli"],
@@ -65,7 +69,30 @@ PRIMITIVE = re.compile(
     r"dynamic_(update_)?slice|random_(bits|wrap|unwrap|fold_in|seed|split)|threefry2x32|optimization_barrier|"
     r"reduce_(sum|max|min|prod|and|or|xor|precision|window\w*)|scatter-\w+|integer_pow|reshard|copy_p"
 )
+TAKES_APART = frozenset(
+    "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
+)
+# Modules of program and plan that take texts apart, and whose texts these are: never what we print ourselves.
+READS_TEXT = {
+    "weft.program.source": "the user's source, and Python's names of files and functions",
+    "weft.program.lines": "numbers of layers in names that the user gave",
+    "weft.program.listing": "paths of the user's arguments",
+    "weft.program.profile": "scopes and files in a profile that JAX wrote",
+    "weft.plan.choices": "rules as a layout has them: `params.d_model`",
+    "weft.plan.search": "dims as the user lists them, and messages of the user's errors",
+    "weft.plan.compile": "what XLA and JAX print",
+    "weft.plan.sent": "XLA's text of a compiled program",
+    "weft.plan.targets": "a machine as the user names it",
+    "weft.plan.hardware": "a machine as the user names it",
+    "weft.plan.this_machine": "what the system says of itself",
+    "weft.plan.page": "the page's template",
+}
 PRIVATE_JAX = "jax._src"
+# Names of JAX's that stand in no documentation, reached on values and not by import.
+UNPROMISED = frozenset(
+    "_src _trace _check_vma dce_jaxpr name_stack manual_axis_type vma func_src_info summarize".split()
+)
+PRIVATE_TENSOR = frozenset("_array _region _kind _dims _memo _fill".split())
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 
@@ -188,20 +215,37 @@ def import_cycle(modules: list[Module]) -> list[str]:
 
 
 def private_jax(module: Module) -> list[str]:
-    """Uses of `jax._src` outside weft/compat.py, or inside it on a line without its reason."""
+    """Uses of what JAX does not promise outside weft/compat.py, or of `jax._src` inside it without its reason."""
+    if module.name != "weft.compat":
+        return [
+            f"{module.name}:{line} uses {what}, which JAX does not promise; only weft/compat.py may"
+            for line, what in sorted(couplings_to_jax(module))
+        ]
     reasons = set()
     for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
         if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type:)", token.string):
             reasons.add(token.start[0])
-    complaints = []
-    for line, name in module.mentions:
-        if not f"{name}.".startswith(f"{PRIVATE_JAX}."):
-            continue
-        if module.name != "weft.compat":
-            complaints.append(f"{module.name}:{line} uses {name}; only weft/compat.py may touch {PRIVATE_JAX}")
-        elif line not in reasons:
-            complaints.append(f"{module.name}:{line} uses {name} without a comment on that line saying why")
-    return complaints
+    return [
+        f"{module.name}:{line} uses {name} without a comment on that line saying why"
+        for line, name in module.mentions
+        if f"{name}.".startswith(f"{PRIVATE_JAX}.") and line not in reasons
+    ]
+
+
+def couplings_to_jax(module: Module) -> set[tuple[int, str]]:
+    """Where a module depends on what JAX does not promise: by import, by attribute, by a class's or function's name."""
+    found = {(line, name) for line, name in module.mentions if re.match(r"jax\.([\w.]*\.)?_(?!_)", name)}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(attr=name) if name in UNPROMISED:
+                found.add((node.lineno, f"`.{name}`"))
+            case ast.Constant(value=str(text)) if text in UNPROMISED or re.match(r"jax\._src|\w+Tracer\Z", text):
+                found.add((node.lineno, repr(text)))
+            case ast.Compare() | ast.Call(func=ast.Attribute(attr="startswith")) if "f_code.co_name" in ast.unparse(
+                node
+            ):
+                found.add((node.lineno, f"a frame's name: {ast.unparse(node)}"))
+    return found
 
 
 def stray_collectives(module: Module) -> list[str]:
@@ -263,6 +307,32 @@ def other_walkers(module: Module) -> list[str]:
         ):
             found.append((node.lineno, "eqns"))
     return [f"{module.name}:{line} uses `{name}`; {only}" for line, name in found]
+
+
+def private_tensors(module: Module) -> list[str]:
+    """Reaches into what is private of a tensor, from outside weft/tensor.py, weft/leaves.py and weft/lower."""
+    if module.room in ("tensor", "leaves", "lower"):
+        return []
+    return [
+        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, private of a tensor; fix: use what it documents"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_TENSOR and ast.unparse(node.value) != "self"
+    ]
+
+
+def parsed_texts(module: Module) -> list[str]:
+    """Texts that are taken apart in program or plan, where a module does not say whose texts these are."""
+    if module.room not in ("program", "plan") or module.name in READS_TEXT:
+        return []
+    fix = "carry a value instead of our own print-out; texts of others: add the module to READS_TEXT with the reason"
+    lines = [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
+    for node in ast.walk(module.tree):
+        called = node.func if isinstance(node, ast.Call) else node
+        if isinstance(called, ast.Attribute) and called.attr in TAKES_APART:
+            is_of_text = isinstance(node, ast.Call) and not isinstance(called.value, ast.Constant)
+            if is_of_text or ast.unparse(called.value) == "str":
+                lines.append(node.lineno)
+    return [f"{module.name}:{line} takes a text apart; fix: {fix}" for line in sorted(lines)]
 
 
 def too_long(module: Module) -> list[str]:
@@ -334,9 +404,11 @@ def repository_texts() -> Iterator[tuple[str, str]]:
     [
         wrong_directions,
         private_jax,
+        private_tensors,
         stray_collectives,
         primitives_by_name,
         other_walkers,
+        parsed_texts,
         too_long,
         undocumented,
     ],
@@ -449,10 +521,40 @@ def test_an_import_cycle_is_caught(reduce_imports, cycle):
         ("weft.tensor", "from jax import _src", True),
         ("weft.tensor", "import jax._src.core as core", True),
         ("weft.tensor", "import jax.extend.core\nfrom jax import numpy as jnp", False),
+        ("weft.tensor", "import importlib\nimportlib.import_module('jax._src.core')", True),
+        ("weft.tensor", "import jax\ncore = getattr(jax, '_src').core", True),
+        ("weft.tensor", "import jax\nfrom jax import numpy as jnp\nx = jnp._private(y)", True),
+        ("weft.tensor", "import sys\nif sys._getframe(1).f_code.co_name == 'grad':\n    pass", True),
+        ("weft.tensor", "import sys\nx = sys._getframe(1).f_code.co_name.startswith('_operator_')", True),
+        ("weft.errors", "text = f'in {frame.f_code.co_name}'", False),
+        ("weft.ops.custom", "x = type(array).__name__ in ('JVPTracer',)", True),
+        ("weft.ops.custom", "x = isinstance(array, jax.core.Tracer)", False),
+        ("weft.lower.collectives", "x = array._trace", True),
+        ("weft.lower.collectives", "x = getattr(array, '_trace', None)", True),
+        ("weft.spmd.border", "from jax.interpreters import partial_eval\nx = partial_eval.dce_jaxpr(y)", True),
+        ("weft.program.graph", "x = str(eqn.source_info.name_stack)", True),
+        ("weft.ops.control", "x = aval.manual_axis_type.varying", True),
+        ("weft.compat", "x = aval.manual_axis_type.varying", False),
     ],
 )
 def test_private_jax_is_caught(name, source, caught):
     assert bool(private_jax(Module(name, source))) == caught
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("weft.ops.reduce", "y = x._memo['moved']", True),
+        ("weft.spmd.step", "y = tree[0]._array", True),
+        ("weft.nn.linear", "def f(x):\n    x._memo.clear()", True),
+        ("weft.lower.meet", "y = x._memo['moved']", False),
+        ("weft.tensor", "y = x._dims", False),
+        ("weft.ops.reduce", "y = x.raw, x.region, x.kind.store", False),
+        ("weft.plan.values", "class A:\n    def f(self):\n        return self._region()", False),  # its own
+    ],
+)
+def test_a_reach_into_a_tensor_is_caught(name, source, caught):
+    assert bool(private_tensors(Module(name, source))) == caught
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
@@ -513,6 +615,23 @@ def test_a_primitive_by_name_is_caught(source, caught):
 def test_another_walker_through_jaxprs_is_caught(source, caught):
     assert bool(other_walkers(Module("weft.program.finite", source))) == caught
     assert other_walkers(Module("weft.graph", source)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("weft.plan.page.tensors", "import re", True),
+        ("weft.program.diff", "from re import compile", True),
+        ("weft.program.memory_names", "dims = called.type.partition('[')[2]", True),
+        ("weft.plan.page.sent", "shown = [line for line in lines if not line.startswith('over ')]", True),
+        ("weft.plan.page.listing", "first, *rest = map(str.split, lines)", True),
+        ("weft.plan.cost", "KINDS = frozenset('product sent moved'.split())", False),
+        ("weft.plan.sent", "import re\naxes = text.split(',')", False),
+        ("weft.train.config", "key.split('.')", False),
+    ],
+)
+def test_a_parsed_print_out_is_caught(name, source, caught):
+    assert bool(parsed_texts(Module(name, source))) == caught
 
 
 def test_a_long_file_is_caught():

@@ -8,7 +8,7 @@ import pytest
 
 import weft as wf
 from tests.errors.raised import error_of
-from weft.devices import arranged, described
+from weft.devices import arrange, describe
 
 
 def gpus(hosts, each=8):
@@ -36,54 +36,54 @@ def hosts_of(grid):
 
 
 def test_axes_after_the_bar_stay_inside_a_host():
-    hosts = hosts_of(arranged(gpus(4), {"hosts": 4, "cols": 8}, ("hosts",), "m"))
+    hosts = hosts_of(arrange(gpus(4), {"hosts": 4, "cols": 8}, ("hosts",), "m"))
     assert hosts.shape == (4, 8) and (hosts == hosts[:, :1]).all() and sorted(hosts[:, 0]) == [0, 1, 2, 3]
 
 
 def test_later_axes_lie_on_the_fastest_links_without_a_bar():
-    hosts = hosts_of(arranged(gpus(4), {"a": 2, "b": 4, "c": 4}, (), "m"))
+    hosts = hosts_of(arrange(gpus(4), {"a": 2, "b": 4, "c": 4}, (), "m"))
     assert (hosts == hosts[:, :, :1]).all()  # c never leaves a host
     assert all(len(set(row)) == 2 for row in hosts[:, :, 0])  # b crosses once
 
 
 def test_an_axis_may_go_over_slow_and_fast_links():
-    hosts = hosts_of(arranged(gpus(2), {"rows": 4, "cols": 4}, ("rows",), "m"))
+    hosts = hosts_of(arrange(gpus(2), {"rows": 4, "cols": 4}, ("rows",), "m"))
     assert (hosts == hosts[:, :1]).all() and len(set(hosts[:, 0])) == 2
 
 
 def test_several_axes_before_the_bar():
-    hosts = hosts_of(arranged(gpus(4), {"a": 2, "b": 2, "c": 8}, ("a", "b"), "m"))
+    hosts = hosts_of(arrange(gpus(4), {"a": 2, "b": 2, "c": 8}, ("a", "b"), "m"))
     assert (hosts == hosts[:, :, :1]).all() and len(set(hosts[:, :, 0].reshape(-1))) == 4
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 2), (2, 2, 4), (16,)])
 def test_every_device_of_a_torus_stands_somewhere_once(sizes):
     axes = {f"axis{i}": size for i, size in enumerate(sizes)}
-    grid = arranged(tpus(2, 2, 4), axes, (), "m")
+    grid = arrange(tpus(2, 2, 4), axes, (), "m")
     assert grid.shape == sizes and sorted(device.id for device in grid.reshape(-1)) == list(range(16))
 
 
 def test_axes_that_lie_on_the_wires_of_a_torus_are_neighbours():
-    grid = arranged(tpus(4, 4, 1), {"a": 4, "b": 4}, (), "m")
+    grid = arrange(tpus(4, 4, 1), {"a": 4, "b": 4}, (), "m")
     for first, second in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
         for one, other in zip(first.reshape(-1), second.reshape(-1), strict=True):
             assert sum(a != b for a, b in zip(one.coords, other.coords, strict=True)) == 1
 
 
 def test_what_cannot_stay_inside_a_group_is_an_error():
-    error = error_of(lambda: arranged(gpus(4), {"hosts": 2, "cols": 16}, ("hosts",), "hosts=2|cols=16"), wf.MeshError)
+    error = error_of(lambda: arrange(gpus(4), {"hosts": 2, "cols": 16}, ("hosts",), "hosts=2|cols=16"), wf.MeshError)
     assert "4 groups have 8, 8, 8, 8" in error.fact and "product of 4" in error.fix
 
 
 def test_groups_of_different_sizes_are_taken_as_they_come():
     devices = gpus(2)[:12]
-    grid = arranged(devices, {"rows": 3, "cols": 4}, (), "m")
+    grid = arrange(devices, {"rows": 3, "cols": 4}, (), "m")
     assert {device.id for device in grid.reshape(-1)} == {device.id for device in devices}
 
 
 def test_a_description_says_which_links_each_axis_goes_over():
     axes = {"hosts": 2, "cols": 8}
-    text = described(axes, ("hosts",), "hosts=2|cols=8", arranged(gpus(2), axes, ("hosts",), "m"))
+    text = describe(axes, ("hosts",), "hosts=2|cols=8", arrange(gpus(2), axes, ("hosts",), "m"))
     assert text.splitlines() == [
         "mesh hosts=2|cols=8: 16 processors",
         "  hosts     2  slower links, from group to group",

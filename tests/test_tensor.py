@@ -257,3 +257,8 @@ def test_operators_leave_numbers_and_arrays_of_one_number_alone():
         np.testing.assert_array_equal((two * x).array, array * 2)
         np.testing.assert_array_equal((two - x).array, 2 - array)
         np.testing.assert_array_equal((two > x).array, array < 2)
+
+
+def test_completion_shows_what_a_user_calls_and_nothing_of_the_inside():
+    shown = [name for name in dir(wf.tensor([1.0], "a")) if not name.startswith("__")]
+    assert sorted(shown) == ["array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways"]

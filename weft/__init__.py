@@ -1,10 +1,20 @@
-"""Weft: a language for distributed tensor computation. Public names, nothing else."""
+"""Weft: a language for distributed tensor computation.
 
-from typing import Any
+Tensor dims have names, mesh axes have names, and one line of layout says which goes over which.
+
+    import weft as wf
+
+    def forward(x, w):
+        return wf.einsum(x, w, over="d_model")
+
+    y = wf.spmd(forward, mesh="rows=4,cols=2", layout="batch:rows,d_ff:cols")(x, w)
+
+What `wf` has, by family; `help(wf.einsum)` says more of one.
+"""
 
 from . import data, decode, interop, models, nn, ops, train
 from .dims import Dim, dims
-from .elsewhere import FUNCTIONS, unknown_name
+from .elsewhere import FUNCTIONS as _FUNCTIONS
 from .errors import (
     CheckError,
     DimError,
@@ -15,10 +25,12 @@ from .errors import (
     UnknownNameError,
     WeftError,
     WeftWarning,
-    folded,
 )
 from .layout import Layout
 from .mesh import Mesh
+from .namespace import contents as _contents
+from .namespace import hide_modules as _hide_modules
+from .namespace import namespace as _namespace
 from .ops import *  # noqa: F403
 from .plan import Plan, search
 from .program import Program, trace
@@ -34,7 +46,26 @@ __all__ = [
     "train_step", "value_and_grad", *ops.__all__,
 ]  # fmt: skip
 
+# A new file of public names is a word here.
+_FAMILIES = {
+    "Dims, meshes, layouts and tensors": "dims mesh layout tensor",
+    "Running, differentiating and training": "spmd.border spmd.gradients spmd.step spmd.state spmd.place",
+    "Reading a program before it runs": "program.trace plan.cost plan.search",
+    "Rooms with names of their own": "rooms",
+    "Products": "ops.einsum",
+    "Elementwise": "ops.elementwise",
+    "Reductions": "ops.reduce ops.moments",
+    "Sorting and prefix sums": "ops.order",
+    "Indexing and slicing": "ops.index ops.scatter ops.slicing",
+    "Shapes": "ops.reshape ops.regroup ops.uneven",
+    "Convolutions and pools": "ops.conv ops.pool",
+    "Loops, branches and recomputation": "ops.control ops.branches ops.mapping ops.prefixes ops.accumulate ops.remat",
+    "New tensors": "ops.create ops.random",
+    "Functions of your own": "ops.local ops.custom",
+    "Looking at values": "ops.debug",
+    "Errors": "errors",
+}
 
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("wf", name, __all__, FUNCTIONS)
+__doc__ = f"{__doc__}\n{_contents({name: globals()[name] for name in __all__}, _FAMILIES)}\n"
+__dir__, __getattr__ = _namespace(globals(), called="wf", written=_FUNCTIONS)
+_hide_modules(globals())

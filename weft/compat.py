@@ -1,14 +1,108 @@
-"""What Weft needs of JAX that JAX does not make public: each name with its reason, and nowhere else.
+"""What Weft needs of JAX that JAX does not promise, each with its reason.
 
-Imports nothing of the house.
+It stands here, and nowhere else. Imports nothing of the house. A release of JAX that renames one of these is met in
+this file.
 """
 
 import contextlib
-from typing import Any
+import os
+import re
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
 
+import jax
 from jax._src import config as _config  # holds `_check_vma`
+from jax.extend import source_info_util
+from jax.interpreters import partial_eval
+
+JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+FILTERING_NOTE = "JAX_TRACEBACK_FILTERING"
+"""What stands in the note that JAX adds to an error whose frames it removed; the note has no name of its own."""
+
+
+# Types inside a region: which mesh axes a value varies over.
 
 
 def without_variation() -> contextlib.AbstractContextManager[Any]:
     """While values are traced without JAX's types of what varies over the mesh."""
     return _config._check_vma(False)  # shard_map has it for a whole body; there is no public way for a part of one
+
+
+def varying(value: Any) -> frozenset[str]:
+    """The mesh axes over which JAX types an array, or an abstract value, as varying."""
+    aval = value if isinstance(value, jax.core.ShapedArray) else jax.typeof(value)
+    return aval.manual_axis_type.varying  # called `vma` in older releases; no function of JAX gives it
+
+
+def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
+    """An abstract value of that sharding, varying over the axes that `like` does."""
+    return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
+
+
+# Tracers.
+
+
+def trace_of(tracer: jax.core.Tracer) -> Any:
+    """The trace that a value was made in, to work in it again."""
+    return tracer._trace  # set_current_trace is public; what to give it is not
+
+
+def is_differentiated(array: Any) -> bool:
+    """Whether a gradient is being taken through this value."""
+    # Only the first of the classes has a public name, and neither says what it is for.
+    return type(array).__name__ in ("JVPTracer", "LinearizeTracer")
+
+
+# Who asks a tensor for `__jax_array__`. JAX does not say, and the answer differs.
+
+
+def is_operator_of_array(frame: FrameType) -> bool:
+    """Whether the caller is an operator of a JAX array.
+
+    It then lets the other operand's own operator run.
+    """
+    name = frame.f_code.co_name
+    return name == "deferring_binary_op" or name.startswith("_operator_")
+
+
+def is_check_of_scalar(frame: FrameType | None) -> bool:
+    """Whether the caller is `jax.grad`, which checks that a function gave a number."""
+    return frame is not None and frame.f_code.co_name == "_check_scalar"
+
+
+# Jaxprs.
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr less the equations that no result needs (DCE), with all its arguments."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]  # in no public module
+
+
+def scopes_of(eqn: Any) -> str:
+    """The scopes an equation was traced in, as JAX writes them: `a/transpose(b)`."""
+    return str(eqn.source_info.name_stack)  # which a printed jaxpr shows, and no function gives
+
+
+def is_function_of_jax(jaxpr: Any) -> bool:
+    """Whether a jaxpr was traced from a function of JAX's own files."""
+    return JAX_FOLDER in (getattr(jaxpr.debug_info, "func_src_info", None) or "")
+
+
+class Frame(NamedTuple):
+    """A line of source that an equation was traced at."""
+
+    file: str
+    line: int
+    function: str
+
+
+_FRAME = re.compile(r"(?P<file>.*?):(?P<line>\d+)(:\d+)? \((?P<function>.*)\)$")
+
+
+def frames_of(eqn: Any) -> Iterator[Frame]:
+    """The lines of source that an equation was traced at, innermost first."""
+    # The frames themselves have no public reader; `summarize` gives them as text, outermost first.
+    for line in reversed(source_info_util.summarize(eqn.source_info, num_frames=100).splitlines()):
+        if found := _FRAME.match(line):
+            yield Frame(found["file"], int(found["line"]), found["function"])

@@ -1,7 +1,7 @@
 """The physical order of devices: which of them stand where in a mesh.
 
 Imports errors. Devices that reach each other over fast links (one host, one TPU slice) form a group. Later axes of a
-mesh lie inside groups and earlier ones between them; inside a group JAX knows the wiring.
+mesh are inside groups and earlier ones go between them; inside a group JAX knows the wiring.
 """
 
 import math
@@ -19,31 +19,34 @@ def groups_of(devices: Sequence[Any]) -> list[list[Any]]:
     """The devices, group by group."""
     slices = {getattr(device, "slice_index", None) for device in devices}
     by_slice = None not in slices and (len(slices) > 1 or devices[0].platform == "tpu")
-    found: dict[Any, list[Any]] = defaultdict(list)
+    groups: dict[Any, list[Any]] = defaultdict(list)
     for device in devices:
-        found[device.slice_index if by_slice else device.process_index].append(device)
-    return [found[key] for key in sorted(found)]
+        groups[device.slice_index if by_slice else device.process_index].append(device)
+    return [groups[key] for key in sorted(groups)]
 
 
-def taken(devices: Sequence[Any], count: int) -> list[Any]:
-    """The first so many devices; as many of each process where that is even, since one without any cannot take part."""
+def take(devices: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` devices, as many of each process where that is even.
+
+    A process without any cannot take part.
+    """
     owners = sorted({device.process_index for device in devices})
     if count % len(owners):
         return list(devices[:count])
-    each: dict[int, int] = defaultdict(int)
-    found = []
+    seen: dict[int, int] = defaultdict(int)
+    even = []
     for device in devices:
-        each[device.process_index] += 1
-        if each[device.process_index] <= count // len(owners):
-            found.append(device)
-    return found if len(found) == count else list(devices[:count])
+        seen[device.process_index] += 1
+        if seen[device.process_index] <= count // len(owners):
+            even.append(device)
+    return even if len(even) == count else list(devices[:count])
 
 
-def arranged(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str], mesh: str) -> np.ndarray:
-    """The devices as an array with the sizes of the axes; those in `slow` alone may go from group to group."""
+def arrange(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str], mesh: str) -> np.ndarray:
+    """The devices as an array; only the axes in `slow` may go from group to group."""
     groups = groups_of(devices)
     if len(groups) == 1:
-        return _inside(groups[0], tuple(axes.values()))
+        return _arrange_group(groups[0], tuple(axes.values()))
     if slow and not _is_even(groups, math.prod(axes[name] for name in slow)):
         sizes = ", ".join(str(len(group)) for group in groups)
         raise MeshError(
@@ -51,13 +54,13 @@ def arranged(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str
             f"{sizes} of its devices",
             fix=f"give the axes before the bar a product of {len(groups)}, or leave the bar out",
         )
-    between = _between(axes, slow or tuple(axes), len(groups))
+    between = _crossings(axes, slow or tuple(axes), len(groups))
     if math.prod(between) != len(groups) or not _is_even(groups, len(groups)):
-        return as_they_come([device for group in groups for device in group], tuple(axes.values()))
+        return in_given_order([device for group in groups for device in group], tuple(axes.values()))
     inside = tuple(size // outer for size, outer in zip(axes.values(), between, strict=True))
     blocks = np.empty(between, dtype=object)
     for number, group in enumerate(groups):
-        blocks[np.unravel_index(number, between)] = _inside(group, inside)
+        blocks[np.unravel_index(number, between)] = _arrange_group(group, inside)
     return np.block(blocks.tolist())
 
 
@@ -65,26 +68,26 @@ def _is_even(groups: Sequence[Sequence[Any]], ways: int) -> bool:
     return len({len(group) for group in groups}) == 1 and ways % len(groups) == 0
 
 
-def _between(axes: Mapping[str, int], slow: Sequence[str], count: int) -> tuple[int, ...]:
-    """How often each axis goes from one group to another: as often as it can, the first axes first."""
-    found = []
+def _crossings(axes: Mapping[str, int], slow: Sequence[str], count: int) -> tuple[int, ...]:
+    """How often each axis crosses between groups: the first axes as often as can be."""
+    crossings = []
     for name, size in axes.items():
-        found.append(math.gcd(size, count) if name in slow else 1)
-        count //= found[-1]
-    return tuple(found)
+        crossings.append(math.gcd(size, count) if name in slow else 1)
+        count //= crossings[-1]
+    return tuple(crossings)
 
 
-def _inside(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """One group's devices as JAX would have them; as they come where it has no way to fit the sizes to the wiring."""
+def _arrange_group(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+    """One group's devices as JAX arranges them; as given where no wiring fits."""
     for may_split in (False, True):
         try:
             return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=may_split)
         except (ValueError, NotImplementedError, AssertionError):
             continue
-    return as_they_come(devices, sizes)
+    return in_given_order(devices, sizes)
 
 
-def as_they_come(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+def in_given_order(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
     """The devices as an array of these sizes, in the order given."""
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
@@ -94,13 +97,13 @@ def as_they_come(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
 _MOST_SHOWN = 64
 
 
-def described(axes: Mapping[str, int], slow: Sequence[str], mesh: str, grid: np.ndarray | None) -> str:
-    """A mesh for people: its axes, the links they go over, and where each device stands, if there are devices."""
+def describe(axes: Mapping[str, int], slow: Sequence[str], mesh: str, grid: np.ndarray | None) -> str:
+    """A mesh as a text: its axes, their links, and where each device stands."""
     count = math.prod(axes.values())
     lines = [f"mesh {mesh}: {count} processor{'s' if count > 1 else ''}"]
     width = max(map(len, axes))
     for position, (name, size) in enumerate(axes.items()):
-        lines.append(f"  {name:<{width}}  {size:>4}  {_links(name, position, slow, grid)}".rstrip())
+        lines.append(f"  {name:<{width}}  {size:>4}  {_describe_links(name, position, slow, grid)}".rstrip())
     if grid is None:
         return "\n".join([*lines, "not enough devices here to run on; `wf.trace` needs none"])
     devices = grid.reshape(-1).tolist()
@@ -115,7 +118,7 @@ def described(axes: Mapping[str, int], slow: Sequence[str], mesh: str, grid: np.
     return "\n".join(lines)
 
 
-def _links(name: str, position: int, slow: Sequence[str], grid: np.ndarray | None) -> str:
+def _describe_links(name: str, position: int, slow: Sequence[str], grid: np.ndarray | None) -> str:
     """Over which links an axis goes: what the mesh says, or what the devices show."""
     said = ("slower links" if name in slow else "fast links") if slow else ""
     if grid is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .checks import is_whole
 from .errors import DimError, closest, public
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -17,9 +18,10 @@ UNSHOWN = "__"  # how names start that operations give dims for themselves, and 
 @public(form="wf.Dim('batch', 8)")
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension. With `follows`, it takes that dim's rule where no rule names it.
+    """A named dimension of a tensor.
 
-    Where only the first `valid` places hold values the rest is padding: no operation lets it change a result.
+    With `follows`, it takes that dim's rule where no rule names it. Where only the first `valid` places hold values
+    the rest is padding: no operation lets it change a result.
 
     >>> Dim("batch", 8)
     batch=8
@@ -36,7 +38,7 @@ class Dim:
                 f"a dim cannot be named {self.name!r}",
                 fix="use letters, digits and `_`, starting with a letter, e.g. `Dim('batch', 8)`",
             )
-        if not _is_int(self.size) or self.size < 1:
+        if not is_whole(self.size, 1):
             raise DimError(
                 f"dim `{self.name}` has size {self.size!r}",
                 fix=f"give it a whole number of at least 1, e.g. `Dim('{self.name}', 8)`",
@@ -49,7 +51,7 @@ class Dim:
         if self.follows == self.name:
             raise DimError(f"dim `{self.name}` follows itself", fix="leave `follows` out")
         object.__setattr__(self, "size", int(self.size))
-        if self.valid is not None and (not _is_int(self.valid) or not 1 <= self.valid <= self.size):
+        if self.valid is not None and (not is_whole(self.valid, 1) or self.valid > self.size):
             raise DimError(
                 f"dim `{self.name}` of size {self.size} has {self.valid!r} valid places",
                 fix=f"give a whole number from 1 to {self.size}, or leave `valid` out",
@@ -65,6 +67,11 @@ class Dim:
     def is_padded(self) -> bool:
         return self.valid is not None
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether printed programs show it: it is no dim that an operation made for itself."""
+        return not self.name.startswith(UNSHOWN)
+
     @public
     def padded_to(self, multiple: int) -> "Dim":
         """This dim with as much padding as makes its size a multiple.
@@ -72,7 +79,7 @@ class Dim:
         >>> Dim("vocab", 50257).padded_to(128)
         vocab=50257+47
         """
-        if not _is_int(multiple) or multiple < 1:
+        if not is_whole(multiple, 1):
             raise DimError(
                 f"dim `{self.name}` was padded to a multiple of {multiple!r}",
                 fix=f"give a whole number of at least 1, e.g. `Dim('{self.name}', {self.size}).padded_to(128)`",
@@ -96,6 +103,12 @@ class Dim:
     def size_text(self) -> str:
         """The size as it is shown: values, and padding where there is any."""
         return f"{self.count}+{self.size - self.count}" if self.is_padded else str(self.size)
+
+
+DimLike = Dim | str
+"""A dim, or its name."""
+Dims = DimLike | Iterable[DimLike]
+"""Several dims as callers write them: one dim, names in a string (`"batch length"`), or a list of dims and names."""
 
 
 @public(form="wf.dims(batch=8, d_model=16)")
@@ -138,14 +151,14 @@ class Shape(tuple[Dim, ...]):
 
     @property
     def values(self) -> tuple[slice, ...]:
-        """Where in an array of this shape values stand, and no padding: what to index it with."""
+        """The index that takes the values of an array of this shape, and no padding."""
         return tuple(slice(dim.count) for dim in self)
 
-    def position(self, dim: "Dim | str") -> int:
+    def position(self, dim: DimLike) -> int:
         """Where `dim` stands."""
         return self.names.index(self.find(dim).name)
 
-    def find(self, dim: "Dim | str") -> Dim:
+    def find(self, dim: DimLike) -> Dim:
         """The dim of this shape that `dim` names."""
         name = dim.name if isinstance(dim, Dim) else dim
         for mine in self:
@@ -162,10 +175,10 @@ class Shape(tuple[Dim, ...]):
         """Whether there is such a dim; a name stands for the dim of that name."""
         return dim in self.names if isinstance(dim, str) else super().__contains__(dim)
 
-    def has(self, dim: "Dim | str") -> bool:
+    def has(self, dim: DimLike) -> bool:
         return (dim.name if isinstance(dim, Dim) else dim) in self.names
 
-    def without(self, gone: Iterable["Dim | str"]) -> "Shape":
+    def without(self, gone: Iterable[DimLike]) -> "Shape":
         """This shape less the dims `gone`."""
         names = {self.find(dim).name for dim in gone}
         return Shape(dim for dim in self if dim.name not in names)
@@ -226,22 +239,19 @@ def same_size(a: Dim, b: Dim) -> None:
         )
 
 
-Names = Dim | str | Iterable["Dim | str"]
-
-
 def words(text: str) -> list[str]:
     """The names in a string, separated by blanks or commas."""
     return re.split(r"[\s,]+", text.strip()) if text.strip() else []
 
 
-def listed(given: Any, what: str) -> list["Dim | str"]:
+def listed(given: Dims, what: str) -> list[DimLike]:
     """A list of dims and names out of whatever way a caller may write several dims."""
     if isinstance(given, Dim):
         return [given]
     if isinstance(given, str):
         return list(words(given))
     if isinstance(given, Iterable) and getattr(given, "shape", None) is None:
-        found: list[Dim | str] = []
+        found: list[DimLike] = []
         for item in given:
             if not isinstance(item, Dim | str):
                 raise _not_dims(given, what)
@@ -257,7 +267,7 @@ def _not_dims(given: Any, what: str) -> DimError:
     )
 
 
-def _once(asked: list["Dim | str"], what: str) -> list["Dim | str"]:
+def _check_once(asked: list[DimLike], what: str) -> list[DimLike]:
     names = [item.name if isinstance(item, Dim) else item for item in asked]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise DimError(
@@ -266,10 +276,10 @@ def _once(asked: list["Dim | str"], what: str) -> list["Dim | str"]:
     return asked
 
 
-def resolve(given: Any, known: Sequence[Dim], *, what: str) -> Shape:
+def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
     """The dims `given` names, each of them one of `known`."""
     known = Shape(known)
-    for dim in (asked := _once(listed(given, what), what)):
+    for dim in (asked := _check_once(listed(given, what), what)):
         if not known.has(dim):
             name = dim.name if isinstance(dim, Dim) else dim
             raise DimError(
@@ -279,8 +289,11 @@ def resolve(given: Any, known: Sequence[Dim], *, what: str) -> Shape:
     return Shape(known.find(dim) for dim in asked)
 
 
-def new_dims(given: Any, *, what: str, known: Sequence[Dim] = ()) -> Shape:
-    """The dims `given` holds; a bare name must be one of `known`, for only a dim has a size."""
+def new_dims(given: Dims, *, what: str, known: Sequence[Dim] = ()) -> Shape:
+    """The dims `given` holds; a bare name must be one of `known`.
+
+    Only a dim has a size.
+    """
     known = Shape(known)
     for item in (asked := listed(given, what)):
         if isinstance(item, str) and not known.has(item):
@@ -303,7 +316,7 @@ def only(dims: Shape, what: str) -> Dim:
     return dims[0]
 
 
-def renamed(dims: Shape, names: Mapping[str, Any]) -> Shape:
+def renamed(dims: Shape, names: Mapping[str, DimLike]) -> Shape:
     """The shape after a rename; every old name must be there, and no new one twice."""
     for old, new in names.items():
         if not dims.has(old):
@@ -334,7 +347,3 @@ def _renamed_dim(dim: Dim, new: Any) -> Dim:
     if isinstance(new, Dim):
         return replace(new, size=dim.size, valid=dim.valid)
     return dim if new is None else dim.renamed(new)
-
-
-def _is_int(size: Any) -> bool:
-    return not isinstance(size, bool) and hasattr(size, "__index__")

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike as DTypeLike
 
+from .checks import is_whole
 from .errors import TensorError
 
 
-def as_dtype(given: Any) -> Any:
+def as_dtype(given: DTypeLike | None) -> Any:
     """The dtype a caller means, as JAX holds it."""
     try:
         if given is None:
@@ -22,8 +24,11 @@ def as_dtype(given: Any) -> Any:
 
 
 def need_room(value: Any, dtype: Any = None) -> None:
-    """Raises where whole numbers that are known do not fit the dtype, or the one JAX holds theirs in."""
-    if not isinstance(value, int | np.ndarray | np.generic) or isinstance(value, bool):
+    """Raises where known whole numbers do not fit a dtype.
+
+    Without a dtype it is the one that JAX holds them in.
+    """
+    if not is_whole(value) and not isinstance(value, np.ndarray | np.generic):
         return
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuO" or numbers.dtype == dtype or not numbers.size:
@@ -63,4 +68,9 @@ def has_values(array: Any) -> bool:
     if isinstance(array, jax.core.Tracer):
         return False
     is_there = isinstance(array, jax.Array) and array.is_fully_addressable and not array.is_deleted()
-    return is_there and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return is_there and not is_key(array)
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is a random key of JAX's, or an array or tensor of them."""
+    return hasattr(value, "dtype") and bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))

@@ -5,7 +5,7 @@ any other, one that names the nearest.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import TensorError, UnknownNameError
@@ -117,7 +117,7 @@ LAYERS: dict[str, str] = {
     "Dropout": "`wf.dropout(x, rate, key)`",
     **_each("relu gelu silu softmax tanh sigmoid", "`wf.{name}`"),
     **_each("Module Sequential", "a class of `equinox.Module`, or a function"),
-    **_each("rope apply_rope", "`nn.rotated(x, position)`"),
+    **_each("apply_rope rotary_embedding", "`nn.rope(x, position)`"),
 }
 
 RANDOM: dict[str, str] = {
@@ -162,36 +162,26 @@ METHODS: dict[str, str] = {
     **_each("backend", "`jax.default_backend()`"),
 }  # fmt: skip
 
-_OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways")
-
-
-def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[str, str]) -> AttributeError:
-    """The error for a name that a module called `where` lacks; it has those `known`."""
-    if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
-        return AttributeError(name)
-    if name in written:
-        return UnknownNameError(f"there is no `{where}.{name}`", fix=f"write {written[name]}")
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    fix = f"did you mean `{where}.{near[0]}`?" if near else f"`{where}.__all__` has all names"
-    if where == "wf" and not near:
-        fix += "; for a function of one place, `wf.elementwise(fn, x)`; for any other, `wf.local(fn, x, out=...)`"
-    return UnknownNameError(f"there is no `{where}.{name}`", fix=fix)
+OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways")
 
 
 def unknown_method(x: Any, name: str) -> UnknownNameError:
-    """The error for a name that a tensor lacks; what is written instead names the tensor's own dims."""
+    """The error for a name that a tensor lacks.
+
+    What is written instead names the tensor's own dims.
+    """
     names = x.dims.names or ("batch",)
     parts = {"all": " ".join(names), "one": names[0], "last": names[-1], "back": " ".join(reversed(names))}
     if name in METHODS:
         return UnknownNameError(f"a tensor has no `{name}`: {x!r}", fix=f"write {METHODS[name].format(**parts)}")
-    near = difflib.get_close_matches(name, _OF_A_TENSOR, n=1, cutoff=0.6)
-    has = f"it has {', '.join(f'`{word}`' for word in _OF_A_TENSOR)}"
+    near = difflib.get_close_matches(name, OF_A_TENSOR, n=1, cutoff=0.6)
+    has = f"it has {', '.join(f'`{word}`' for word in OF_A_TENSOR)}"
     fix = f"did you mean `x.{near[0]}`?" if near else f"{has}; functions are `wf.{name}(x, ...)`"
     return UnknownNameError(f"a tensor has no `{name}`: {x!r}", fix=fix)
 
 
 def wrong_rename(wrong: Sequence[Any]) -> TensorError:
-    """The error for a rename whose names are not given by keyword, with the call to write."""
+    """The error for a rename by position, with the call to write."""
     names = wrong[0] if isinstance(wrong[0], Mapping) else {"old": "new"}
     pairs = ((getattr(old, "name", old), getattr(new, "name", new)) for old, new in names.items())
     written = ", ".join(f"{old}={new!r}" for old, new in pairs)

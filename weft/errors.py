@@ -1,4 +1,4 @@
-"""Every error a user can cause, in one form: the fact, the state around it, the fix.
+"""Every error a user can cause, in one form: the fact, the state, the fix.
 
 Imports nothing of the house. A message's last line always starts with `fix:` and names a concrete rule,
 size or call; the state ends with the user's own file and line. What users call is `public`: errors leave it without
@@ -17,14 +17,17 @@ from typing import Any, TypeVar, overload
 
 import jax
 
+from .compat import FILTERING_NOTE
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pytest", "pluggy")
 
 
 class WeftError(Exception):
-    """The root of all errors; `str(error)` is the fact, the state and the fix, a line each.
+    """The root of all errors.
 
-    `given_state` is the state as it was given: without the region around it, and without the line.
+    `str(error)` is the fact, the state around it and the fix, a line each. `given_state` is the state as it was
+    given: without the region around it, and without the line.
     """
 
     def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
@@ -37,12 +40,12 @@ class WeftError(Exception):
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
 
     def add_note(self, note: str) -> None:
-        """Adds a line below the text; JAX's note that it removed frames is left out: the fix is the last line."""
-        if _JAX_NOTE not in note:
+        """Adds a line below the text, but not JAX's note that it removed frames.
+
+        The fix is the last line.
+        """
+        if FILTERING_NOTE not in note:
             super().add_note(note)
-
-
-_JAX_NOTE = "JAX_TRACEBACK_FILTERING"
 
 
 def _writable(text: str) -> str:
@@ -87,7 +90,7 @@ class CheckError(WeftError):
 
 
 class UnknownNameError(WeftError, AttributeError):
-    """A name that Weft or a tensor does not have; `hasattr` is False, as for any other."""
+    """A name that Weft or a tensor lacks; `hasattr` is False, as for any other."""
 
     def __init__(self, fact: str, *, fix: str, state: str = ""):
         super().__init__(fact, fix=fix, state=state)
@@ -112,7 +115,10 @@ def user_stacklevel() -> int:
 
 
 def _users_frame() -> tuple[FrameType | None, int]:
-    """The innermost frame that is the user's own, and how many lie between it and the caller's caller, both counted."""
+    """The innermost frame that is the user's own, and its level on the stack.
+
+    Level 1 is the caller's caller.
+    """
     frame: FrameType | None = sys._getframe(2)
     level = 1
     while frame is not None:
@@ -128,7 +134,10 @@ def _is_users_frame(frame: FrameType) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither weft's, nor Python's, nor a library's that calls users' functions."""
+    """Whether a file is the user's own.
+
+    It is neither Weft's, nor Python's, nor a library's that calls users' functions.
+    """
     if filename.startswith(_HERE) or filename.startswith("<frozen"):
         return False
     if filename.startswith(os.path.dirname(os.__file__)) and "site-packages" not in filename:
@@ -137,13 +146,13 @@ def is_users(filename: str) -> bool:
 
 
 def short_path(filename: str) -> str:
-    """A file as errors name it: relative where it lies below the working directory."""
+    """A file as errors name it: relative where it is below the working directory."""
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return filename if relative.startswith("..") else relative
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the known word nearest to `name`, or all of them if none is near.
+    """A hint that names the known word nearest to `name`; if none is near, all.
 
     >>> closest("bacth", ["batch", "length"])
     'did you mean `batch`?'
@@ -164,9 +173,10 @@ def public(fn: C) -> C: ...
 @overload
 def public(*, form: str) -> Callable[[C], C]: ...
 def public(fn: Any = None, *, form: str | None = None) -> Any:
-    """`fn` as users call it: a call of a wrong form is an error of ours, and errors leave without our frames.
+    """`fn` as users call it: a wrong call is an error that shows the right one.
 
-    Of a class this is how it is made. `form` is the right form, where the signature does not show it well.
+    Errors leave it without our frames. Of a class this is how it is made. `form` is the right form, where the
+    signature does not show it well.
     """
     if fn is None:
         return functools.partial(public, form=form)
@@ -183,7 +193,10 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
 
 
 def folded(fn: C) -> C:
-    """`fn`, which errors leave without our frames; what cannot be called wrongly needs no more."""
+    """`fn`, which errors leave without our frames.
+
+    What cannot be called wrongly needs no more than this.
+    """
 
     @functools.wraps(fn)
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +213,7 @@ def folded(fn: C) -> C:
 
 
 def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], form: str | None = None) -> Any:
-    """`fn` of its arguments; arguments it does not take are an error that shows how it is called."""
+    """`fn` of its arguments; a wrong call is an error that shows the right one."""
     try:
         return fn(*args, **kwargs)
     except TypeError as error:
@@ -233,7 +246,7 @@ _ROOMS = {"nn.lora": "nn.lora.", "nn": "nn.", "models": "models.", "decode": "de
 
 
 def _qualified(fn: Callable[..., Any]) -> str:
-    """The name of a function with the room it is found in: `wf.take`, `nn.Linear.__init__`."""
+    """A function with the room it is found in: `wf.take`, `nn.Linear.__init__`."""
     if "<locals>" in fn.__qualname__:  # what a function of ours gave
         return fn.__name__
     module = fn.__module__.removeprefix("weft.") + "."
@@ -242,7 +255,7 @@ def _qualified(fn: Callable[..., Any]) -> str:
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    """The name as it is called: a class where it makes one, else a method of a value called like its class."""
+    """A function as it is called: `wf.take`, `nn.Linear`, `x.rename`."""
     owner, _, name = _qualified(fn).rpartition(".")
     kind = owner.rpartition(".")[2]
     if not kind[:1].isupper():
@@ -255,22 +268,28 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def fold(error: BaseException) -> None:
-    """Takes our frames and JAX's out of the tracebacks of an error of ours and of what led to it."""
+    """Takes our frames and JAX's out of the tracebacks of an error of ours.
+
+    Those of what led to it too.
+    """
     if _shows_all():
         return
     link: BaseException | None = error
     while link is not None:
-        link.__traceback__ = _with_frames(link.__traceback__, _is_users_frame)
+        link.__traceback__ = _keep_frames(link.__traceback__, _is_users_frame)
         _drop_note(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _fold_around(error: Exception) -> None:
-    """Takes our frames from around an error that is not ours, and JAX's note; one that began in ours is left whole."""
+    """Takes our frames from around an error that is not ours, and JAX's note.
+
+    One that began in our files is left whole.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     if _shows_all() or not frames or frames[-1][0].f_code.co_filename.startswith(_HERE):
         return
-    error.__traceback__ = _with_frames(
+    error.__traceback__ = _keep_frames(
         error.__traceback__, lambda frame: not frame.f_code.co_filename.startswith(_HERE)
     )
     _drop_note(error)
@@ -278,10 +297,10 @@ def _fold_around(error: Exception) -> None:
 
 def _drop_note(error: BaseException) -> None:
     if hasattr(error, "__notes__"):
-        error.__notes__ = [note for note in error.__notes__ if _JAX_NOTE not in note]
+        error.__notes__ = [note for note in error.__notes__ if FILTERING_NOTE not in note]
 
 
-def _with_frames(found: TracebackType | None, is_kept: Callable[[FrameType], bool]) -> TracebackType | None:
+def _keep_frames(found: TracebackType | None, is_kept: Callable[[FrameType], bool]) -> TracebackType | None:
     """A traceback of some of the frames of another."""
     kept: TracebackType | None = None
     for frame, line in reversed(list(traceback.walk_tb(found))):

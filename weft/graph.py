@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
+from .compat import scopes_of
 from .primitives import CALLS, LOOPS, VIEWS, Kind, Row, flops_of, kind_of, row_of
 from .record import Argument, entry_and_operand
 
@@ -173,7 +174,7 @@ class _Builder:
         """Adds the steps of a jaxpr; its results."""
         for eqn in jaxpr.eqns:
             row, operands = row_of(eqn), [_value(var, values) for var in eqn.invars]
-            scopes = f"{around.scopes}/{eqn.source_info.name_stack}"
+            scopes = f"{around.scopes}/{scopes_of(eqn)}"
             inner = bodies_of(eqn) if row.kind in _WITH_BODIES else []
             step: Step
             if row.kind in LOOPS:
@@ -345,7 +346,7 @@ class Visit:
 def visits(jaxpr: Any, scopes: str = "", callers: tuple[tuple[Any, Any], ...] = ()) -> Iterator[Visit]:
     """All equations of a jaxpr and of those within it, as they stand."""
     for eqn in jaxpr.eqns:
-        visit = Visit(eqn, f"{scopes}/{eqn.source_info.name_stack}", [body.jaxpr for body in bodies_of(eqn)], callers)
+        visit = Visit(eqn, f"{scopes}/{scopes_of(eqn)}", [body.jaxpr for body in bodies_of(eqn)], callers)
         yield visit
         for body in visit.bodies:
             yield from visits(body, visit.scopes, (*callers, (eqn, body)))

@@ -36,7 +36,7 @@ class Layout:
     def __init__(
         self, rules: "str | Mapping[str, Any] | Layout" = "", *, dims: "Iterable[Dim | str] | str | None" = None
     ):
-        parsed = _parsed(rules)
+        parsed = _parse(rules)
         self.rules: Rules = {dim: axes for (store, dim), axes in parsed.items() if store is None}
         self.params: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "params"}
         self.optimizer: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "optimizer"}
@@ -69,17 +69,17 @@ class Layout:
     @public
     def drop(self, *names: "Dim | str") -> "Layout":
         """This layout without the rules of these dims (`batch`, `params.d_model`)."""
-        kept = _parsed(self)
-        for given in listed(names, "drop"):
-            name = given.name if isinstance(given, Dim) else given
-            key = _rule_key(name, self)
+        kept = _parse(self)
+        for named in listed(names, "drop"):
+            name = named.name if isinstance(named, Dim) else named
+            key = _parse_key(name, self)
             if key not in kept:
                 raise LayoutError(
                     f"layout {str(self)!r} has no rule for `{name}`",
-                    fix=closest(name, [_written(key) for key in kept]),
+                    fix=closest(name, [_rule_text(key) for key in kept]),
                 )
             del kept[key]
-        return Layout({_written(key): axes for key, axes in kept.items()})
+        return Layout({_rule_text(key): axes for key, axes in kept.items()})
 
     def check_dims(self, dims: "Iterable[Dim | str] | str") -> None:
         """Raises if a rule names none of these dims."""
@@ -101,12 +101,16 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     )
 
 
-def as_layout(layout: "Layout | str | Mapping[str, Any] | None") -> Layout:
+LayoutLike = Layout | str | Mapping[str, Any]
+"""A layout as callers write it; None, where it may be left out, is the empty one."""
+
+
+def as_layout(layout: LayoutLike | None) -> Layout:
     """A layout out of whatever way a caller may write one."""
     return layout if isinstance(layout, Layout) else Layout("" if layout is None else layout)
 
 
-def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
+def _parse(rules: Any) -> dict[tuple[str | None, str], Axes]:
     if isinstance(rules, Layout):
         stores: tuple[tuple[str | None, Rules], ...]
         stores = ((None, rules.rules), ("params", rules.params), ("optimizer", rules.optimizer))
@@ -121,17 +125,19 @@ def _parsed(rules: Any) -> dict[tuple[str | None, str], Axes]:
         pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]
     else:
         raise LayoutError(f"a layout cannot be made of {rules!r}", fix="write it like `Layout('batch:rows,d_ff:cols')`")
-    found: dict[tuple[str | None, str], Axes] = {}
+    by_key: dict[tuple[str | None, str], Axes] = {}
     for pair in pairs:
-        key, axes = _rule(pair, rules)
-        if key in found:
-            both = f"{_written(key)}:{'+'.join(dict.fromkeys(found[key] + axes))}"
-            raise LayoutError(f"layout {rules!r} has two rules for `{_written(key)}`", fix=f"write one, e.g. `{both}`")
-        found[key] = axes
-    return found
+        key, axes = _parse_rule(pair, rules)
+        if key in by_key:
+            both = f"{_rule_text(key)}:{'+'.join(dict.fromkeys(by_key[key] + axes))}"
+            raise LayoutError(
+                f"layout {rules!r} has two rules for `{_rule_text(key)}`", fix=f"write one, e.g. `{both}`"
+            )
+        by_key[key] = axes
+    return by_key
 
 
-def _rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str], Axes]:
+def _parse_rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str], Axes]:
     axes = pair[1].split("+") if len(pair) == 2 and isinstance(pair[1], str) else pair[1] if len(pair) == 2 else []
     written = ":".join(map(str, pair))
     if not isinstance(axes, list) or not axes or not all(isinstance(a, str) and NAME.match(a) for a in axes):
@@ -141,10 +147,10 @@ def _rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str], Axes
         )
     if len(set(axes)) < len(axes):
         raise LayoutError(f"rule `{written}` names an axis twice", fix="name each axis once")
-    return _rule_key(pair[0], rules), tuple(axes)
+    return _parse_key(pair[0], rules), tuple(axes)
 
 
-def _rule_key(name: Any, rules: Any) -> tuple[str | None, str]:
+def _parse_key(name: Any, rules: Any) -> tuple[str | None, str]:
     store, dot, dim = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not NAME.match(dim) or (dot and store not in _STORES):
         raise LayoutError(
@@ -154,12 +160,12 @@ def _rule_key(name: Any, rules: Any) -> tuple[str | None, str]:
     return store or None, dim
 
 
-def _written(key: tuple[str | None, str]) -> str:
+def _rule_text(key: tuple[str | None, str]) -> str:
     return f"{key[0]}.{key[1]}" if key[0] else key[1]
 
 
 class Region:
-    """A layout on a mesh while one program is traced: placements, local sizes, and the dims seen.
+    """A layout on a mesh while one program is traced: where each tensor is split.
 
     Compared by identity: every trace has its own, so no cache can carry one into another.
     """
@@ -180,7 +186,7 @@ class Region:
                 )
 
     def within(self, taken: Axes) -> "Region":
-        """This region with some axes taken by a mapped dim, so that no other dim may be split over them."""
+        """This region with some axes taken by a mapped dim: no other is split over them."""
         return Region(self.mesh, self.layout, outer=self, taken=taken)
 
     def encloses(self, other: "Region | None") -> bool:
@@ -193,14 +199,24 @@ class Region:
         return math.prod(self.mesh.axes[axis] for axis in axes)
 
     def placement(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
-        """For each dim the axes it is split over; `store` adds the rules of stored parameters or optimizer state."""
+        """For each dim the axes it is split over.
+
+        `store` adds the rules of stored parameters, or of optimizer state (`_STORED_BY`).
+        """
         key = (tuple(dims), store)
         if key not in self._placements:
             self._placements[key] = self._place(dims, store)
         return self._placements[key]
 
+    def can_meet(self, dims: Sequence[Dim]) -> bool:
+        """Whether tensors of these dims can meet in one op: no two of them are split over one axis."""
+        explicit, inherited = self._rules_for(dims)
+        held = axes_in(explicit.values())
+        held += tuple(axis for axis in axes_in(inherited.values()) if axis not in held)
+        return len(set(held)) == len(held)
+
     def can_store(self, dims: Sequence[Dim], store: str) -> bool:
-        """Whether a tensor of these dims can be stored so: they divide, and no two are split over one axis."""
+        """Whether a tensor of these dims can be stored so: each divides, on its own axes."""
         try:
             self.placement(dims, store)
         except LayoutError:
@@ -212,7 +228,7 @@ class Region:
 
     def _place(self, dims: Sequence[Dim], store: str | None) -> Placement:
         placed = self.axes(dims, store)
-        return tuple(self._divided(dim, axes, store) for dim, axes in zip(dims, placed, strict=True))
+        return tuple(self._check_divides(dim, axes, store) for dim, axes in zip(dims, placed, strict=True))
 
     def see(self, dims: Sequence[Dim]) -> None:
         """Notes that a tensor of the program has these dims, which rules may name."""
@@ -239,9 +255,9 @@ class Region:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims, level)
                 placed[dim.name] = placed.get(dim.name, ()) + more
-        return tuple(self._dividing(placed.get(dim.name, ())) for dim in dims)
+        return tuple(self._used_axes(placed.get(dim.name, ())) for dim in dims)
 
-    def _dividing(self, axes: Axes) -> Axes:
+    def _used_axes(self, axes: Axes) -> Axes:
         return tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
 
     def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
@@ -255,16 +271,16 @@ class Region:
     def _hold(self, name: str, axes: Axes, held: dict[str, str], dims: Sequence[Dim], store: str = "") -> None:
         for axis in axes:
             if held.setdefault(axis, name) != name:
-                own = name if name in self.layout.rules else Shape(dims).find(name).follows
-                how, rule = ("stored split", f"{store}.{name}") if store else ("split", own)
+                by = name if name in self.layout.rules else Shape(dims).find(name).follows
+                split, rule = ("stored split", f"{store}.{name}") if store else ("split", by)
                 rename = "" if store else f", or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`"
                 raise LayoutError(
-                    f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {how} over axis `{axis}`",
+                    f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {split} over axis `{axis}`",
                     state=self.state,
                     fix=f"drop one rule (`layout.drop('{rule}')`) or give it another axis{rename}",
                 )
 
-    def _divided(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
+    def _check_divides(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
         ways = self.ways(axes)
         if dim.size % ways:
             lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
@@ -274,7 +290,7 @@ class Region:
                 (f"{s}.{dim.name}" for s in reversed(_STORED_BY[store]) if dim.name in getattr(self.layout, s)),
                 dim.name,
             )
-            rules = {_written(key): rule for key, rule in _parsed(self.layout).items()}
+            rules = {_rule_text(key): rule for key, rule in _parse(self.layout).items()}
             raise LayoutError(
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
@@ -327,8 +343,9 @@ def typed(dtype: str, dims: Sequence[Dim], placement: Placement) -> str:
     return f"{dtype}[{' '.join(parts)}]"
 
 
-# The region whose body is being traced. Ops never read it: a tensor carries its own layout. It lets a region
-# called inside another run inline, and lets gradients know which axes a mapped dim has taken.
+# The region whose body is being traced. No tensor's placement follows from it: a tensor carries its own layout. Read
+# where there is no tensor to ask (an op on numbers alone, the record, an error's text), by a region called inside
+# another, which runs inline, and by gradients, for the axes that a mapped dim has taken.
 _open: contextvars.ContextVar[Region | None] = contextvars.ContextVar("open region", default=None)
 
 

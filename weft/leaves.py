@@ -1,7 +1,7 @@
-"""What a leaf of a tree is: data, data that is trained, or a part of the program. Asked here, and nowhere else.
+"""What a leaf of a tree is: data, trained data, or a part of the program.
 
-Imports tensors. Data are tensors, arrays (keys too) and Python's numbers: they are traced. All else is static: None,
-booleans, text, functions, dtypes.
+Asked here, and nowhere else. Imports tensors. Data are tensors, arrays (keys too) and Python's numbers: they are
+traced. All else is static: None, booleans, text, functions, dtypes.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from .tensor import is_tensor
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is a plain array, of any rank and of JAX's, NumPy's or shapes alone."""
+    """Whether a leaf is a plain array: JAX's, NumPy's, or a shape alone."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_tensor(leaf) and not isinstance(leaf, type)
 
 
@@ -24,20 +24,23 @@ def is_number(leaf: Any) -> bool:
 
 
 def is_data(leaf: Any) -> bool:
-    """Whether a leaf is traced rather than compiled in; a tensor without an array has nothing to trace."""
-    return hasattr(leaf._array, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
+    """Whether a leaf is traced rather than compiled in.
+
+    A tensor without an array has nothing to trace.
+    """
+    return hasattr(leaf.raw, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
 
 
 def is_trained(leaf: Any) -> bool:
-    """Whether a leaf gets a gradient and updates: a float, named or not, that is not frozen."""
-    if not is_data(leaf) or (is_tensor(leaf) and leaf._kind.frozen):
+    """Whether a leaf gets a gradient and updates: a float that is not frozen."""
+    if not is_data(leaf) or (is_tensor(leaf) and leaf.kind.frozen):
         return False
     return isinstance(leaf, float | complex) if is_number(leaf) else jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def array_of(leaf: Any) -> Any:
     """The array of a leaf, which may be a tensor."""
-    return leaf._array if is_tensor(leaf) else leaf
+    return leaf.raw if is_tensor(leaf) else leaf
 
 
 def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:
@@ -51,6 +54,6 @@ def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", st
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree, tensors whole, each with its path as Python writes it: `['w']`, `.scale`."""
+    """The leaves of a tree, tensors whole, by path: `['w']`, `.scale`."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]

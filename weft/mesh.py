@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .devices import arranged, as_they_come, described, taken
+from .checks import is_whole
+from .devices import arrange, describe, in_given_order, take
 from .dims import NAME
 from .errors import MeshError, folded, public
 
@@ -24,7 +25,9 @@ LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
 
 @public(form="wf.Mesh('rows=4, cols=2')")
 class Mesh:
-    """A mesh of processors with named axes; axes before a bar go over slower links, from host to host.
+    """A mesh of processors with named axes.
+
+    Axes before a bar go over slower links, from host to host.
 
     >>> Mesh("rows=4, cols=2")
     Mesh('rows=4,cols=2')
@@ -43,12 +46,12 @@ class Mesh:
         devices: "str | Sequence[Any] | None" = None,
         **sizes: int,
     ):
-        parsed, self.slow = _parsed(axes)
+        parsed, self.slow = _parse(axes)
         if twice := next((name for name in sizes if name in parsed), None):
             raise MeshError(f"axis `{twice}` is given twice", fix=f"give it once, e.g. `Mesh({twice}={sizes[twice]})`")
-        self.axes = _checked({**parsed, **sizes})
-        self.devices = devices if devices is None or isinstance(devices, str) else _checked_devices(devices)
-        self._made: jax.sharding.Mesh | None = None
+        self.axes = _check_axes({**parsed, **sizes})
+        self.devices = devices if devices is None or isinstance(devices, str) else _check_devices(devices)
+        self._jax_mesh: jax.sharding.Mesh | None = None
         if devices is None or devices == "cpu":
             _ask_for_virtual_processors(self.size)
 
@@ -57,30 +60,31 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def abstract(self, kind: AxisType = AxisType.Auto) -> AbstractMesh:
-        """This mesh without devices, for tracing; with Explicit axes JAX types every value with how it lies."""
+        """This mesh without devices; with Explicit axes JAX types values with shardings."""
         kinds = (kind,) * len(self.axes)
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
 
     @folded
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
-        if self._made is None:
-            found = taken(self._find_devices(), self.size)
-            is_given = isinstance(self.devices, tuple)  # in the order they are to have
-            sizes = tuple(self.axes.values())
-            grid = as_they_come(found, sizes) if is_given else arranged(found, self.axes, self.slow, str(self))
+        if self._jax_mesh is None:
+            devices = take(self._find_devices(), self.size)
+            if isinstance(self.devices, tuple):
+                grid = in_given_order(devices, tuple(self.axes.values()))
+            else:
+                grid = arrange(devices, self.axes, self.slow, str(self))
             kinds = (AxisType.Auto,) * len(self.axes)
-            self._made = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
-        return self._made
+            self._jax_mesh = jax.sharding.Mesh(grid, tuple(self.axes), axis_types=kinds)
+        return self._jax_mesh
 
     @property
     def platform(self) -> str:
-        """The kind of devices this mesh stands on: `"gpu"`, say; empty where it stands on none yet."""
-        return "" if self._made is None else self._made.devices.reshape(-1)[0].platform
+        """The kind of devices of this mesh, `"gpu"`, say; empty where it has none yet."""
+        return "" if self._jax_mesh is None else self._jax_mesh.devices.reshape(-1)[0].platform
 
     def describe(self) -> str:
         """The axes, the links they go over, and which device stands where, as a text."""
-        return described(self.axes, self.slow, str(self), self._devices_or_none())
+        return describe(self.axes, self.slow, str(self), self._devices_or_none())
 
     def _devices_or_none(self) -> np.ndarray | None:
         try:
@@ -90,19 +94,19 @@ class Mesh:
 
     def _find_devices(self) -> Sequence[Any]:
         if isinstance(self.devices, tuple):
-            found: Sequence[Any] = self.devices
+            devices: Sequence[Any] = self.devices
         else:
             try:
-                found = jax.devices(self.devices)
+                devices = jax.devices(self.devices)
             except RuntimeError as error:
                 raise MeshError(
                     f"there is no `{self.devices}` here: {error}".splitlines()[0],
                     fix="leave `devices` out, or say `devices='cpu'`",
                 ) from None
-        if len(found) >= self.size:
-            return found
-        kind = found[0].platform if found else "no"
-        fact = f"mesh {self} wants {self.size} processors, and JAX has {len(found)} ({kind})"
+        if len(devices) >= self.size:
+            return devices
+        kind = devices[0].platform if devices else "no"
+        fact = f"mesh {self} wants {self.size} processors, and JAX has {len(devices)} ({kind})"
         if isinstance(self.devices, tuple):
             raise MeshError(fact, fix=f"give {self.size} devices, or make the mesh smaller")
         if kind != "cpu":
@@ -139,14 +143,18 @@ class Mesh:
         return f"Mesh({str(self)!r})"
 
 
-def as_mesh(mesh: "Mesh | str | Mapping[str, int] | None") -> Mesh:
+MeshLike = Mesh | str | Mapping[str, int]
+"""A mesh as callers write it."""
+
+
+def as_mesh(mesh: MeshLike | None) -> Mesh:
     """A mesh out of whatever way a caller may write one."""
     if mesh is None:
         raise MeshError("no mesh was given", fix="give one: `mesh='rows=4,cols=2'`")
     return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
 
 
-def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _parse(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The axes, and the names of those before a bar."""
     if axes is None:
         return {}, ()
@@ -164,13 +172,13 @@ def _parsed(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
             f"mesh {axes!r} has a bar that does not stand between axes",
             fix="put one bar after the axes that go from host to host: `hosts=4 | cols=8`",
         )
-    found = _with_axes({}, sides[0], axes)
-    slow = tuple(found) if len(sides) == 2 else ()
-    return (_with_axes(found, sides[1], axes) if slow else found), slow
+    sizes = _parse_side({}, sides[0], axes)
+    slow = tuple(sizes) if len(sides) == 2 else ()
+    return (_parse_side(sizes, sides[1], axes) if slow else sizes), slow
 
 
-def _with_axes(found: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
-    """The axes found, and those on one side of the bar."""
+def _parse_side(sizes: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
+    """The axes read so far, and those on one side of the bar."""
     for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", side.strip())):
         name, sign, size = re.match(r"([^=:]*)([=:]?)(.*)", part).groups()  # type: ignore[union-attr]
         if not part:
@@ -179,38 +187,38 @@ def _with_axes(found: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
             raise MeshError(
                 f"`{part}` in mesh {axes!r} is not `axis=size`", fix="write it like `rows=4,cols=2` or `rows:4;cols:2`"
             )
-        if name in found:
+        if name in sizes:
             raise MeshError(f"mesh {axes!r} names axis `{name}` twice", fix=f"name each axis once, e.g. `{name}_2`")
-        found[name] = int(size)
-    return found
+        sizes[name] = int(size)
+    return sizes
 
 
-def _checked(axes: dict[str, Any]) -> dict[str, int]:
+def _check_axes(axes: dict[str, Any]) -> dict[str, int]:
     if not axes:
         raise MeshError("a mesh with no axes has no processors", fix="name at least one axis, e.g. `Mesh('all=1')`")
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
             raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        if not is_whole(size, 1):
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"
             )
     return {name: int(size) for name, size in axes.items()}
 
 
-def _checked_devices(devices: Any) -> tuple[Any, ...]:
-    found = tuple(devices) if isinstance(devices, Sequence | np.ndarray) else ()
-    if not found or not all(isinstance(device, jax.Device) for device in found):
+def _check_devices(devices: Any) -> tuple[Any, ...]:
+    several = tuple(devices) if isinstance(devices, Sequence | np.ndarray) else ()
+    if not several or not all(isinstance(device, jax.Device) for device in several):
         raise MeshError(
             f"`devices` is {devices!r:.80}", fix="give JAX devices (`jax.devices()`), or a kind: `devices='cpu'`"
         )
-    if len(set(found)) < len(found):
+    if len(set(several)) < len(several):
         raise MeshError("`devices` names a device twice", fix="give each device once")
-    return found
+    return several
 
 
 def _ask_for_virtual_processors(count: int) -> None:
-    """Asks JAX for `count` CPU devices if it has not started; it is no error if it has."""
+    """Asks JAX for `count` CPU devices; where it has started, does nothing."""
     if jax.distributed.is_initialized():
         return  # each of many processes has its own share, which whoever started them has set
     if count > MOST_VIRTUAL or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):

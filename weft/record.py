@@ -1,4 +1,4 @@
-"""The record: every op of a traced program, where it stands in the user's source, and what it was done with.
+"""The record: every op of a traced program and its place in the source.
 
 A jaxpr knows primitives, not ops. So each op takes a number here and runs in a JAX scope of that name, which
 survives differentiation, loops and recomputation; whoever reads the jaxpr finds its way back by the number. Holds
@@ -12,7 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -25,14 +26,13 @@ Axes = tuple[str, ...]
 Place = tuple[CodeType | None, int]
 """An instruction of someone's code; -1 for the function as a whole."""
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-MAPPED = ("vmap", "associative_scan")  # blocks whose body sees one place along a dim, and works on all at once
-_PROGRAMS = ("nn", "models", "decode", "train", "cli")  # rooms written in the language, shown as a user's own source
+BRANCHES = ("on_false", "on_true")
+"""The blocks in a branch, in the order in which JAX has its bodies."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The type of a tensor: its dtype, its dims, and over which axes each of them is split."""
+    """The type of a tensor: dtype, dims, and the axes each dim is sharded over."""
 
     dtype: Any
     dims: Shape
@@ -43,27 +43,77 @@ class Placed:
 
 @dataclass(frozen=True)
 class Argument:
-    """An array a region is given: an argument by itself, or a leaf of a tree, called by its path."""
+    """An array given to a region: an argument, or a leaf of one, called by its path."""
 
     name: str
     is_leaf: bool
 
 
-@dataclass
+GOES_OVER = "because {op} goes over {along}, split over {axes}"
+SUMS = "because {along_is} summed and split over {axes}"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an op says of itself, so that readers of programs need no names of ops.
+
+    Reasons say why it sends. In their texts `{axes}`, `{op}` and `{over}` are filled in, `{name}` by its first operand,
+    and `{along}` or `{along_is}` by the dims it goes over.
+    """
+
+    reason: str = ""
+    """Why it sends, whatever it sends."""
+    reason_along: str = GOES_OVER
+    """Why it sends along dims it goes over."""
+    reason_else: str = ""
+    """Why it sends what neither an operand nor a dim accounts for."""
+    sign: str = ""
+    """The operator that calls it."""
+    arguments_before: int = 0
+    """How many positional arguments come before its operands."""
+    is_rename: bool = False
+    """Its keyword arguments are names of dims and new ones."""
+    is_product: bool = False
+    """It multiplies its operands: so do its gradients, and what goes round a ring may be a piece of the result."""
+    is_cast: bool = False
+    """It changes the dtype alone, and so does its gradient."""
+    is_mapped: bool = False
+    """A block whose body sees one place along a dim, and works on all at once."""
+    has_line: bool = True
+    """It has a line of its own in printed programs; what an op or the border does unasked has none."""
+
+
+_PLAIN = Traits()
+
+
+@dataclass(frozen=True, eq=False)
+class FusedAttention:
+    """The whole sizes of an attention whose ops are one fused kernel on a GPU."""
+
+    length: int
+    memory_length: int
+    width: int
+    is_causal: bool
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One op as it was traced, or one loop or branch with the ops in it."""
+    """One op as it was traced, or a loop or branch; made when the op has ended."""
 
     id: int
     op: str
+    traits: Traits
     code: CodeType | None
     at: int
     """The instruction of `code` that called the op; -1 for the function as a whole."""
     parent: int | None
     is_block: bool = False
-    operands: list[Placed | None] = field(default_factory=list)
-    makers: list[int | None] = field(default_factory=list)
+    attention: FusedAttention | None = None
+    """The attention it is part of, where a GPU does that by one kernel."""
+    operands: tuple[Placed | None, ...] = ()
+    makers: tuple[int | None, ...] = ()
     """For each operand the entry that made it, where one did."""
-    gradients: list[bool | None] = field(default_factory=list)
+    gradients: tuple[bool | None, ...] = ()
     """For each operand whether a gradient flows back to it; None where that is not known."""
     dims: dict[str, Axes] = field(default_factory=dict)
     """Every dim of the op and the axes it is split over where the operands meet."""
@@ -72,9 +122,9 @@ class Entry:
     over: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     """Old names and new ones, where the op renames dims."""
-    results: list[Placed] = field(default_factory=list)
-    turns: int | None = None
-    reason: str = ""
+    results: tuple[Placed, ...] = ()
+    examples: int = 1
+    """How many examples a processor works on at once, where the op maps a function."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False
@@ -83,70 +133,111 @@ class Entry:
     """Traced, and traced again in another form that stands instead."""
 
 
+class Draft:
+    """An op while it is traced; what is noted, by the fields of `Entry`, becomes one."""
+
+    def __init__(self, op: str, traits: Traits, at: Place, **facts: Any):
+        self.op, self.traits, self.at = op, traits, at
+        self.id, self.is_block = facts["id"], facts["is_block"]
+        self.noted: dict[str, Any] = {"op": op, "traits": traits, "code": at[0], "at": at[1], **facts}
+
+    def note(self, **facts: Any) -> None:
+        """Notes facts; what was noted before under their names no longer counts."""
+        self.noted.update(facts)
+
+    def includes(self, block: str, at: Place) -> bool:
+        """Whether one call made this block and another inside it: `fori_loop` is a scan."""
+        return at[0] is not None and self.at == at and self.op != block
+
+    def entry(self) -> Entry:
+        """The entry, with all that was noted."""
+        return Entry(**self.noted)
+
+
 class Record:
     """The ops of one traced program, in the order they were traced."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
         self.arguments: list[Argument] = []
         """The region's arrays, in order."""
         self.update: Place = (None, -1)
         """Where the train step was made whose update is part of the program."""
-        self.current: Entry | None = None
-        self._parent: int | None = None
+        self.current: Draft | None = None
+        """The op being traced, of which ops that it calls are part."""
+        self.block_being_traced: Draft | None = None
+        self._attention: tuple[CodeType | None, FusedAttention] | None = None
+        self._entries: list[Entry | None] = []
+        """By number; None for an op that has not ended."""
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All ops that have ended."""
+        return [entry for entry in self._entries if entry is not None]
+
+    @property
+    def mark(self) -> int:
+        """The number of the next entry."""
+        return len(self._entries)
 
     @contextlib.contextmanager
-    def op(self, name: str, *, reason: str = "", at: Place | None = None) -> Iterator[Entry]:
+    def op(self, name: str, traits: Traits = _PLAIN, *, at: Place | None = None) -> Iterator[Draft]:
         """While one op is traced; ops it is made of are part of it."""
         if self.current is not None:
             yield self.current
             return
-        entry = self.current = self._new(name, at or place())
-        entry.reason = reason
+        draft = self.current = self._new(name, traits, at or place())
         try:
-            with jax.named_scope(f"wf{entry.id}_{name}"):
-                yield entry
+            with jax.named_scope(f"wf{draft.id}_{name}"):
+                yield draft
         finally:
-            self.current = None
+            self.current, self._entries[draft.id] = None, draft.entry()
+
+    def unasked(self, name: str, reason: str = "", *, at: Place | None = None) -> AbstractContextManager[Draft]:
+        """While something is traced that no line asks for, and that has no line itself."""
+        return self.op(name, Traits(reason=reason, has_line=False), at=at)
 
     @contextlib.contextmanager
-    def block(self, name: str) -> Iterator[Entry]:
+    def block(self, name: str, traits: Traits = _PLAIN) -> Iterator[Draft]:
         """While a loop or a branch is traced; ops in its body are entries of their own."""
-        outer, before = self._parent, self.current
+        outer, before, at = self.block_being_traced, self.current, place()
         _BLOCKS.add(name)
-        entry = self._new(name, place())
-        entry.is_block = True
-        if outer is not None and self._is_part_of(entry, self.entries[outer]):
-            self.entries.pop()
-            entry = self.entries[outer]
-        self._parent, self.current = entry.id, None
+        draft = outer if outer is not None and outer.includes(name, at) else self._new(name, traits, at, is_block=True)
+        self.block_being_traced, self.current = draft, None
         try:
-            with jax.named_scope(f"wf{entry.id}_{name}"):
-                yield entry
+            with jax.named_scope(f"wf{draft.id}_{name}"):
+                yield draft
         finally:
-            self._parent, self.current = outer, before
+            self.block_being_traced, self.current = outer, before
+            if draft is not outer:
+                self._entries[draft.id] = draft.entry()
 
-    def _is_part_of(self, inner: Entry, outer: Entry) -> bool:
-        """Whether a loop was made by one call together with the loop around it: `fori_loop` is a scan."""
-        return inner.code is not None and (inner.code, inner.at) == (outer.code, outer.at) and inner.op != outer.op
+    @contextlib.contextmanager
+    def fusing(self, attention: FusedAttention) -> Iterator[None]:
+        """While a function writes out an attention that a GPU does by one fused kernel.
 
-    def _new(self, name: str, at: Place) -> Entry:
-        entry = Entry(len(self.entries), name, *at, self._parent)
-        self.entries.append(entry)
-        return entry
+        Ops of functions that it calls, those of the mask, are no part of it.
+        """
+        before, self._attention = self._attention, (place()[0], attention)
+        try:
+            yield
+        finally:
+            self._attention = before
 
-    @property
-    def block_being_traced(self) -> Entry | None:
-        return None if self._parent is None else self.entries[self._parent]
+    def _new(self, name: str, traits: Traits, at: Place, *, is_block: bool = False) -> Draft:
+        parent = self.block_being_traced
+        draft = Draft(name, traits, at, id=self.mark, parent=None if parent is None else parent.id, is_block=is_block)
+        if self._attention is not None and at[0] is self._attention[0]:
+            draft.note(attention=self._attention[1])
+        self._entries.append(None)
+        return draft
 
     def forget(self, mark: int) -> None:
-        """Marks all entries from number `mark` on as superseded: their body is traced again."""
-        for entry in self.entries[mark:]:
-            entry.is_gone = True
+        """Marks all entries from number `mark` on as gone: their body is traced again."""
+        self._entries[mark:] = [entry and replace(entry, is_gone=True) for entry in self._entries[mark:]]
 
 
-def operand_scope(index: int) -> contextlib.AbstractContextManager[Any]:
-    """While an op brings one operand to where it is needed, so that what this sends can be told from the rest."""
+def operand_scope(index: int) -> AbstractContextManager[Any]:
+    """While an op brings one operand to where it is needed: marks what that sends."""
     return jax.named_scope(f"of{index}")
 
 
@@ -156,28 +247,35 @@ _OPERAND = re.compile(r"\bof(\d+)\b")
 
 
 def entry_and_operand(scopes: str) -> tuple[int | None, int | None]:
-    """The number of the innermost op among JAX's scope names, and of its operand, if one was being brought.
+    """The innermost op among JAX's scope names, and its operand if one is brought.
 
     >>> entry_and_operand("transpose(jvp(wf3_scan))/wf12_einsum/of1")
     (12, 1)
     """
-    found = None
-    for found in _NUMBER.finditer(scopes):  # noqa: B007
-        pass
-    if found is None:
+    ops = list(_NUMBER.finditer(scopes))
+    if not ops:
         return None, None
-    operands = _OPERAND.findall(scopes, found.end())
-    return int(found[1]), int(operands[-1]) if operands else None
+    operands = _OPERAND.findall(scopes, ops[-1].end())
+    return int(ops[-1][1]), int(operands[-1]) if operands else None
 
 
 def is_within_op(scopes: str) -> bool:
-    """Whether the innermost of JAX's scopes that is one of ours is an op's, and not that of a loop or a branch."""
+    """Whether the innermost scope of ours is an op's, not a loop's or a branch's."""
     names = [name for _, name in _NUMBER.findall(scopes)]
     return bool(names) and names[-1] not in _BLOCKS
 
 
+_PROGRAMS: list[str] = []  # folders
+
+
+def show_as_source(folder: str) -> None:
+    """Shows a room's files as a user's own source: they are written in the language."""
+    _PROGRAMS.append(folder + os.sep)
+    is_source.cache_clear()
+
+
 def place() -> Place:
-    """Where the program stands: a user's own line, or one of a model written in the language."""
+    """The innermost frame that is shown as source: a user's own line, or a model's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_source(frame.f_code.co_filename):
         frame = frame.f_back
@@ -186,9 +284,8 @@ def place() -> Place:
 
 @functools.cache
 def is_source(filename: str) -> bool:
-    if filename.startswith(_HERE):
-        return filename[len(_HERE) :].split(os.sep)[0] in _PROGRAMS
-    return is_users(filename)
+    """Whether printed programs show a file's lines: a user's own, or a model's."""
+    return filename.startswith(tuple(_PROGRAMS)) or is_users(filename)
 
 
 _listening: contextvars.ContextVar[Record | None] = contextvars.ContextVar("record being made", default=None)
@@ -196,7 +293,7 @@ _listening: contextvars.ContextVar[Record | None] = contextvars.ContextVar("reco
 
 @contextlib.contextmanager
 def recording() -> Iterator[Record]:
-    """While a program is traced to be read: all regions opened meanwhile write to one record."""
+    """While a program is traced to be read: all regions write to one record."""
     record = Record()
     token = _listening.set(record)
     try:

@@ -1,4 +1,4 @@
-"""Small files of JSON and TOML, read with limits on size, depth and digits; and names of files that may be anything.
+"""Small files of JSON and TOML, read with limits on size, depth and digits.
 
 Imports the errors of the house alone. Whatever is in such a file, the outcome is plain values of the shape that was
 asked for, or an error of the caller's kind that names the file, the place in it where that is known, and the fix.
@@ -30,41 +30,41 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one kind of small file: what is wrong is an error of this kind, with this fix."""
+    """Reads small files; what is wrong is an error of this kind, with this fix."""
 
     error: type[WeftError]
     fix: str = "fetch or write the file again"
 
     def json(self, path: Path, shape: Any = dict) -> Any:
         """What a file of JSON holds, if it has the shape."""
-        found = self.parse_json(self._text(path, "JSON"), str(path))
-        self.check(found, shape, str(path))
-        return found
+        value = self.parse_json(self._text(path, "JSON"), str(path))
+        self.check(value, shape, str(path))
+        return value
 
     def parse_json(self, text: str | bytes, where: str) -> Any:
         """What a text of JSON holds; no key stands twice in an object."""
         try:
-            found = json.loads(text, object_pairs_hook=_without_repeats)
+            value = json.loads(text, object_pairs_hook=_without_repeats)
         except _RepeatedKey as error:
             raise self._wrong(f"{where} has the key {str(error)!a:.60} twice in one object") from None
         except (ValueError, RecursionError) as error:
             raise self._wrong(f"{where} is not JSON: {_why(error)}") from None
-        self.check_limits(found, where)
-        return found
+        self.check_limits(value, where)
+        return value
 
     def summed_json(self, path: Path, shape: Any = dict, *, older: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """What `summed` made of an object, without its sum; a bit that is another now is an error.
+        """What `summed` made of an object, without its checksum, which is compared.
 
         A file without a sum, and with none but these `older` keys, was written before there were sums.
         """
-        found = self.json(path)
-        wanted = found.pop(SUM, None)
-        if wanted is None and not (older and found.keys() <= older):
+        value = self.json(path)
+        wanted = value.pop(SUM, None)
+        if wanted is None and not (older and value.keys() <= older):
             raise self._wrong(f"{path} has no sum of its bits")
-        if wanted is not None and wanted != _sum_of(found):
+        if wanted is not None and wanted != _sum_of(value):
             raise self._wrong(f"{path} is not what was written: the sum of its bits is another")
-        self.check(found, shape, str(path))
-        return found
+        self.check(value, shape, str(path))
+        return value
 
     def toml(self, path: Path) -> tuple[dict[str, Any], str]:
         """What a file of TOML holds, and its text."""
@@ -77,16 +77,16 @@ class Reader:
             if line.count(".") > _MOST_DOTS:
                 raise self._wrong(f"{where} has {line.count('.'):,} dots in line {number}", at=f"{where}:{number}")
         try:
-            found = tomllib.loads(text)
+            value = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # numbers of too many digits are no TOMLDecodeError
             line = f":{place[1]}" if (place := re.search(r"at line (\d+)", str(error))) else ""
             raise self._wrong(f"{where} is not TOML: {_why(error)}", at=f"{where}{line}") from None
-        self.check_limits(found, where)
-        return found
+        self.check_limits(value, where)
+        return value
 
-    def check_limits(self, found: Any, where: str) -> None:
-        """Raises for values nested too deep, numbers of too many digits, and text that cannot be written."""
-        for path, depth, value in () if _is_within_limits(found) else _walk(found):
+    def check_limits(self, content: Any, where: str) -> None:
+        """Raises for values nested too deep, too many digits, and text that is none."""
+        for path, depth, value in () if _is_within_limits(content) else _walk(content):
             inside = f" (at `{path[:60]}`)" if path else ""
             if depth > DEEPEST:
                 raise self._wrong(f"{where} is nested more than {DEEPEST} deep")
@@ -95,13 +95,13 @@ class Reader:
             if isinstance(value, str) and not is_text(value):
                 raise self._wrong(f"{where} has a text with half a character, {value[:20]!a}{inside}")
 
-    def check(self, found: Any, shape: Any, where: str) -> None:
+    def check(self, content: Any, shape: Any, where: str) -> None:
         """Raises unless a value has a shape.
 
         A shape is a type, None, a tuple of shapes of which one will do, `[shape]` for a list, `{str: shape}` for an
         object with any keys, or an object that names its keys; a key may be missing where its value may be null.
         """
-        if wrong := _misfit(found, shape):
+        if wrong := _misfit(content, shape):
             path, value, wanted = wrong
             named = f"`{path}` in {where}" if path else where
             is_missing = value is _MISSING
@@ -178,11 +178,11 @@ class _RepeatedKey(Exception):
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         seen: set[str] = set()
         raise _RepeatedKey(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
-    return found
+    return values
 
 
 def _why(error: Exception) -> str:
@@ -218,7 +218,7 @@ def _is_within_limits(value: Any) -> bool:
 
 
 def _walk(value: Any) -> Iterator[tuple[str, int, Any]]:
-    """Every value and key inside a value, with its path and depth; no stack grows with the depth."""
+    """Every value and key inside a value, with its path and depth, without recursion."""
     left = [("", 0, value)]
     while left:
         path, depth, value = left.pop()

@@ -6,17 +6,18 @@ the array's shape is the local sizes of the dims under the tensor's region; outs
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from .dims import Dim, Shape, new_dims
+from .compat import is_check_of_scalar, is_operator_of_array, varying
+from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
 from .dtypes import has_values, need_room, short_dtype
-from .elsewhere import unknown_method, wrong_rename
+from .elsewhere import OF_A_TENSOR, unknown_method, wrong_rename
 from .errors import DimError, RegionError, TensorError, UnknownNameError, folded, public
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
@@ -24,7 +25,7 @@ from .operators import Operators, operations
 
 @dataclass(frozen=True)
 class Kind:
-    """How a tensor entered: stored split as a parameter, and how its gradient is to be summed."""
+    """How a tensor entered its region, and how its gradient is summed."""
 
     store: str | None = None
     """`"params"` for a parameter; its array is the stored slice until an op uses it."""
@@ -55,21 +56,26 @@ PARAMETER = Kind(store="params")
 class Tensor(Operators):
     """An array whose dims have names; inside a region, this processor's slice of it."""
 
-    __slots__ = ("_array", "_dims", "_kind", "_memo", "_region")
-    __hash__ = None  # type: ignore[assignment]
-    _array: Any
+    # The inner surface, on which the lowering and the operations are written; no user needs it, and `dir` leaves it
+    # out. What is private beyond it is reached in this file, in leaves.py and in lower/ alone.
+    raw: Any
+    """The array as it is held: inside a region this processor's slice, before a cast that is put off."""
+    region: Region | None
+    """The layout on a mesh that the tensor is traced under; None outside a region."""
+    kind: Kind
+    """How it entered, and how its gradient is summed."""
     _dims: Shape
-    _region: Region | None
-    _kind: Kind
-    _memo: dict[Any, Any]
+    _memo: dict[Any, Any]  # what was made of it once (`lower.meet`), and what the record says of it (`marks_of`)
+    __slots__ = ("_dims", "_memo", "kind", "raw", "region")
+    __hash__ = None  # type: ignore[assignment]
 
     @public(form="wf.tensor(array, 'batch d_model')")
-    def __init__(self, array: Any, dims: Any):
+    def __init__(self, array: Any, dims: Dims):
         made = tensor(array, dims)
-        self._fill(made._array, made._dims, None, PLAIN)
+        self._fill(made.raw, made._dims, None, PLAIN)
 
     def _fill(self, array: Any, dims: Shape, region: Region | None, kind: Kind) -> "Tensor":
-        self._array, self._dims, self._region, self._kind, self._memo = array, dims, region, kind, {}
+        self.raw, self._dims, self.region, self.kind, self._memo = array, dims, region, kind, {}
         return self
 
     @property
@@ -78,66 +84,69 @@ class Tensor(Operators):
 
     @property
     def dtype(self) -> Any:
-        return np.dtype(self._kind.cast_to) if self._kind.cast_to is not None else self._array.dtype
+        return np.dtype(self.kind.cast_to) if self.kind.cast_to is not None else self.raw.dtype
 
     @property
     def layout(self) -> Layout:
         """The layout this tensor is under; empty outside a region."""
-        return Layout("") if self._region is None else self._region.layout
+        return Layout("") if self.region is None else self.region.layout
 
     @property
     @folded
     def array(self) -> jax.Array:
-        """The global array as it is, padding and all; inside a region there is none to give.
+        """The global array as it is, padding and all; there is none in a region.
 
         `wf.get(x)` and `np.asarray(x)` give the values alone.
         """
-        if self._region is not None:
+        if self.region is not None:
             raise TensorError(
                 f"`.array` of {self!r} was asked for inside a region, where it would be one processor's slice",
-                state=self._region.state,
+                state=self.region.state,
                 fix="use wf operations, return the tensor from the region, or take the slice: `.local_array`",
             )
-        return self._array
+        return self.raw
 
     @property
     def local_array(self) -> jax.Array:
         """This processor's slice; outside a region, the whole array."""
-        array = self._array if self._kind.cast_to is None else self._array.astype(self._kind.cast_to)
-        if self._region is None or sys._getframe(1).f_globals.get("__name__", "").startswith("weft."):
+        array = self.raw if self.kind.cast_to is None else self.raw.astype(self.kind.cast_to)
+        if self.region is None or sys._getframe(1).f_globals.get("__name__", "").startswith("weft."):
             return array
         return checkpoint_name(array, SLICE)  # asked for by name, it may be treated as the slice it is
 
     @public
-    def dim(self, name: Dim | str) -> Dim:
+    def dim(self, name: DimLike) -> Dim:
         """The dim of that name."""
         return self._dims.find(name)
 
     @public
-    def size(self, name: Dim | str) -> int:
+    def size(self, name: DimLike) -> int:
         """The global size of the dim of that name."""
         return self.dim(name).size
 
     @public
-    def ways(self, dim: Dim | str) -> int:
+    def ways(self, dim: DimLike) -> int:
         """Into how many slices a dim is split; 1 outside a region. For schedules only."""
         self._dims.find(dim)
-        return 1 if self._region is None else self._region.ways(placement(self)[self._dims.position(dim)])
+        return 1 if self.region is None else self.region.ways(placement(self)[self._dims.position(dim)])
 
     @folded
-    def rename(self, *wrong: Any, **names: Dim | str) -> "Tensor":
-        """This tensor with some dims renamed, moved where the new names are split otherwise."""
+    def rename(self, *wrong: Any, **names: DimLike) -> "Tensor":
+        """This tensor with some dims renamed, moved if the new ones are split otherwise."""
         if wrong:
             raise wrong_rename(wrong)
         return operations["rename"](self, **names)
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("__") or name in OF_A_TENSOR]
+
     def __repr__(self) -> str:
-        if not hasattr(self._array, "dtype"):
-            return f"Tensor[{self._dims}]({self._array!r})"
-        return f"{'param ' * self._kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
+        if not hasattr(self.raw, "dtype"):
+            return f"Tensor[{self._dims}]({self.raw!r})"
+        return f"{'param ' * self.kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
 
     def __str__(self) -> str:
-        if self._region is not None or not has_values(self._array):
+        if self.region is not None or not has_values(self.raw):
             return repr(self)
         return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self)}"
 
@@ -167,26 +176,26 @@ class Tensor(Operators):
     def __jax_array__(self) -> Any:
         # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` it must not find it, so that
         # the tensor's own operator runs.
-        caller = sys._getframe(1).f_code.co_name
-        if caller == "deferring_binary_op" or caller.startswith("_operator_"):
+        caller = sys._getframe(1)
+        if is_operator_of_array(caller):
             raise AttributeError("__jax_array__")
-        if not self._dims and self._region is None:
-            if "_check_scalar" in (caller, sys._getframe(2).f_code.co_name):
+        if not self._dims and self.region is None:
+            if is_check_of_scalar(caller) or is_check_of_scalar(caller.f_back):
                 raise TensorError(
                     f"jax.grad got a function that gives the tensor {self!r}",
                     fix="use wf.grad or wf.value_and_grad, or return `loss.array`",
                 )
-            return lambda: self._array
-        raise self._plain_function("a plain JAX function")
+            return lambda: self.raw
+        raise self._no_plain_function("a plain JAX function")
 
     @folded
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
         if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
             return operations[ufunc.__name__](*inputs)
-        raise self._plain_function(f"NumPy's `{ufunc.__name__}`")
+        raise self._no_plain_function(f"NumPy's `{ufunc.__name__}`")
 
-    def _plain_function(self, what: str) -> TensorError:
+    def _no_plain_function(self, what: str) -> TensorError:
         return TensorError(
             f"{what} was called on {self!r}; it would not see the names",
             fix="use the wf function of that name, `wf.elementwise(fn, x)` or `wf.local(fn, x, out=...)`; "
@@ -245,32 +254,35 @@ class Tensor(Operators):
         return value
 
     def _whole_value(self, what: str) -> Any:
-        if self._region is not None:
+        if self.region is not None:
             raise TensorError(
                 f"{what} of {self!r} inside a region, where values are not known and each processor has a slice",
-                state=self._region.state,
+                state=self.region.state,
                 fix=f"return the tensor from the region, or use wf.print, wf.where or wf.cond{self._number_hint()}",
             )
-        check_not_given_up(self._array)
-        if isinstance(self._array, jax.ShapeDtypeStruct):
+        check_not_given_up(self.raw)
+        if isinstance(self.raw, jax.ShapeDtypeStruct):
             raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
-        if isinstance(self._array, jax.core.Tracer):
+        if isinstance(self.raw, jax.core.Tracer):
             raise TensorError(
                 f"{what} of {self!r} while it is being traced, where values are not known",
                 fix=f"return the tensor from the traced function, or use wf.print or wf.cond{self._number_hint()}",
             )
-        return self._array
+        return self.raw
 
 
 @public(form="wf.tensor(array, 'batch d_model')")
-def tensor(array: Any, dims: Any) -> Tensor:
-    """A tensor of a NumPy or JAX array (or a `jax.ShapeDtypeStruct`) whose dims have these names."""
-    return _named(array, dims, PLAIN)
+def tensor(array: Any, dims: Dims) -> Tensor:
+    """A tensor of an array whose dims have these names.
+
+    The array may be NumPy's, JAX's, or a `jax.ShapeDtypeStruct`.
+    """
+    return _name_dims(array, dims, PLAIN)
 
 
 @public(form="wf.parameter(array, 'd_model d_ff')")
-def parameter(array: Any, dims: Any = None) -> Tensor:
-    """A tensor that is stored by the layout's `params.` rules and gathered where it is used.
+def parameter(array: Any, dims: Dims | None = None) -> Tensor:
+    """A tensor stored by the `params.` rules, gathered where it is used (FSDP).
 
     `dims` may be left out where `array` is a tensor already.
     """
@@ -278,10 +290,10 @@ def parameter(array: Any, dims: Any = None) -> Tensor:
         dims is None or Shape(new_dims(dims, what="dims", known=array.dims)) == array.dims
     ):
         return make(array.array, array.dims, None, PARAMETER)
-    return _named(array, dims, PARAMETER)
+    return _name_dims(array, dims, PARAMETER)
 
 
-def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
+def _name_dims(array: Any, dims: Any, kind: Kind) -> Tensor:
     if isinstance(array, Tensor):
         raise TensorError(
             f"{array!r} is a tensor already", fix="pass its `.array`, or rename its dims: `x.rename(old='new')`"
@@ -297,7 +309,7 @@ def _named(array: Any, dims: Any, kind: Kind) -> Tensor:
     if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
         raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
     need_room(array)
-    if isinstance(array, jax.core.Tracer) and (differing := jax.typeof(array).manual_axis_type.varying):
+    if isinstance(array, jax.core.Tracer) and (differing := varying(array)):
         raise TensorError(
             f"a tensor cannot be made of one processor's slice (it differs over {', '.join(sorted(differing))})",
             fix="use `wf.local(fn, x, out=..., summed=...)`, which says how the slices make up the whole",
@@ -323,7 +335,8 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     )
     if not from_names:
         return new_dims(dims, what="dims")
-    names = [word for item in ([dims] if isinstance(dims, str) else dims) for word in _pieces(item)]
+    items = [dims] if isinstance(dims, str) else dims
+    names = [word for item in items for word in (item.replace(",", " ").split() if isinstance(item, str) else [item])]
     if len(names) != len(array.shape):
         raise DimError(
             f"an array of shape {tuple(array.shape)} does not fit {len(names)} names: {' '.join(map(str, names))}",
@@ -334,21 +347,22 @@ def _shape_for(array: Any, dims: Any) -> Shape:
     )
 
 
-def _pieces(item: Any) -> list[Any]:
-    return item.replace(",", " ").split() if isinstance(item, str) else [item]
-
-
 def make(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = PLAIN) -> Tensor:
     """A tensor from parts already known to fit."""
     shape = dims if isinstance(dims, Shape) else Shape(dims)
     return object.__new__(Tensor)._fill(array, shape, region, kind)
 
 
+def with_kind(x: Tensor, **changes: Any) -> Tensor:
+    """The same array as a tensor of another kind."""
+    return make(x.raw, x.dims, x.region, replace(x.kind, **changes))
+
+
 _MARKS = ("entry", "has_gradient")
 
 
 def marks_of(x: Tensor) -> dict[str, Any]:
-    """What a program's record says of a tensor: the entry that made it, and whether a gradient flows back to it."""
+    """What the record says of a tensor: its entry, and whether it has a gradient."""
     return {name: x._memo[name] for name in _MARKS if name in x._memo}
 
 
@@ -360,16 +374,16 @@ def marked(x: Tensor, marks: Mapping[str, Any]) -> Tensor:
 
 def excess(x: Tensor) -> frozenset[str]:
     """The axes that the array varies over and no dim is split over."""
-    assert x._region is not None
+    assert x.region is not None
     split = set(axes_in(placement(x)))
-    return frozenset(jax.typeof(x._array).manual_axis_type.varying) - split - set(x._region.taken)
+    return varying(x.raw) - split - set(x.region.taken)
 
 
 def placement(x: Tensor) -> Placement:
     """Over which axes each dim of `x` is split."""
-    if x._region is None:
+    if x.region is None:
         return ((),) * len(x._dims)
-    return x._region.placement(x._dims, x._kind.store)
+    return x.region.placement(x._dims, x.kind.store)
 
 
 def is_tensor(x: Any) -> bool:
@@ -391,34 +405,37 @@ def check_not_given_up(array: Any) -> None:
 
 
 def checked(x: Tensor) -> Tensor:
-    """`x`, if its array is still what its dims say; something may have worked on it behind the names."""
-    if x._region is None:
-        check_not_given_up(x._array)
-    shape = getattr(x._array, "shape", None)
-    sizes = x._dims.sizes if x._region is None else x._region.local_sizes(x._dims, placement(x))
+    """`x`, if its array is still what its dims say.
+
+    Something may have worked on it behind the names.
+    """
+    if x.region is None:
+        check_not_given_up(x.raw)
+    shape = getattr(x.raw, "shape", None)
+    sizes = x._dims.sizes if x.region is None else x.region.local_sizes(x._dims, placement(x))
     if shape is not None and tuple(shape) != sizes:
         raise TensorError(
             f"a tensor says [{x._dims}] and its array has shape {tuple(shape)} where {sizes} is due: "
             "an axis was stripped, added or resized behind the names",
-            state="" if x._region is None else x._region.state,
+            state="" if x.region is None else x.region.state,
             fix="use the named form: `wf.scan` for lax.scan or lax.map, `wf.vmap` for jax.vmap",
         )
-    if x._region is not None and (differing := excess(x) - x._kind.equal):
+    if x.region is not None and (differing := excess(x) - x.kind.equal):
         raise TensorError(
             f"the slices of {x!r} differ over {', '.join(f'`{axis}`' for axis in sorted(differing))}, "
             "which splits none of its dims: a plain JAX function was applied to slices behind the names",
-            state=x._region.state,
+            state=x.region.state,
             fix="use wf operations, `wf.local(fn, x, out=..., summed=...)`, or for an optimizer `wf.train_step`",
         )
     return x
 
 
 def _flatten(x: Tensor) -> tuple[tuple[Any], Any]:
-    return (x._array,), (x._dims, x._region, x._kind)
+    return (x.raw,), (x._dims, x.region, x.kind)
 
 
 def _flatten_with_keys(x: Tensor) -> tuple[tuple[Any], Any]:
-    return ((jax.tree_util.GetAttrKey("array"), x._array),), (x._dims, x._region, x._kind)
+    return ((jax.tree_util.GetAttrKey("array"), x.raw),), (x._dims, x.region, x.kind)
 
 
 def _unflatten(aux: Any, children: Any) -> Tensor:

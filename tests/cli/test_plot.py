@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft.train import curves
-from weft.train.curves import as_ascii, drawn, drawn_curves, panels, smoothed, step_ticks, thinned, tick_labels, ticks
+from weft.train.curves import moving_average, panels, step_ticks, text_chart, thin, tick_labels, ticks, to_ascii
 from weft.train.metrics import Metrics, MetricsError
 
 from .command import error_of, weft
@@ -67,29 +67,47 @@ def test_several_runs_share_a_picture(run, other):
     assert (run / "curves.png").read_bytes() != (run / "curve.png").read_bytes()
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 def page(run, *words):
-    """The HTML of runs, its drawings, and what its script is told."""
+    """The HTML of runs, its drawing, and what its script is told."""
     out = run / "curve.html"
     assert weft("plot", run, *words, "--out", out)[0] == f"{out}\n"
     text = out.read_text(encoding="utf-8")
-    drawings = [xml.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.S)]
-    return text, drawings, json.loads(re.search(r'id="told">(.*?)</script>', text, re.S)[1])
+    [drawing] = [xml.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.S)]
+    return text, drawing, json.loads(re.search(r'id="panels">(.*?)</script>', text, re.S)[1])
+
+
+def points(drawing, group):
+    """Where the marked points of a curve stand in its drawing."""
+    return [
+        (float(point.get("x")), float(point.get("y")))
+        for found in drawing.iter(f"{SVG}g")
+        if found.get("id") == group
+        for point in found.iter(f"{SVG}use")
+    ]
 
 
 def test_html_needs_nothing_else_and_knows_the_dark(run):
-    text, [drawing], [panel] = page(run)
-    assert not re.search(r'(src|href)=|url\(|@import|fetch\(|https?://(?!www\.w3\.org/2000/svg")', text)
+    text, drawing, [panel] = page(run)
+    assert not re.search(r'(src|href)="(?!#)|url\((?!#)|@import|fetch\(|https?://(?!www\.w3\.org/)', text)
     assert "prefers-color-scheme: dark" in text
-    classes = [part.get("class") for part in drawing.iter()]
-    assert {"raw", "line", "eval", "grid"} <= set(classes)
-    assert len(drawing.findall(".//circle")) == 10
+    assert len(points(drawing, "evaluation-1")) == 10
     assert [curve["label"] for curve in panel["curves"]] == ["loss", "eval.loss"]
     assert panel["curves"][0]["steps"] == list(range(1, 301))
 
 
+def test_a_picture_has_a_title_axes_with_units_and_a_legend(run):
+    _, drawing, _ = page(run)
+    texts = [" ".join(element.itertext()) for element in drawing.iter(f"{SVG}text")]
+    assert {"first", "step", "loss (nats a token)"} <= set(texts)
+    assert [text.split()[0] for text in texts[-2:]] == ["loss", "eval.loss"]
+
+
 def test_html_shows_each_run_and_each_axis(run, other):
-    _, drawings, told = page(run, other, "--keys", "loss,eval.loss,tokens_per_s")
-    assert len(drawings) == 2
+    _, drawing, told = page(run, other, "--keys", "loss,eval.loss,tokens_per_s")
+    assert {"axes_1", "axes_2"} <= {part.get("id") for part in drawing.iter()}
     assert [curve["label"] for curve in told[0]["curves"]] == [
         "first loss",
         "second loss",
@@ -97,18 +115,17 @@ def test_html_shows_each_run_and_each_axis(run, other):
         "second eval.loss",
     ]
     colours = [curve["colour"] for curve in told[0]["curves"]]
-    assert colours == ["var(--c0)", "var(--c1)"] * 2
+    assert colours[:2] == colours[2:] and colours[0] != colours[1]
 
 
 def test_what_the_page_tells_lies_where_it_is_drawn(run):
-    _, [drawing], [panel] = page(run)
+    _, drawing, [panel] = page(run)
     (left, top, right, bottom), (x0, x1), (y0, y1) = panel["box"], panel["x"], panel["y"]
     evaluation = panel["curves"][1]
-    for circle, step, value in zip(
-        drawing.findall(".//circle"), evaluation["steps"], evaluation["values"], strict=True
-    ):
-        assert float(circle.get("cx")) == pytest.approx(left + (step - x0) / (x1 - x0) * (right - left), abs=0.06)
-        assert float(circle.get("cy")) == pytest.approx(top + (y1 - value) / (y1 - y0) * (bottom - top), abs=0.06)
+    drawn = points(drawing, "evaluation-1")
+    for (across, down), step, value in zip(drawn, evaluation["steps"], evaluation["values"], strict=True):
+        assert across == pytest.approx(left + (step - x0) / (x1 - x0) * (right - left), abs=0.06)
+        assert down == pytest.approx(top + (y1 - value) / (y1 - y0) * (bottom - top), abs=0.06)
 
 
 def test_names_are_text_in_every_picture(tmp_path):
@@ -132,7 +149,7 @@ def test_a_run_of_one_row_and_one_with_gaps_can_be_drawn(tmp_path):
     one = made(tmp_path / "one", [{"step": 1, "loss": 2.0}])
     gaps = made(tmp_path / "gaps", [{"step": n, "loss": math.nan if n % 3 == 0 else 1.0 * n} for n in range(1, 10)])
     for run in (one, gaps):
-        _, [drawing], _ = page(run)
+        _, drawing, _ = page(run)
         assert "nan" not in xml.tostring(drawing).decode().lower()
         assert weft("plot", run, "--terminal", "--out", run / "curve.png")[0].endswith("curve.png\n")
 
@@ -161,19 +178,19 @@ def test_runs_in_the_terminal_stand_beneath_each_other_on_one_scale(run, other):
 
 @pytest.mark.parametrize(("width", "height"), [(200, 40), (80, 16), (40, 10), (1, 1)])
 def test_a_drawing_has_the_size_that_is_asked_for(width, height):
-    lines = drawn(rows_of(), width, height).splitlines()
+    lines = text_chart(panels({"run": rows_of()})["loss"], width, height).splitlines()
     assert len(lines) == max(height, 6) and max(map(len, lines)) <= max(width, 30)
 
 
 def test_a_terminal_without_other_letters_gets_ascii():
-    drawing = as_ascii(drawn(rows_of(), 80, 16))
-    assert drawing.isascii() and "*" in drawing and "o" in drawing and "+" in drawing
+    chart = to_ascii(text_chart(panels({"run": rows_of()})["loss"], 80, 16))
+    assert chart.isascii() and "*" in chart and "o" in chart and "+" in chart
 
 
 def test_a_straight_line_is_drawn_straight():
     rows = [{"step": step, "loss": float(step)} for step in (0, 10)]
     [loss] = panels({"run": rows}).values()
-    cells = [line.partition("│")[2] or line.partition("┤")[2] for line in drawn_curves(loss, 40, 19).splitlines()[:16]]
+    cells = [line.partition("│")[2] or line.partition("┤")[2] for line in text_chart(loss, 40, 19).splitlines()[:16]]
     starts = [len(line) - len(line.lstrip()) for line in cells]
     assert starts == sorted(starts, reverse=True) and starts[-1] == 0
     assert np.allclose(starts, np.linspace(starts[0], 0, 16), atol=1.5)
@@ -213,10 +230,10 @@ def test_a_file_that_cannot_be_written_is_said(run, out, fact):
     assert error_of("plot", run, "--out", out)[0] == fact
 
 
-def test_without_matplotlib_html_is_offered(run, monkeypatch):
+def test_without_matplotlib_the_terminal_is_offered(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
     fact, _, fix = error_of("plot", run)
-    assert fact.startswith("a PNG needs `matplotlib`") and fix.endswith("`--out curve.html`")
+    assert fact.startswith("a picture needs `matplotlib`") and fix.endswith("`--terminal`")
 
 
 # Curves.
@@ -224,17 +241,17 @@ def test_without_matplotlib_html_is_offered(run, monkeypatch):
 
 def test_smoothing_keeps_a_line_a_line_and_its_steep_beginning():
     line = np.linspace(5.0, 1.0, 600)
-    assert np.allclose(smoothed(line)[:569], line[:569])
+    assert np.allclose(moving_average(line)[:569], line[:569])
     noisy = line + np.random.default_rng(0).normal(0, 0.3, 600)
-    assert np.abs(smoothed(noisy) - line)[20:].max() < 0.2
+    assert np.abs(moving_average(noisy) - line)[20:].max() < 0.2
     gaps = np.where(np.arange(600) % 5 == 0, np.nan, line)
-    assert np.array_equal(np.isnan(smoothed(gaps)), np.isnan(gaps))
+    assert np.array_equal(np.isnan(moving_average(gaps)), np.isnan(gaps))
 
 
 def test_thinning_keeps_the_extremes():
     steps, values = np.arange(10_000.0), np.zeros(10_000)
     values[5_432], values[7_777], values[100:120] = 9.0, -9.0, np.nan
-    kept, found = thinned(steps, values, 200)
+    kept, found = thin(steps, values, 200)
     assert len(kept) <= 202 and np.nanmax(found) == 9.0 and np.nanmin(found) == -9.0
     assert (kept[0], kept[-1]) == (0, 9_999) and np.array_equal(values[kept.astype(int)], found, equal_nan=True)
 

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from weft.cli import progress
-from weft.cli.progress import Progress, count, duration, encodable, host_memory, seconds, size
+from weft.cli.progress import Reporter, encodable, host_memory
+from weft.text import count_text, duration_text, file_size_text, seconds_text
 
 from .command import ROOT
 
@@ -23,13 +24,13 @@ ROW = {"step": 20, "loss": 2.3449, "tokens_per_s": 1_234_567.0, "mfu": 0.4132}
 def log():
     """A run's log, and what hears of the run."""
     out = io.StringIO()
-    return out, Progress(Console(file=out))
+    return out, Reporter(Console(file=out))
 
 
 def terminal(width=120, **how):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width, legacy_windows=False, _environ={}, **how)
-    return out, Progress(console)
+    return out, Reporter(console)
 
 
 def clock(monkeypatch):
@@ -145,8 +146,24 @@ def test_something_long_that_is_over_soon_says_nothing():
     assert out.getvalue() == ""
 
 
+def test_what_nobody_knows_the_end_of_tells_by_its_note(monkeypatch):
+    now = clock(monkeypatch)
+    out, shown = log()
+    for done in range(1, 30):
+        shown.progress("translating", done, 0, f"{done} lines")
+        now[0] += 1.0
+    shown.progress("searching", 1, 4, "best 3 ms")
+    now[0] += 10.0
+    shown.progress("searching", 2, 4, "best 2 ms")
+    assert out.getvalue().splitlines() == [
+        "translating… 11 lines",
+        "translating… 21 lines",
+        "searching… 50 %  ETA 10 s  best 2 ms",
+    ]
+
+
 def test_other_processes_print_nothing(capsys):
-    with Progress(is_writer=False) as shown:
+    with Reporter(is_writer=False) as shown:
         shown.said("a message")
         shown.step(1, 10)
         shown.logged(ROW)
@@ -158,7 +175,7 @@ def test_other_processes_print_nothing(capsys):
 
 def test_without_a_terminal_all_goes_to_stdout_whatever_forces_colour(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Progress() as shown:
+    with Reporter() as shown:
         shown.said("a message")
         shown.step(20, 1000)
         shown.logged(ROW)
@@ -174,8 +191,8 @@ def test_a_file_of_few_letters_gets_them():
 
 
 PRINTING = """
-from weft.cli.progress import Progress
-with Progress() as shown:
+from weft.cli.progress import Reporter
+with Reporter() as shown:
     for step in range(1, 20001):
         shown.step(step, 20000)
         shown.logged({"step": step, "loss": 1.0})
@@ -266,7 +283,7 @@ def test_no_color_is_respected():
 
 def test_a_dumb_terminal_gets_lines():
     out = io.StringIO()
-    shown = Progress(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
+    shown = Reporter(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
     shown.step(20, 1000)
     shown.logged(ROW)
     assert out.getvalue().startswith("step 20/1000  loss 2.345  ") and "\x1b" not in out.getvalue()
@@ -304,14 +321,20 @@ def test_device_memory_is_shown_where_devices_tell(monkeypatch):
 
 
 def test_times_sizes_and_counts_are_short():
-    assert [duration(value) for value in (0.2, 59.6, 200, 7500, 100_000)] == [
+    assert [duration_text(value) for value in (0.2, 59.6, 200, 7500, 100_000)] == [
         "0 s",
         "1 min 0 s",
         "3 min 20 s",
         "2 h 5 min",
         "1 d 3 h",
     ]
-    assert [seconds(value) for value in (12.34, 200)] == ["12.3 s", "3 min 20 s"]
-    assert [count(value) for value in (950, 999.99, 12_345, 1.2e6, 3e9)] == ["950", "1.0k", "12.3k", "1.2M", "3.0G"]
-    assert [size(value) for value in (5_000, 1.2e9, 2e12)] == ["5 kB", "1.2 GB", "2.0 TB"]
+    assert [seconds_text(value) for value in (12.34, 200)] == ["12.3 s", "3 min 20 s"]
+    assert [count_text(value) for value in (950, 999.99, 12_345, 1.2e6, 3e9)] == [
+        "950",
+        "1.0k",
+        "12.3k",
+        "1.2M",
+        "3.0G",
+    ]
+    assert [file_size_text(value) for value in (5_000, 1.2e9, 2e12)] == ["5 kB", "1.2 GB", "2.0 TB"]
     assert 10e6 < host_memory() < 1e12

@@ -11,8 +11,8 @@ import pytest
 
 import weft as wf
 from weft.cli import main
-from weft.cli.model import Optimizer, load_preset
-from weft.cli.terminal import painted
+from weft.cli.model import PresetOptimizer, load_preset
+from weft.cli.terminal import colour
 
 from . import nets
 from .command import NETS, ON, ROOT, error_of, misuse_of, started, weft
@@ -88,8 +88,8 @@ def test_a_preset_is_shown_as_its_train_step_with_adam():
 def test_the_optimizer_is_the_one_asked_for():
     rows = json.loads(weft(*TINY, "--optimizer", "adafactor", "--json")[0])["ledger"]
     assert any(row["phase"] == "update" for row in rows)  # its row and column means; the other two send nothing
-    states = [load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in Optimizer]
-    assert len({str(jax.tree.structure(state)) for state in states}) == len(Optimizer)
+    states = [load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in PresetOptimizer]
+    assert len({str(jax.tree.structure(state)) for state in states}) == len(PresetOptimizer)
 
 
 def test_loss_shows_the_forward_part_of_the_train_step():
@@ -183,13 +183,13 @@ def test_colours_are_for_a_terminal_and_leave_the_text_alone():
     ],
 )
 def test_collectives_headers_and_changes_stand_out(line, style):
-    text = painted(line)
+    text = colour(line)
     assert (text.plain, text.style, text.spans) == (line, style, [])
 
 
 def test_sources_step_back():
     line = "h   f32[batch/rows hidden/cols]  relu(...)  net.py:6"
-    (span,) = painted(line).spans
+    (span,) = colour(line).spans
     assert (line[span.start : span.end], span.style) == ("net.py:6", "not bold dim")
 
 

@@ -35,7 +35,7 @@ def test_a_run_is_loaded_onto_any_mesh(tmp_path):
     weft("import", FIXTURES / "t5", tmp_path / "run")
     whole, split = Run(tmp_path / "run").load(), Run(tmp_path / "run").load("rows=2,cols=4", LAYOUT[-1])
     assert whole.config == interop.load(FIXTURES / "t5").config
-    assert split.decoder.layers.attention.q._array.sharding.shard_shape((2, 16, 4, 4)) == (2, 8, 1, 4)
+    assert split.decoder.layers.attention.q.raw.sharding.shard_shape((2, 16, 4, 4)) == (2, 8, 1, 4)
     for one, other in zip(wf.nn.paths(whole), wf.nn.paths(split), strict=True):
         assert one == other
     inputs = np.array([[3, 4, 5, 6]] * 2)

@@ -14,7 +14,7 @@ import tokenizers
 import zstandard
 
 from weft import data
-from weft.data import unpacking
+from weft.data import compression
 from weft.data.files import blocks
 from weft.data.images import read_idx
 
@@ -30,10 +30,10 @@ def problem(tmp_path, spec, tokenizer=BYTES):
 
 @pytest.mark.parametrize("ending", PACK)
 def test_what_a_small_file_unpacks_to_has_a_limit_that_can_be_raised(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "ALWAYS", 1 << 20)
+    monkeypatch.setattr(compression, "ALWAYS", 1 << 20)
     path = tmp_path / f"bomb.txt.{ending}"
     path.write_bytes(PACK[ending](b"a" * (5 << 20)))
-    monkeypatch.setattr(unpacking, "EXPANSION", 100)
+    monkeypatch.setattr(compression, "EXPANSION", 100)
     error = problem(tmp_path, {"path": path, "expansion": 10})
     assert error.fact == f"{path} unpacks to more than 1,048,576 bytes"
     assert "`expansion = 100_000`" in error.fix

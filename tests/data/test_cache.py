@@ -10,7 +10,7 @@ import pytest
 
 from weft import data
 from weft.data import tokens
-from weft.data.cache import made_once
+from weft.data.cache import make_once
 from weft.data.files import Hashes
 from weft.errors import WeftWarning
 
@@ -117,7 +117,7 @@ def test_the_first_to_finish_wins_where_files_cannot_be_locked(tmp_path):
         (tmp_path / "entry").mkdir()  # another process was faster
         (tmp_path / "entry/who").write_text("early")
 
-    assert (made_once(tmp_path, "entry", make) / "who").read_text() == "early"
+    assert (make_once(tmp_path, "entry", make) / "who").read_text() == "early"
     assert entries(tmp_path) == ["entry"]
 
 

@@ -161,12 +161,13 @@ def test_images_have_labels_and_a_test_set_is_held_apart(tmp_path, packed):
     images, labels = np.arange(5 * 4 * 3).reshape(5, 4, 3), np.array([3, 1, 4, 1, 5])
     for name, kept in (("train", slice(0, 3)), ("t10k", slice(3, 5))):
         write(tmp_path / f"{name}-images-idx3-ubyte{packed}", idx(images[kept]))
-        write(tmp_path / f"{name}-labels-idx1-ubyte{packed}", idx(labels[kept]))
+        write(tmp_path / f"{name}-labels-idx1-ubyte{packed if name == 'train' else ''}", idx(labels[kept]))
     source = data.open_source(tmp_path)
     train, test = data.image_dataset(source), data.image_dataset(source, part="evaluation")
-    found = train.take(np.array([2, 0]))
-    assert np.array_equal(found["images"], images[[2, 0]].astype(np.float32) / 255)
-    assert found["labels"].tolist() == [4, 3] and list(found) == ["images", "labels"]
+    found = train.take(np.array([2, 0, -1]))
+    assert np.array_equal(found["images"][:2], images[[2, 0]].astype(np.float32) / 255)
+    assert found["labels"].tolist() == [4, 3, 0] and list(found) == ["images", "labels", "weights"]
+    assert found["weights"].tolist() == [1, 1, 0] and not found["images"][2].any()
     assert (len(train), len(test), test.classes) == (3, 2, 6)
 
 

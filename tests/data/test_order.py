@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import data
-from weft.data.order import permuted
+from weft.data.order import permute
 
 
 class Numbers:
@@ -28,11 +28,11 @@ class Numbers:
 @given(count=st.integers(1, 3000), key=st.integers(0, 2**63))
 @settings(deadline=None, max_examples=60)
 def test_a_permutation_takes_each_number_once(count, key):
-    assert sorted(permuted(np.arange(count), count, key)) == list(range(count))
+    assert sorted(permute(np.arange(count), count, key)) == list(range(count))
 
 
 def test_a_permutation_mixes_and_is_another_for_every_seed_and_epoch():
-    orders = [permuted(np.arange(1000), 1000, seed, epoch) for seed in range(4) for epoch in range(4)]
+    orders = [permute(np.arange(1000), 1000, seed, epoch) for seed in range(4) for epoch in range(4)]
     same_place = [np.mean(one == other) for i, one in enumerate(orders) for other in orders[:i]]
     assert max(same_place) < 0.02
     correlations = [abs(np.corrcoef(np.arange(1000), order)[0, 1]) for order in orders]
@@ -40,13 +40,13 @@ def test_a_permutation_mixes_and_is_another_for_every_seed_and_epoch():
 
 
 def test_a_permutation_of_many_numbers_holds_none_of_them():
-    found = permuted(np.array([0, 10**12, 2 * 10**12]), 3 * 10**12, 1)
+    found = permute(np.array([0, 10**12, 2 * 10**12]), 3 * 10**12, 1)
     assert len(set(found.tolist())) == 3 and found.max() < 3 * 10**12
 
 
 def test_the_order_is_this_one():
     """Runs go on from where they were, so the order of a seed never changes."""
-    assert permuted(np.arange(10), 10, 0, 0).tolist() == [4, 7, 6, 2, 8, 0, 5, 3, 9, 1]
+    assert permute(np.arange(10), 10, 0, 0).tolist() == [4, 7, 6, 2, 8, 0, 5, 3, 9, 1]
     batches = data.Batches(Numbers(7), batch=4, seed=5)
     assert [batches.at(step)["rows"].tolist() for step in range(3)] == [[5, 1, 0, 2], [6, 3, 4, 1], [5, 3, 4, 6]]
     batches = data.Batches(Numbers(7, np.array([0, 1, 0, 1, 0, 1, 0])), batch=2, seed=5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft import data, models
 from weft.data.lm import Documents, Windows
-from weft.data.pairs import packed
+from weft.data.pairs import pack
 from weft.data.tokens import Tokens
 
 SPECIALS = data.ByteTokenizer(specials=True)
@@ -68,7 +68,7 @@ def test_a_document_a_row_is_cut_or_padded(tmp_path):
 @settings(deadline=None, max_examples=60)
 def test_a_plan_has_every_pair_once_and_fits(lengths):
     inputs, targets = np.array(lengths).T
-    members, offsets = packed(inputs, targets, (16, 12))
+    members, offsets = pack(inputs, targets, (16, 12))
     assert sorted(members) == list(range(len(lengths)))
     for begin, end in itertools.pairwise(offsets):
         assert end > begin

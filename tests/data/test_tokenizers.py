@@ -75,7 +75,7 @@ def test_a_trained_tokenizer_has_the_special_ids_of_t5_and_is_trained_once(corpu
     assert (first.pad, first.end, first.vocab) == (0, 1, 320)
     assert first._processor.unk_id() == 2 and 2 not in first.encode("☃ never seen")
     assert len(first.encode("the quick brown")) < 8
-    monkeypatch.setattr("weft.data.tokenizers._learnt", None)
+    monkeypatch.setattr("weft.data.tokenizers._train", None)
     assert data.open_tokenizer({"kind": "sentencepiece", "vocab": 320}, source, tmp_path).key == first.key
     with pytest.raises(TypeError):  # another size is another tokenizer
         data.open_tokenizer({"kind": "sentencepiece", "vocab": 321}, source, tmp_path)
@@ -138,7 +138,7 @@ def test_a_large_source_is_sampled_evenly(tmp_path):
     from weft.data import tokenizers
 
     (tmp_path / "corpus.txt").write_text("".join(f"{i:07}\n" for i in range(100_000)))
-    kept = [int(line) for line in tokenizers._sampled(data.open_source(tmp_path / "corpus.txt"), 50_000, None)]
+    kept = [int(line) for line in tokenizers._sample_lines(data.open_source(tmp_path / "corpus.txt"), 50_000, None)]
     assert 2_000 < len(kept) < 8_000
     assert len(set(np.diff(kept))) == 1
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from weft import data
-from weft.data.cache import made_once
-from weft.data.whole import hold, made_whole, remove_left_behind, write_whole
+from weft.data.cache import make_once
+from weft.data.whole import atomic_folder, hold, remove_left_behind, write_whole
 
 ROOT = Path(__file__).parents[2]
 MAKES = """
 import sys, time
 from pathlib import Path
-from weft.data.cache import made_once
+from weft.data.cache import make_once
 
 def make(folder):
     (folder / "a.bin").write_bytes(b"half")
     print("ready", flush=True)
     time.sleep(600)
 
-made_once(Path(sys.argv[1]), "entry", make)
+make_once(Path(sys.argv[1]), "entry", make)
 """
 
 
@@ -49,7 +49,7 @@ def test_what_a_killed_process_left_half_made_is_removed_by_the_next(maker, tmp_
     assert partials(tmp_path) == [left]  # its maker is alive
     maker.send_signal(signal.SIGKILL)
     maker.wait()
-    made_once(tmp_path, "other", lambda folder: None)
+    make_once(tmp_path, "other", lambda folder: None)
     assert partials(tmp_path) == [] and (tmp_path / "other").is_dir()
 
 
@@ -86,7 +86,7 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(synced, tmp
 
 
 def test_all_of_a_folder_is_on_disk_before_it_has_its_name(synced, tmp_path):
-    with made_whole(tmp_path / "entry") as partial:
+    with atomic_folder(tmp_path / "entry") as partial:
         (partial / "a.bin").write_bytes(b"1")
         (partial / "b.bin").write_bytes(b"2")
     assert sorted(synced[:2]) == ["a.bin", "b.bin"] and synced[2:] == [partial.name, "->", tmp_path.name]

@@ -159,11 +159,21 @@ def test_a_second_call_compiles_nothing(caplog):
 
 
 def test_inside_a_region_the_regions_layout_counts():
-    here = nn.shapes(TINY.blueprint(MESH, wf.Layout(BOTH)))
+    here = nn.shapes(TINY.blueprint().on(MESH, wf.Layout(BOTH)))
     program = wf.trace(loss, here, named(BATCH), mesh="all=8", layout="batch:all")
     assert [(row.collective, row.axes, row.bytes, row.count) for row in program.ledger] == [
         ("all_reduce", ("all",), 4, 1)
     ]
+
+
+def test_where_a_model_runs_is_no_part_of_its_description_and_changes_no_path():
+    plain = TINY.blueprint()
+    there = plain.on(MESH, wf.Layout(BOTH))
+    assert (plain.mesh, plain.layout) == (None, None) and (there.mesh, there.layout) == (MESH, wf.Layout(BOTH))
+    assert nn.paths(nn.shapes(there)) == nn.paths(nn.shapes(plain))
+    assert jax.tree.leaves(there) == jax.tree.leaves(plain)
+    again = jax.tree.map(lambda leaf: leaf, there)
+    assert jax.tree.structure(again) == jax.tree.structure(there) != jax.tree.structure(plain)
 
 
 def test_batch_and_length_are_those_of_the_data():

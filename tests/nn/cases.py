@@ -95,8 +95,8 @@ case("norms", "batch at inference", nn.BatchNorm(D), lambda m, x: m(x, over="bat
 # ---- positions and attention
 
 case("positions", "sinusoids", {}, lambda m, i, x: x + nn.sinusoids(i, D, x), POSITIONS, X)
-case("positions", "rotated", {}, lambda m, i, x: nn.rotated(x, i, over="d_model"), POSITIONS, X)
-case("positions", "rotated heads", {}, lambda m, i, x: nn.rotated(x, i, base=500.0), POSITIONS, normal([B, T, H, K], 7))
+case("positions", "rotated", {}, lambda m, i, x: nn.rope(x, i, over="d_model"), POSITIONS, X)
+case("positions", "rotated heads", {}, lambda m, i, x: nn.rope(x, i, base=500.0), POSITIONS, normal([B, T, H, K], 7))
 for is_causal in (False, True):
     case("positions", f"relative, causal: {is_causal}",
          nn.RelativeBias(wf.Dim("buckets", 8), [H, G], is_causal=is_causal, farthest=12),

@@ -96,9 +96,9 @@ def test_no_token_is_lost_silently(gating):
     """Every place taken and every token that found none is counted, however few places there are."""
     for capacity in (0.3, 1.25, 100.0):
         layer = experts(gating=gating, capacity=capacity)
-        send, _, told = layer.routed(X)
+        send, _, told = layer.route(X)
         send, dropped, routed = np.asarray(send.array), float(told["dropped"].array), float(told["routed"].array)
-        by_token = wf.sum(layer.routed(X)[0], over="router slots").array
+        by_token = wf.sum(layer.route(X)[0], over="router slots").array
         assert routed == send.sum() and dropped == np.sum(np.asarray(by_token) == 0)
         if gating == "switch":
             assert routed + dropped == TOKENS
@@ -114,7 +114,7 @@ def test_no_token_is_lost_silently(gating):
 
 def test_a_slot_holds_one_token():
     for gating in GATINGS:
-        send = experts(gating=gating, capacity=0.75).routed(X)[0]
+        send = experts(gating=gating, capacity=0.75).route(X)[0]
         assert float(wf.max(wf.sum(send, over="length"), over="batch router slots").array) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_gate_that_likes_no_expert_better_has_a_balance_loss_of_1():
 def test_ties_go_to_the_first_expert_and_the_earliest_token():
     layer = experts(capacity=1.0)
     zero = jax.tree.map(lambda a: a * 0, layer)
-    send = np.asarray(wf.broadcast(zero.routed(X)[0], "batch length router slots").array)
+    send = np.asarray(wf.broadcast(zero.route(X)[0], "batch length router slots").array)
     assert [tuple(i) for i in np.argwhere(send[0])] == [(0, 0, 0), (1, 0, 1)]
 
 

@@ -43,16 +43,23 @@ def test_rotations_turn_channel_i_with_channel_i_plus_half(base):
     pairs = np.asarray(x.array[..., :4]) + 1j * np.asarray(x.array[..., 4:])
     speed = np.array([base ** (-2 * i / 8) for i in range(4)])
     turned = pairs * np.exp(1j * np.asarray(POSITIONS.array)[:, :, None, None] * speed)
-    got = nn.rotated(x, POSITIONS, base=base)
+    got = nn.rope(x, POSITIONS, base=base)
     assert got.dims == x.dims
     np.testing.assert_allclose(got.array, np.concatenate([turned.real, turned.imag], -1), rtol=0, atol=16 * 8 * EPS)
+
+
+def test_rope_is_still_found_under_its_earlier_name_which_is_said_to_have_changed():
+    with pytest.warns(wf.WeftWarning, match="`nn.rotated` is now `nn.rope`") as heard:
+        assert nn.rotated is nn.rope
+    assert [warning.filename for warning in heard] == [__file__]
+    assert "rope" in nn.__all__ and "rotated" not in nn.__all__
 
 
 def test_the_product_of_two_rotated_vectors_depends_on_their_distance_alone():
     q, k = normal([D], 1), normal([D], 2)
 
     def product(at_q: int, at_k: int) -> float:
-        turned = (nn.rotated(x, wf.tensor(np.array(at), []), over="d_model") for x, at in ((q, at_q), (k, at_k)))
+        turned = (nn.rope(x, wf.tensor(np.array(at), []), over="d_model") for x, at in ((q, at_q), (k, at_k)))
         return float(wf.einsum(*turned, over="d_model").array)
 
     assert product(3, 1) == pytest.approx(product(40, 38), abs=64 * 16 * EPS)

@@ -43,7 +43,7 @@ def tensors(tree):
 )
 @pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_do_not_depend_on_the_layout_and_each_processor_holds_its_slice(mesh, layout, stacked):
-    plan = weights.stacked(blueprint(), LAYERS) if stacked else blueprint()
+    plan = weights.stack(blueprint(), LAYERS) if stacked else blueprint()
     whole, split = nn.init(plan, KEY), nn.init(plan, KEY, mesh, layout)
     ways = {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
     rules = dict(rule.split(":") for rule in layout.split(",") if rule)
@@ -61,14 +61,14 @@ def test_values_do_not_depend_on_the_layout_and_each_processor_holds_its_slice(m
 
 def test_stacked_weights_are_those_of_the_layers_one_by_one():
     plan = nn.FeedForward(D, F, bias=True)
-    stack = nn.init(weights.stacked(plan, LAYERS), KEY)
-    again = nn.init(weights.stacked(plan, LAYERS.resized(2)), KEY)
+    stack = nn.init(weights.stack(plan, LAYERS), KEY)
+    again = nn.init(weights.stack(plan, LAYERS.resized(2)), KEY)
     assert len({np.asarray(stack.w_in.array)[i].tobytes() for i in range(4)}) == 4
     np.testing.assert_array_equal(again.w_in.array, np.asarray(stack.w_in.array)[:2])
     for name in ("w_in", "w_out"):
-        own = weights.own_key(KEY, name)
+        own = weights.key_for(KEY, name)
         for i in range(LAYERS.size):
-            one = weights.whole(getattr(plan, name), jax.random.fold_in(own, i))
+            one = weights.init_whole(getattr(plan, name), jax.random.fold_in(own, i))
             np.testing.assert_array_equal(getattr(stack, name).array[i], one.array)
 
 
@@ -97,12 +97,12 @@ def test_padding_does_not_change_the_valid_values():
 
 
 def test_shapes_are_those_of_the_values_and_hold_none():
-    plan = weights.stacked(blueprint(), LAYERS)
+    plan = weights.stack(blueprint(), LAYERS)
     for shape, made in zip(tensors(nn.shapes(plan)), tensors(nn.init(plan, KEY)), strict=True):
         assert isinstance(shape.array, jax.ShapeDtypeStruct)
         assert (shape.dims, shape.dtype) == (made.dims, made.dtype)
     assert weights.count(nn.Embedding(V, D)) == 61 * 16
-    assert weights.count(weights.stacked(nn.Linear(D, F, bias=True), LAYERS)) == 4 * (16 * 32 + 32)
+    assert weights.count(weights.stack(nn.Linear(D, F, bias=True), LAYERS)) == 4 * (16 * 32 + 32)
 
 
 def test_a_layer_of_shapes_is_traced_like_one_of_values():
@@ -122,15 +122,15 @@ def test_init_inside_a_region_without_a_mesh_gives_the_whole_values():
 
 def test_init_refuses_what_it_cannot_do():
     layer = nn.FeedForward(D, F)
-    assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, "x=8"), wf.errors.RegionError).fact
+    assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, "x=8"), wf.RegionError).fact
     assert "one of mesh and layout" in error_of(lambda: nn.init(layer, KEY, layout="d_ff:x")).fact
     for key in (0, None, jax.random.PRNGKey(0), jax.random.split(KEY, 2)):
-        assert "jax.random.key(seed)" in error_of(lambda key=key: nn.init(layer, key), wf.errors.TensorError).fix
-    assert "d_ff" in error_of(lambda: nn.init(layer, KEY, "x=8", "d_f:x"), wf.errors.LayoutError).fix
-    assert "multiple of 3" in error_of(lambda: nn.init(layer, KEY, "x=3", "d_ff:x"), wf.errors.LayoutError).fix
+        assert "jax.random.key(seed)" in error_of(lambda key=key: nn.init(layer, key), wf.TensorError).fix
+    assert "d_ff" in error_of(lambda: nn.init(layer, KEY, "x=8", "d_f:x"), wf.LayoutError).fix
+    assert "multiple of 3" in error_of(lambda: nn.init(layer, KEY, "x=3", "d_ff:x"), wf.LayoutError).fix
 
     def inside(x):
         return nn.init(layer, KEY, "x=8", "d_ff:x")(x)
 
     run = wf.spmd(inside, mesh="x=8", layout="batch:x")
-    assert "outside" in error_of(lambda: run(X), wf.errors.RegionError).fix
+    assert "outside" in error_of(lambda: run(X), wf.RegionError).fix

@@ -64,9 +64,9 @@ WRONG = {
     "a map with a seed": (lambda: nn.Linear(D, F, key=3), "jax.random.key"),
     "a table of a size": (lambda: nn.Embedding(61, D), "wf.Dim('ids', 8)"),
     "ids that are floats": (lambda: TABLE(X), "wf.cast"),
-    "rotations of odd channels": (lambda: nn.rotated(wf.ones([T, wf.Dim("d_kv", 7)]), HERE), "8"),
-    "rotations of what is not there": (lambda: nn.rotated(X, HERE), "use one of"),
-    "rotations by base 0": (lambda: nn.rotated(X, HERE, over="d_model", base=0), "above 0"),
+    "rotations of odd channels": (lambda: nn.rope(wf.ones([T, wf.Dim("d_kv", 7)]), HERE), "8"),
+    "rotations of what is not there": (lambda: nn.rope(X, HERE), "use one of"),
+    "rotations by base 0": (lambda: nn.rope(X, HERE, over="d_model", base=0), "above 0"),
     "sinusoids of a name": (lambda: nn.sinusoids(HERE, "d_model", X), "wf.Dim('d_model', 8)"),
     "one bucket": (lambda: relative(1, 128), "give 2, or more"),
     "three buckets both ways": (lambda: relative(3, 128, is_causal=False), "give 4, or more"),
@@ -92,5 +92,5 @@ def test_wrong_input_is_named_with_a_cure(act, fix):
 def test_an_error_inside_a_region_names_its_layout():
     layer = nn.BatchNorm(D, key=KEY)
     run = wf.spmd(lambda x: layer(x, over="batch"), mesh="x=8", layout="batch:x")
-    error = error_of(lambda: run(X), wf.errors.DimError)
+    error = error_of(lambda: run(X), wf.DimError)
     assert "layout: batch:x" in error.state

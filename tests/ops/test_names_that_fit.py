@@ -87,7 +87,7 @@ LAYERS = {
     "layer norm": lambda: swapped(nn.LayerNorm(hid, key=key), lambda n: n.bias, "hidden")(x),
     "group norm": lambda: swapped(nn.GroupNorm(hid, 2, key=key), lambda n: n.bias, "hidden")(x, over="batch"),
     "batch norm": lambda: swapped(nn.BatchNorm(hid, key=key), lambda n: n.bias, "hidden")(x, over="batch"),
-    "rotations": lambda: nn.rotated(h, wf.arange(wf.Dim("place", 3)), over="d_model"),
+    "rotations": lambda: nn.rope(h, wf.arange(wf.Dim("place", 3)), over="d_model"),
 }  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def test_padding_twice_and_taking_it_off():
     np.testing.assert_array_equal(wf.unpad(padded, "vocab").array, x.array)
     assert wf.unpad(padded, "vocab").dims == x.dims and wf.unpad(x, "vocab").dims == x.dims
     assert wf.pad_to(x, "batch", 2).dims == x.dims  # it divides already
-    assert wf.pad_to(wf.parameter(x), "vocab", 4)._kind.store == "params"
+    assert wf.pad_to(wf.parameter(x), "vocab", 4).kind.store == "params"
 
 
 @pytest.mark.parametrize(

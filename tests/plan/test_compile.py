@@ -11,7 +11,7 @@ import pytest
 import weft as wf
 from tests.program.cases import B, D, F, shape, weight
 from weft.plan import Proof, Sent, compile, compiled_for
-from weft.plan.sent import sent_by
+from weft.plan.sent import read_collectives
 from weft.plan.targets import read_target
 
 MESH, LAYOUT = "rows=2,cols=4", "batch:rows,d_ff:cols"
@@ -158,7 +158,7 @@ ENTRY %main (a: f32[8,16]) -> f32[32,16] {
 
 
 def test_collectives_are_read_with_their_axes_groups_and_turns():
-    found = sent_by(LOOP, {"rows": 2, "cols": 4})
+    found = read_collectives(LOOP, {"rows": 2, "cols": 4})
     assert found == [Sent("all_reduce", ("cols",), 4, 512, 5), Sent("all_gather", ("rows",), 2, 1024, 1)]
 
 

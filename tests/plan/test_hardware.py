@@ -7,7 +7,7 @@ import pytest
 
 from weft import WeftError
 from weft.plan import HARDWARE, Hardware, Link, hardware, this_machine
-from weft.plan.hardware import hardware_of, made_of, ways_inside
+from weft.plan.hardware import hardware_of, measured_hardware, ways_inside
 from weft.train.speed import peak_flops
 
 MEASURED = {
@@ -16,7 +16,7 @@ MEASURED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("found", [*HARDWARE.values(), made_of(MEASURED)], ids=lambda found: found.name)
+@pytest.mark.parametrize("found", [*HARDWARE.values(), measured_hardware(MEASURED)], ids=lambda found: found.name)
 def test_every_figure_has_a_source(found):
     figures = {*found.flops, "vector", "memory", "bandwidth"}
     if found.kind == "gpu":
@@ -46,7 +46,7 @@ def test_a_name_is_found_as_it_is_written(name):
 
 
 def test_hardware_of_ones_own_is_taken_as_it_is():
-    mine = made_of(MEASURED)
+    mine = measured_hardware(MEASURED)
     assert hardware(mine) is mine
 
 
@@ -100,7 +100,7 @@ def test_a_link_without_an_end_holds_all():
 
 
 def test_what_is_measured_becomes_hardware_that_processors_share():
-    found = made_of(MEASURED)
+    found = measured_hardware(MEASURED)
     assert isinstance(found, Hardware)
     assert (found.kind, found.is_shared, found.flops["bfloat16"], found.memory) == ("cpu", True, 5e10, 8 * 10**9)
     assert found.links[0].bandwidth == 2e9
@@ -108,10 +108,10 @@ def test_what_is_measured_becomes_hardware_that_processors_share():
 
 def test_a_call_that_waits_is_timed_by_the_clock_and_work_by_the_time_of_the_cores(monkeypatch):
     monkeypatch.setattr(this_machine, "_cores", lambda: 2)
-    assert this_machine._fastest(lambda: time.sleep(0.02), 0, by_clock=True) >= 0.02
-    assert this_machine._fastest(lambda: time.sleep(0.02), 0) < 0.01
+    assert this_machine._least_seconds(lambda: time.sleep(0.02), 0, by_clock=True) >= 0.02
+    assert this_machine._least_seconds(lambda: time.sleep(0.02), 0) < 0.01
 
 
 def test_with_more_cores_than_processors_the_clock_says(monkeypatch):
     monkeypatch.setattr(this_machine, "_cores", lambda: this_machine.PROCESSORS + 1)
-    assert this_machine._fastest(lambda: time.sleep(0.02), 0) >= 0.02
+    assert this_machine._least_seconds(lambda: time.sleep(0.02), 0) >= 0.02

@@ -19,7 +19,7 @@ from weft import models
 from weft.plan import Plan
 from weft.plan.page import page
 from weft.plan.page.sources import AROUND
-from weft.program.ledger import size_text
+from weft.text import size_text
 
 BATCH, D_IO, HIDDEN = wf.dims(batch=16, d_io=8, hidden=32)
 HOSTILE = "</script><script>hacked=1</script><!--<b onclick='hacked=2'>&amp;"
@@ -176,6 +176,17 @@ def test_what_is_alive_at_the_peak_is_listed_with_its_bytes(small):
     assert missing == []
     course = told(text)["sides"][0]["course"]
     assert max(moment[0] for moment in course) == max(moment.bytes for moment in small.memory.course)
+
+
+def test_ops_written_in_one_line_have_their_own_tensors_each():
+    def both(x, weights):
+        return [wf.einsum(x, w, over=D_IO) for w in weights.values()]
+
+    weights = {"first": shape(D_IO, HIDDEN), "second": shape(D_IO, HIDDEN)}
+    program = wf.trace(both, shape(BATCH, D_IO), weights, mesh="rows=2", layout="batch:rows")
+    found = told(page(program, Plan(program, "h100")))
+    drawn = [name for pick in found["picks"] for part in pick["parts"] for name, _ in part["tensors"][2:]]
+    assert sorted(drawn) == 2 * ["weights.first"] + 2 * ["weights.second"]  # for the line of each, and for its time
 
 
 def test_a_plan_gives_the_page_its_times(small):

@@ -14,7 +14,7 @@ import optax
 import weft as wf
 from tests.program.cases_ops import whole_language
 from tests.program.independent import Sent
-from weft.spmd.arguments import with_statics
+from weft.spmd import TrainStep
 
 B, T, M, D = wf.dims(batch=8, length=16, memory_length=16, d_model=24)
 H, K, F, V, L = wf.dims(heads=4, d_kv=6, d_ff=40, vocab=56, layers=3)
@@ -44,20 +44,17 @@ class Case:
 
     def program(self) -> Any:
         """The program as it is read."""
-        is_step = hasattr(self.fn, "init")
+        is_step = isinstance(self.fn, TrainStep)
         args = (self.fn.init(self.args[0]), *self.args[1:]) if is_step else self.args
         return wf.trace(self.fn, *args, mesh=self.mesh, layout=self.layout)
 
     def lowered(self, mesh: wf.Mesh) -> Any:
-        """The program as it is compiled for the devices of a mesh, its arguments lying where it wants them."""
+        """The program as it is compiled for the devices of a mesh, its arguments placed where it wants them."""
         bound: Any = wf.spmd(self.fn, mesh=mesh, layout=self.layout)
-        devices = mesh.jax_mesh()
-        if not hasattr(self.fn, "init"):
-            lying = wf.train_step(max, optax.sgd(0.1), mesh=mesh, layout=self.layout)._typed
-            return jax.jit(bound).lower(*(lying(arg, devices) for arg in self.args))
+        if not isinstance(bound, TrainStep):
+            return bound.lower(*self.args)
         params, batch = self.args
-        state = with_statics(bound._typed_state(bound.init(params), devices))
-        return bound._jitted.lower(state, with_statics(bound._typed(batch, devices)), None)
+        return bound.lower(bound.init(params), batch)
 
 
 def ledger(program: Any, phase: str | None = None) -> Sent:

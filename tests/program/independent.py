@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from weft.plan.sent import sent_by
+from weft.plan.sent import read_collectives
 
 Sent = Counter[tuple[str, frozenset[str]]]
 
@@ -75,7 +75,7 @@ def _jaxprs(value: Any) -> Iterator[Any]:
 def compiled(text: str, mesh: dict[str, int]) -> Sent:
     """The bytes of the collectives of a compiled module, by the axes of the mesh its processors are numbered on."""
     found: Sent = Counter()
-    for sent in sent_by(text, mesh):
+    for sent in read_collectives(text, mesh):
         found[sent.collective, frozenset(sent.axes)] += sent.bytes * sent.count
     return found
 

@@ -8,7 +8,6 @@ import weft as wf
 from tests.program.cases import ADAM, B, D, F, L, M, T, V, shape, weight
 from tests.program.independent import walk
 from weft.program import Ledger, Row
-from weft.program.ledger import size_text
 
 ROWS_COLS = "rows=2,cols=4"
 X = 4  # bytes of a float32
@@ -273,15 +272,6 @@ def test_the_table_has_a_line_for_each_row_and_totals_for_each_axis():
     assert first.split("  ")[0] == "forward"
     assert f"384 B     x1  384 B  net.py:{at + 2}  because d_ff is summed and split over cols" in first
     assert (second_last, last) == ("over rows: 1.879 KiB in 3 calls", "over cols: 384 B in 1 call")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1023 * 1024, "1,023 KiB"), (2**30, "1 GiB"),
-     (5 * 2**40, "5 TiB")],
-)  # fmt: skip
-def test_bytes_are_printed_as_people_read_them(size, text):
-    assert size_text(size) == text
 
 
 def test_a_ledger_made_of_rows_knows_its_axes():

@@ -6,6 +6,10 @@ import pytest
 
 import weft as wf
 from tests.program.cases import B, D, F, L, M, S, T, V, shape, weight
+from weft.lower.collectives import all_max
+from weft.lower.recorded import recorded
+from weft.ops.reduce import Reduction
+from weft.record import SUMS
 
 ROWS_COLS = "rows=2,cols=4"
 A, C = wf.dims(a=8, c=16)
@@ -50,6 +54,24 @@ def test_a_sum_over_a_dim_that_follows_another():
     assert reasons(lambda x: wf.sum(x, over=S), shape(B, S, D), layout="length:cols") == [
         "all_reduce over cols: stream is summed and split over cols"
     ]
+
+
+@pytest.mark.parametrize(
+    ("traits", "reason"),
+    [
+        ({}, "spread goes over d_model, split over cols"),
+        ({"reason_along": SUMS}, "d_model is summed and split over cols"),
+        ({"reason": "because {op} is asked over {axes}"}, "spread is asked over cols"),
+    ],
+)
+def test_an_op_that_no_reader_knows_says_itself_why_it_sends(traits, reason):
+    @recorded(**traits)
+    def spread(x, *, over):
+        r = Reduction(x, over, "spread")
+        return r.finish(all_max(r.local(lambda a: a.max(r.positions), padding=0), r.axes))
+
+    found = reasons(lambda x: spread(x, over=D), shape(B, D), layout="batch:rows,d_model:cols")
+    assert found == [f"all_reduce over cols: {reason}"]
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod", "var", "logsumexp", "softmax", "log_softmax"])

@@ -305,7 +305,7 @@ def test_every_op_leaves_an_entry_and_every_collective_has_a_reason(family):
         except wf.LayoutError:  # two dims of a tensor on one axis, a loop over a split dim
             continue
         seen += 1
-        reading = program._reading
+        reading = program.reading
         named = [entry for entry in reading.entries if entry.op == row.op.split(".")[-1]]
         if not named and row.op not in UNNAMED:
             wrong.append(f"{row.name}: no entry among {[entry.op for entry in reading.entries]}")

@@ -11,8 +11,7 @@ import pytest
 import weft as wf
 from tests.program.independent import QUICKLY, Sent, compiled, difference, walk
 from weft.program.update import Implied, implied
-from weft.spmd.arguments import with_statics
-from weft.spmd.border import Traced
+from weft.spmd import Traced, bind
 
 B, IO, H = wf.dims(batch=16, io=32, hidden=24)
 WEIGHTS = {"w": [IO, H], "v": [H, IO], "b": [IO]}
@@ -73,13 +72,6 @@ def shape(*dims):
     return jax.ShapeDtypeStruct([dim.size for dim in dims], "float32")
 
 
-def placed(step):
-    """The same as the compiled step is given them."""
-    state, x = shapes(step)
-    mesh = step.mesh.jax_mesh()
-    return with_statics(step._typed_state(state, mesh)), with_statics(step._typed(x, mesh))
-
-
 def update_rows(jaxpr, mesh_axes) -> list[Implied]:
     """The rows of the part in global view; the larger branch of a choice."""
     found = []
@@ -108,15 +100,15 @@ def totals(rows) -> Sent:
 def sent_by_gradients(layout) -> Sent:
     """What the compiled region sends alone, with no update behind it."""
     step = wf.train_step(loss, optax.sgd(0.1), mesh=LAYOUTS[layout], layout=layout)
-    state, x = placed(step)
-    gradients = jax.jit(lambda params, x: step._gradients(params, x, None))
-    return compiled(gradients.lower(state.params, x).compile(QUICKLY).as_text(), step.mesh.axes)
+    state, x = shapes(step)
+    gradients = bind(step._gradients, step.mesh, layout)
+    return compiled(gradients.lower(state.params, x, None).compile(QUICKLY).as_text(), step.mesh.axes)
 
 
 def sent_by_update(optimizer, layout) -> Sent:
     """What the whole compiled step sends, less what its region does."""
     step = wf.train_step(loss, optimizer, mesh=LAYOUTS[layout], layout=layout)
-    text = step._jitted.lower(*placed(step), None).compile(QUICKLY).as_text()
+    text = step.lower(*shapes(step)).compile(QUICKLY).as_text()
     found, region = compiled(text, step.mesh.axes), sent_by_gradients(layout)
     return Counter({key: found[key] - region[key] for key in found | region})
 
@@ -160,7 +152,8 @@ def test_the_region_inside_is_the_one_that_is_compiled(name, layout):
         return re.sub(r", device_kind=\w+, num_cores=\w+, platform=\w+", "", str(found))
 
     step, found = traced((OPTIMIZERS | UNTYPED)[name], layout)
-    run = Traced.of(lambda state, x: step._run(state, x, None), *placed(step)).jaxpr
+    arrays, run = step.flat(*shapes(step))
+    run = Traced.of(run, *arrays).jaxpr
     assert region(found.jaxpr.jaxpr) == region(run.jaxpr)
     assert walk(found.jaxpr) == walk(run)
 

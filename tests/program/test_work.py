@@ -8,7 +8,7 @@ import pytest
 
 import weft as wf
 from tests.program.cases import B, D, F, H, K, L, M, T, V, shape, weight
-from weft.program.work import flops_text
+from weft.text import flops_text
 
 ROWS_COLS = "rows=2,cols=4"
 

@@ -92,7 +92,7 @@ def divides(dims: Sequence[wf.Dim], rules: Rules, sizes: dict[str, int]) -> bool
 
 
 def stored_names(program: Program) -> set[str]:
-    return {dim.name for leaf in program.leaves if leaf.value._kind.store for dim in leaf.dims}
+    return {dim.name for leaf in program.leaves if leaf.value.kind.store for dim in leaf.dims}
 
 
 def fits_stored(program: Program, rules: Rules, name: str, axis: str, sizes: dict[str, int]) -> bool:

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import weft as wf
+from weft.spmd.update import takes_loss
 
 batch, hidden = wf.dims(batch=8, hidden=4)
 
@@ -35,4 +36,4 @@ def test_an_optimizer_that_names_value_is_told_the_loss(where):
 
 def test_an_optimizer_that_does_not_is_told_nothing():
     step = wf.train_step(loss, optax.adam(1e-3))
-    assert not step._takes_loss and wf.train_step(loss, told_optimizer())._takes_loss
+    assert not takes_loss(step.optimizer) and takes_loss(told_optimizer())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weft import data
-from weft.cli.train import _ended
+from weft.cli.train import _ending
 from weft.errors import MeshError
 from weft.small_files import summed
 from weft.train import checkpoints as saving
@@ -89,7 +89,7 @@ def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_the_last_good_one
     outcome, heard = act(config_of(text), tmp_path, at_3=lambda: room(monkeypatch, 1000))
     assert outcome.step == 8 and not outcome.is_saved
     assert has(heard, "NOT SAVED: step 8") and Run(tmp_path).checkpoints.steps == [2]
-    told = _ended(outcome, tmp_path, 0.0, "weft train a.toml")
+    told = _ending(outcome, tmp_path, 0.0, "weft train a.toml")
     assert f"{tmp_path} ended NOT SAVED: step 8 of 8; the last good checkpoint is step 2; goes on" in told
     outcome, heard = run(config_of(text), tmp_path)  # the disk is as full
     assert "goes on from step 2" in heard.messages and not outcome.is_saved

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from weft.devices import taken
+from weft.devices import take
 from weft.train import elastic, foresight, processes
 from weft.train.config import CONFIG
 from weft.train.elastic import Joined, Part, has_room, largest_part
@@ -91,7 +91,7 @@ def test_a_mesh_has_room_where_each_process_holds_as_much_of_it(there, has, text
 )
 def test_of_the_devices_as_many_of_each_process_are_taken(owners, count, which):
     devices = [SimpleNamespace(id=number, process_index=owner) for number, owner in enumerate(owners)]
-    assert [device.id for device in taken(devices, count)] == which
+    assert [device.id for device in take(devices, count)] == which
 
 
 # Joining.

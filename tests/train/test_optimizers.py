@@ -11,12 +11,13 @@ import pytest
 import weft as wf
 from weft.train.optimizers import decays, schedule
 from weft.train.step import Averaged, told_of, update
-from weft.train.tables import CHOICES, Schedule
+from weft.train.tables import Optimizer, Schedule
 
 from .running import config_of, losses, run
 
 RATE, STEPS, COOLDOWN = 0.5, 40, 8
-NAMES = CHOICES["optimizer.name"]
+NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
+SCHEDULES = Schedule.__dataclass_fields__["kind"].metadata["choices"]
 
 
 # Schedules: the rate of the step after `done` ones.
@@ -41,7 +42,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("kind", CHOICES["schedule.kind"])
+@pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 10])
 def test_a_schedule_is_its_formula(kind, warmup):
     rate = schedule(Schedule(kind=kind, rate=RATE, warmup=warmup, end=0.25, cooldown=COOLDOWN), STEPS)
@@ -234,7 +235,7 @@ def test_microbatches_and_a_scaled_loss_change_nothing_but_the_way_there(text, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CHOICES["schedule.kind"])
+@pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_learns_by_every_schedule(name, kind, text, tmp_path):
     rate = {"sgd": 1.0, "momentum": 0.3, "lion": 3e-3, "adafactor": 3e-2}.get(name, 1e-2)

@@ -1,4 +1,4 @@
-"""The command line: `weft show`, `import` and `export`; each command is a function in a file of its own, listed here.
+"""The command line: each command is a function in one of these files.
 
 May import every room but the front door. Options are read by Typer and are text; what they mean is said by the rooms
 that own them, so that a mesh or a layout reads the same here as in a program.
@@ -9,25 +9,12 @@ from typing import Annotated
 
 import typer
 
+from ..record import show_as_source as _show_as_source
 from ..train.processes import failing_at_once
 from ..train.stopping import ending_at_once
-from .decoding import GENERATE_EXAMPLES, TRANSLATE_EXAMPLES, generate, translate
-from .evaluate import EXAMPLES as EVAL_EXAMPLES
-from .evaluate import evaluate
-from .hardware import EXAMPLES as HARDWARE_EXAMPLES
-from .hardware import hardware
-from .launch import EXAMPLES as LAUNCH_EXAMPLES
-from .launch import launch
-from .plan import EXAMPLES as PLAN_EXAMPLES
-from .plan import plan
-from .plot import EXAMPLES as PLOT_EXAMPLES
-from .plot import plot
-from .search import EXAMPLES as SEARCH_EXAMPLES
-from .search import search
-from .show import EXAMPLES, show
-from .train import EXAMPLES as TRAIN_EXAMPLES
-from .train import train
-from .weights import EXPORT_EXAMPLES, IMPORT_EXAMPLES, export_weights, import_weights
+from . import decoding, evaluate, hardware, launch, plan, plot, search, show, train, weights
+
+_show_as_source(__path__[0])
 
 app = typer.Typer(
     name="weft",
@@ -39,18 +26,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": 110},
 )
-app.command(epilog=EXAMPLES)(show)
-app.command(epilog=PLAN_EXAMPLES)(plan)
-app.command(epilog=SEARCH_EXAMPLES)(search)
-app.command(epilog=HARDWARE_EXAMPLES)(hardware)
-app.command(epilog=TRAIN_EXAMPLES)(train)
-app.command(epilog=PLOT_EXAMPLES)(plot)
-app.command(epilog=LAUNCH_EXAMPLES, context_settings={"allow_interspersed_args": False})(launch)
-app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
-app.command(epilog=GENERATE_EXAMPLES)(generate)
-app.command(epilog=TRANSLATE_EXAMPLES)(translate)
-app.command("import", epilog=IMPORT_EXAMPLES)(import_weights)
-app.command("export", epilog=EXPORT_EXAMPLES)(export_weights)
+app.command(epilog=show.EXAMPLES)(show.show)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(epilog=search.EXAMPLES)(search.search)
+app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
+app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=plot.EXAMPLES)(plot.plot)
+app.command(epilog=launch.EXAMPLES, context_settings={"allow_interspersed_args": False})(launch.launch)
+app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(epilog=decoding.GENERATE_EXAMPLES)(decoding.generate)
+app.command(epilog=decoding.TRANSLATE_EXAMPLES)(decoding.translate)
+app.command("import", epilog=weights.IMPORT_EXAMPLES)(weights.import_weights)
+app.command("export", epilog=weights.EXPORT_EXAMPLES)(weights.export_weights)
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,8 +18,9 @@ from ..train.config import RunConfig
 from ..train.continuing import Continued, Drawing, continued
 from ..train.stopping import Interrupted
 from ..train.translating import BATCH, DecodingError, Translator
+from .progress import Reporter, stderr_console
 from .terminal import reported, write
-from .trained import Average, Best, Counter, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
+from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
 
 GENERATE_EXAMPLES = """Examples:
 
@@ -67,14 +68,14 @@ def generate(
         _check_continues(settings, run)
         at = checkpoint_of(opened, step, best)
         tokenizer = opened.tokenizer
-        is_begun = _learned_beginnings(settings) if begin is None else begin
+        is_begun = _has_learned_beginnings(settings) if begin is None else begin
         if not is_begun and "" in prompt:
             raise DecodingError(
                 "the prompt is empty", fix="give it some text, or say --begin for a text from its start"
             )
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
-        found = continued(
+        texts = continued(
             model,
             tokenizer,
             prompt,
@@ -84,9 +85,9 @@ def generate(
             drawing=Drawing(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
         )
         if json:
-            write(json_format.dumps({"step": at, "samples": [asdict(each) for each in found]}, ensure_ascii=False))
+            write(json_format.dumps({"step": at, "samples": [asdict(text) for text in texts]}, ensure_ascii=False))
         else:
-            write(_shown(found, samples))
+            write(_join_texts(texts, samples))
 
 
 def _check_continues(settings: RunConfig, run: Path) -> None:
@@ -99,7 +100,7 @@ def _check_continues(settings: RunConfig, run: Path) -> None:
     raise DecodingError(f"the model of {run} is {what}, and does not continue texts", fix=fix)
 
 
-def _learned_beginnings(settings: RunConfig) -> bool:
+def _has_learned_beginnings(settings: RunConfig) -> bool:
     """Whether most sequences the run learned from held the beginning of a text."""
     if settings.train.across:
         return False
@@ -111,15 +112,15 @@ def _learned_beginnings(settings: RunConfig) -> bool:
         return settings.data.get("documents") == "lines" or settings.data.get("format") in SHORT
 
 
-def _shown(found: list[Continued], samples: int) -> str:
+def _join_texts(texts: list[Continued], samples: int) -> str:
     """The texts; several with a line above each."""
-    if len(found) == 1:
-        return found[0].text
+    if len(texts) == 1:
+        return texts[0].text
     names = [
         f"prompt {number // samples + 1}" + (f", sample {number % samples + 1}" if samples > 1 else "")
-        for number in range(len(found))
+        for number in range(len(texts))
     ]
-    return "\n\n".join(f"--- {name} ---\n{each.text}" for name, each in zip(names, found, strict=True))
+    return "\n\n".join(f"--- {name} ---\n{text.text}" for name, text in zip(names, texts, strict=True))
 
 
 def translate(
@@ -154,20 +155,21 @@ def translate(
 
 
 def _write_translations(translator: Translator) -> None:
-    """Writes the translations of standard input, chunk by chunk; Ctrl-C leaves what was written."""
-    lines, tell, is_told = _Lines(), Counter(), False
-    began, done = time.monotonic(), 0
+    """Translates standard input chunk by chunk; Ctrl-C leaves what was written."""
+    lines, is_told, began, done = _Lines(), False, time.monotonic(), 0
     size = 1 if _is_typed() else CHUNK * translator.batch
     try:
-        while chunk := list(itertools.islice(lines, size)):
-            found = translator(chunk)
-            sys.stdout.buffer.write("".join(line + "\n" for line in found).encode())
-            sys.stdout.buffer.flush()
-            done += len(chunk)
-            if translator.cut and not is_told:
-                is_told = True
-                say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
-            tell(f"{done:,} lines, {done / (time.monotonic() - began):.0f} a second")
+        # Where translations are read on a terminal, they tell themselves how far it is.
+        with Reporter(stderr_console(), is_writer=not sys.stdout.isatty()) as reporter:
+            while chunk := list(itertools.islice(lines, size)):
+                sys.stdout.buffer.write("".join(line + "\n" for line in translator(chunk)).encode())
+                sys.stdout.buffer.flush()
+                done += len(chunk)
+                if translator.cut and not is_told:
+                    is_told = True
+                    say(f"warning: lines of more than {translator.longest} tokens are cut there, as in training")
+                rate = done / (time.monotonic() - began)
+                reporter.progress("translating", done, 0, f"{done:,} lines, {rate:.0f} a second")
     except KeyboardInterrupt as error:
         say(f"stopped after {done:,} lines")
         raise typer.Exit(error.status if isinstance(error, Interrupted) else INTERRUPTED) from None

@@ -1,4 +1,4 @@
-"""`weft eval`: how good a checkpoint of a run is, by data it has not learned from."""
+"""`weft eval`: evaluation of a checkpoint by data it has not learned from."""
 
 import dataclasses
 import json as json_format
@@ -13,16 +13,17 @@ from .. import data as texts
 from ..data.tokenizers import NAMES
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
+from ..text import columns
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
 from ..train.evaluation import EvaluationError, Judge
 from ..train.feeding import Feed, open_data, whole_batch
 from ..train.folder import learned_files
+from .progress import Reporter, stderr_console
 from .terminal import reported, write
 from .trained import (
     Average,
     Best,
-    Counter,
     Folder,
     Json,
     Layout,
@@ -63,27 +64,27 @@ def evaluate(
     """Judge a checkpoint of a run by its held-out data, or by other data."""
     with reported(layout=layout):
         opened = Run(run)
-        own = settings = opened.settings  # raises where there is no run
+        trained = settings = opened.settings  # raises where there is no run
         if changes:
             settings = read(run / CONFIG, changes)
-            _check_unseen(own, settings, run)
+            _check_unseen(trained, settings, run)
         at = checkpoint_of(opened, step, best)
         place = place_for(settings, mesh, layout)
         on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if place[0] is None else place
-        settings, tokenizer, dataset = _judged_by(settings, opened, data)
+        settings, tokenizer, dataset = _open_judged(settings, opened, data)
         Region(on, under)  # raises where the layout is none of the mesh
         sized = dataclasses.replace(settings.sized_model, batch=whole_batch(settings.batch, on, under))
         feed = Feed(sized, on, under, seed=settings.seed)
         judge = Judge(settings, feed, dataset, tokenizer)
-        found = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
-    write(json_format.dumps(_finite(found)) if json else shown(found))
+        result = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
+    write(json_format.dumps(_without_nan(result)) if json else result_text(result))
 
 
-def _check_unseen(own: RunConfig, changed: RunConfig, run: Path) -> None:
-    """Raises where more is to be held out of a run's data than was when it learned from them."""
-    if not _is_of_same_data(own, changed):
+def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
+    """Raises where more of a run's data is to be held out than was in training."""
+    if not _is_of_same_data(trained, changed):
         return
-    before, now = (texts.open_source(each.data).held_out for each in (own, changed))
+    before, now = (texts.open_source(config.data).held_out for config in (trained, changed))
     is_within = type(before) is type(now) and now <= before
     if now and not is_within:
         what = f"and {before} was held out of them" if before else "from all of them"
@@ -94,10 +95,10 @@ def _check_unseen(own: RunConfig, changed: RunConfig, run: Path) -> None:
         )
 
 
-def _judged_by(
+def _open_judged(
     settings: RunConfig, run: Run, paths: list[str] | None
 ) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
-    """The configuration by which the data are read, the tokenizer of the run, and the data."""
+    """How the data are read, the tokenizer of the run, and the data."""
     if not paths and not settings.is_data_said:
         fact = f"the run {run.folder} names no data to judge it by"
         raise EvaluationError(fact, fix=f"give some: `weft eval {run.folder} --data FILE`")
@@ -115,7 +116,8 @@ def _judged_by(
             state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
             fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
         )
-    tokenizer, learned, held_out = open_data(settings, run.folder, Counter().reading)
+    with Reporter(stderr_console()) as reporter:
+        tokenizer, learned, held_out = open_data(settings, run.folder, reporter.progress)
     is_other = bool(paths) or not _is_of_same_data(run.settings, settings)
     if is_other and (seen := learned_files(run.folder, source.held_apart or source)):
         say(f"warning: {run.folder} has learned from {', '.join(seen)}: this is no loss on unseen data")
@@ -126,9 +128,9 @@ def _judged_by(
     return settings, tokenizer, held_out
 
 
-def _is_of_same_data(own: RunConfig, changed: RunConfig) -> bool:
+def _is_of_same_data(trained: RunConfig, changed: RunConfig) -> bool:
     """Whether two runs name the same data, of which they may hold out more or less."""
-    return {**changed.data, "held_out": 0} == {**own.data, "held_out": 0}
+    return {**changed.data, "held_out": 0} == {**trained.data, "held_out": 0}
 
 
 def _nothing_held_out(run: Run) -> EvaluationError:
@@ -142,9 +144,9 @@ def _nothing_held_out(run: Run) -> EvaluationError:
     return EvaluationError(fact, fix=other)
 
 
-def _finite(found: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nan(result: Mapping[str, Any]) -> dict[str, Any]:
     """The same with null in place of numbers that JSON has not."""
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in result.items()}
 
 
 _LINES = {
@@ -164,8 +166,7 @@ _LINES = {
 }
 
 
-def shown(found: Mapping[str, Any]) -> str:
-    """What was found, a line each."""
-    rows = [(name.replace("_", " "), how.format(found[name])) for name, how in _LINES.items() if name in found]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+def result_text(result: Mapping[str, Any]) -> str:
+    """The numbers of an evaluation, a line each."""
+    rows = [(name.replace("_", " "), form.format(result[name])) for name, form in _LINES.items() if name in result]
+    return "\n".join(columns(rows))

@@ -1,4 +1,4 @@
-"""`weft hardware`: the pieces of hardware a plan can be made for, each figure with its source."""
+"""`weft hardware`: what a plan can be made for, each figure with its source."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import typer
 
 from ..plan.hardware import HARDWARE, Hardware
 from ..plan.hardware import hardware as find_hardware
-from ..program.ledger import size_text
+from ..text import columns, size_text
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
@@ -29,35 +29,36 @@ def hardware(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List the hardware a plan can be made for, or one piece with the sources of its figures."""
+    """List the hardware a plan can be made for, or one with its sources."""
     with reported():
         chosen = list(HARDWARE.values()) if name is None else [find_hardware(name)]
         if as_json:
-            found = {"version": VERSION, "hardware": [dataclasses.asdict(each) for each in chosen]}
-            return write(json.dumps(found, indent=1))
+            listing = {"version": VERSION, "hardware": [dataclasses.asdict(machine) for machine in chosen]}
+            return write(json.dumps(listing, indent=1))
         write_program(_table(chosen) if name is None else _sheet(chosen[0]))
 
 
 def _table(chosen: list[Hardware]) -> str:
     rows = [("name", "what", "bf16 FLOP/s", "memory", "bandwidth", "links, one way")]
-    for each in chosen:
-        links = ", ".join(f"{link.name} {link.bandwidth / 1e9:,.0f} GB/s" for link in each.links)
-        speed = f"{each.flops_of('bfloat16') / 1e12:,.0f} T"
-        rows.append((each.name, each.title, speed, size_text(each.memory), f"{each.bandwidth / 1e9:,.0f} GB/s", links))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", "`weft hardware NAME` gives the source of each figure; `this` is this machine"])
+    for machine in chosen:
+        links = ", ".join(f"{link.name} {link.bandwidth / 1e9:,.0f} GB/s" for link in machine.links)
+        speed = f"{machine.flops_of('bfloat16') / 1e12:,.0f} T"
+        bandwidth = f"{machine.bandwidth / 1e9:,.0f} GB/s"
+        rows.append((machine.name, machine.title, speed, size_text(machine.memory), bandwidth, links))
+    return "\n".join(
+        [*columns(rows), "", "`weft hardware NAME` gives the source of each figure; `this` is this machine"]
+    )
 
 
-def _sheet(each: Hardware) -> str:
+def _sheet(machine: Hardware) -> str:
     figures = {
-        **{dtype: f"{flops / 1e12:,.4g} TFLOP/s" for dtype, flops in each.flops.items()},
-        "memory": size_text(each.memory),
-        "bandwidth": f"{each.bandwidth / 1e9:,.4g} GB/s",
-        **{link.name: f"{link.bandwidth / 1e9:,.4g} GB/s one way, {1e6 * link.latency:,.3g} us" for link in each.links},
+        **{dtype: f"{flops / 1e12:,.4g} TFLOP/s" for dtype, flops in machine.flops.items()},
+        "memory": size_text(machine.memory),
+        "bandwidth": f"{machine.bandwidth / 1e9:,.4g} GB/s",
+        **{
+            link.name: f"{link.bandwidth / 1e9:,.4g} GB/s one way, {1e6 * link.latency:,.3g} us"
+            for link in machine.links
+        },
     }
-    wide, long = max(map(len, figures)), max(map(len, figures.values()))
-    lines = [
-        f"  {name:{wide}}  {figure:{long}}  {each.sources.get(name, '')}".rstrip() for name, figure in figures.items()
-    ]
-    return "\n".join([f"{each.name}: {each.title}", *lines])
+    rows = [(f"  {name}", figure, machine.sources.get(name, "")) for name, figure in figures.items()]
+    return "\n".join([f"{machine.name}: {machine.title}", *columns(rows)])

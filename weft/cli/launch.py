@@ -1,4 +1,4 @@
-"""`weft launch`: a command of weft's as several local processes, watched and restarted."""
+"""`weft launch`: a command as several local processes, watched and restarted."""
 
 import sys
 from typing import Annotated
@@ -42,7 +42,7 @@ def launch(
         int | None, typer.Option(min=1, max=65535, help="Where they meet on this host; a free one if not said.")
     ] = None,
 ) -> None:
-    """Start and watch local processes of one command; when one dies, all are started again."""
+    """Start and watch local processes of one command; restart all when one dies."""
     with reported():
         supervisor = Supervisor(
             [sys.executable, "-m", "weft", *command],

@@ -1,4 +1,4 @@
-"""What MODEL on the command line names: a preset of `weft.models`, the file of a run, or a function of the user's.
+"""What MODEL on the command line names: a preset, a run's file, or a function.
 
 Every command that reads a program loads it here, so that a model is named in one way.
 """
@@ -25,14 +25,14 @@ from ..errors import WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..program import Program, trace
-from ..spmd import train_step
+from ..spmd import is_bound, train_step
 from ..tensor import tensor
 from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
 
 
-class Optimizer(StrEnum):
+class PresetOptimizer(StrEnum):
     """The optimizers a preset can be read with, by their names in Optax."""
 
     adam = "adam"
@@ -53,7 +53,7 @@ LAYOUT = Annotated[str | None, typer.Option(metavar="LAYOUT", help="The layout, 
 BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of the preset.")]
 LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of the preset.")]
 OPTIMIZER = Annotated[
-    Optimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
+    PresetOptimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
 ]
 LOSS = Annotated[bool, typer.Option("--loss", help="The preset's loss alone, not its train step.")]
 
@@ -71,7 +71,7 @@ class Model:
     @property
     def is_bound(self) -> bool:
         """Whether the function brings its own mesh and layout."""
-        return hasattr(self.fn, "abstract") and getattr(self.fn, "mesh", None) is not None
+        return is_bound(self.fn)
 
     def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
         """The program on a mesh under a layout; what is left out is the function's own."""
@@ -80,35 +80,35 @@ class Model:
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
-            bound = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
+            bound: dict[str, Any] = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
             program = trace(fn, *self.args, **bound)
         if not is_function(self.name):
             program.name = f"{self.name} {program.name}"
         return program
 
 
-def loaded(name: str, *, batch: int | None, length: int | None, optimizer: Optimizer | None, loss: bool) -> Model:
-    """What MODEL names; sizes, an optimizer or the loss alone can be asked of presets."""
-    only_one(loss and "--loss", optimizer is not None and "--optimizer")
+def load(name: str, *, batch: int | None, length: int | None, optimizer: PresetOptimizer | None, loss: bool) -> Model:
+    """What MODEL names; of presets sizes, an optimizer or the loss can be asked."""
+    check_only_one(loss and "--loss", optimizer is not None and "--optimizer")
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
     if is_function(name) or is_run(name):
-        for given in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
-            if isinstance(given, str):
+        for option in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
+            if isinstance(option, str):
                 what = "file" if is_run(name) else "function"
-                raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{given}")
+                raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{option}")
         return load_run(name) if is_run(name) else load_function(name)
-    return load_preset(name, optimizer=None if loss else optimizer or Optimizer.adam, **sizes)
+    return load_preset(name, optimizer=None if loss else optimizer or PresetOptimizer.adam, **sizes)
 
 
-def only_one(*given: str | bool) -> None:
+def check_only_one(*options: str | bool) -> None:
     """Refuses options that exclude one another."""
-    names = [name for name in given if isinstance(name, str)]
+    names = [name for name in options if isinstance(name, str)]
     if len(names) > 1:
         raise typer.BadParameter(f"not together with {names[0]}; say one of them", param_hint=names[1])
 
 
 def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> None:
-    """What is not said must be known: a function made by `wf.spmd` brings its own mesh and layout."""
+    """Refuses a command without mesh or layout, unless the function brings its own."""
     if model.is_bound:
         return
     if mesh is not None:
@@ -124,7 +124,7 @@ def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> 
 
 
 def is_function(name: str) -> bool:
-    """Whether MODEL is written `module:function` or `file.py:function`; otherwise it is a preset."""
+    """Whether MODEL is written `module:function` or `file.py:function`."""
     return ":" in name
 
 
@@ -147,7 +147,7 @@ def _shape(batch: int, length: int, dtype: str) -> Any:
 
 
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
-    """The train step of a preset with an optimizer of Optax's; with None, its loss alone."""
+    """The train step of a preset with an optimizer of Optax's, or its loss alone."""
     if name not in models.PRESETS:
         raise WeftError(
             f"there is no preset `{name}`",
@@ -168,21 +168,22 @@ def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
 
 
 def load_function(name: str) -> Model:
-    """What `package.module:function` or `path/to/file.py:function` returns when it is called."""
+    """What `package.module:function` or `file.py:function` returns when called."""
     place, _, wanted = name.rpartition(":")
     if not place or not wanted:
         raise WeftError(
             f"`{name}` names no {'function' if place else 'module'}",
             fix="write it like `package.module:function` or `path/to/file.py:function`",
         )
-    module = _file(place, name) if place.endswith(".py") or os.sep in place else _module(place, name)
-    make = _function(module, wanted, name)
+    is_file = place.endswith(".py") or os.sep in place
+    module = _import_file(place, name) if is_file else _import_module(place, name)
+    make = _find_function(module, wanted, name)
     with users_code(f"`{name}` failed while it was called"):
-        found = make()
-    return Model(name, *_checked(found, name))
+        returned = make()
+    return Model(name, *_check_returned(returned, name))
 
 
-def _module(place: str, name: str) -> ModuleType:
+def _import_module(place: str, name: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -200,7 +201,7 @@ def _module(place: str, name: str) -> ModuleType:
     )
 
 
-def _file(place: str, name: str) -> ModuleType:
+def _import_file(place: str, name: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         beside = [str(other) for other in path.parent.glob("*.py")]
@@ -217,24 +218,24 @@ def _file(place: str, name: str) -> ModuleType:
     return module
 
 
-def _function(module: ModuleType, wanted: str, name: str) -> Callable[[], Any]:
-    own = [
+def _find_function(module: ModuleType, wanted: str, name: str) -> Callable[[], Any]:
+    functions = [
         key
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
     ]
-    found = getattr(module, wanted, None)
-    if not callable(found):
-        fact = f"`{wanted}` in `{module.__name__}` is no function" if found is not None else ""
+    function = getattr(module, wanted, None)
+    if not callable(function):
+        fact = f"`{wanted}` in `{module.__name__}` is no function" if function is not None else ""
         fact = fact or f"there is no function `{wanted}` in `{module.__name__}`"
-        raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, own))
-    if needed := _arguments_needed(found):
+        raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, functions))
+    if needed := _arguments_needed(function):
         raise WeftError(
             f"`{wanted}` in `{module.__name__}` needs arguments ({', '.join(needed)}); it is called with none",
             state=f"model: {name}",
             fix=f"write a function of no arguments that returns `({wanted}, ({', '.join(needed)},))`",
         )
-    return found
+    return function
 
 
 def _arguments_needed(fn: Callable[..., Any]) -> list[str]:
@@ -243,18 +244,18 @@ def _arguments_needed(fn: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # not every callable tells
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
-def _checked(found: Any, name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        length = f" of {len(found)}" if isinstance(found, tuple) else ""
-        fact = f"`{name}` returned a {type(found).__name__}{length}, not `(fn, args)`"
-    elif not callable(found[0]):
-        fact = f"`{name}` returned `(fn, args)` with a {type(found[0]).__name__} for fn"
-    elif not isinstance(found[1], tuple):
-        fact = f"`{name}` returned `(fn, args)` with a {type(found[1]).__name__} for args"
+def _check_returned(returned: Any, name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        fact = f"`{name}` returned a {type(returned).__name__}{length}, not `(fn, args)`"
+    elif not callable(returned[0]):
+        fact = f"`{name}` returned `(fn, args)` with a {type(returned[0]).__name__} for fn"
+    elif not isinstance(returned[1], tuple):
+        fact = f"`{name}` returned `(fn, args)` with a {type(returned[1]).__name__} for args"
     else:
-        return found
+        return returned
     fix = "return the function to trace and a tuple of its arguments: `return fn, (x, w)`"
     raise WeftError(fact, state=f"model: {name}", fix=fix)

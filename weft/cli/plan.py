@@ -1,4 +1,4 @@
-"""`weft plan`: what a model's program takes on a named piece of hardware, before it runs."""
+"""`weft plan`: what a program takes on some hardware, before it runs."""
 
 import json
 import operator
@@ -12,7 +12,7 @@ from ..errors import WeftError, closest
 from ..plan import Plan, Proof, compiled_for
 from ..plan.hardware import hardware as find_hardware
 from ..plan.page import page
-from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, loaded, need_mesh_and_layout
+from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, load, need_mesh_and_layout
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
@@ -59,17 +59,20 @@ def plan(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page that shows it all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Say what a model's program takes on a piece of hardware: time, memory, what is sent. Nothing runs."""
+    """Say what a model's program takes on some hardware. Nothing runs.
+
+    Time and MFU, memory by what holds it, what is sent over each axis.
+    """
     with reported(layout=layout):
         conditions = [Condition(text) for text in fail_if or []]
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
-        found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
-        need_mesh_and_layout(found, mesh, layout)
-        planned = Plan(found.traced(mesh=mesh, layout=layout), machine, memory=capacity)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        need_mesh_and_layout(chosen, mesh, layout)
+        planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity)
         other = None
         if against is not None:
-            other = Plan(found.traced(mesh=mesh, layout=against), machine, memory=capacity)
-        proof = _proof(found, planned, target) if target is not None else None
+            other = Plan(chosen.traced(mesh=mesh, layout=against), machine, memory=capacity)
+        proof = _proof(chosen, planned, target) if target is not None else None
         held = [condition for condition in conditions if condition.holds(planned)]
         if html is not None:
             _write_page(html, planned, other)
@@ -106,12 +109,12 @@ def _as_text(planned: Plan, other: Plan | None, proof: Any) -> str:
 
 
 def _as_dict(planned: Plan, other: Plan | None, proof: Any, held: list["Condition"]) -> dict[str, Any]:
-    found = planned.to_dict() | {"failed": [condition.text for condition in held]}
+    values = planned.to_dict() | {"failed": [condition.text for condition in held]}
     if other is not None:
-        found["against"] = other.to_dict()
+        values["against"] = other.to_dict()
     if proof is not None:
-        found["compiled"] = proof.to_dict()
-    return found
+        values["compiled"] = proof.to_dict()
+    return values
 
 
 def _write_page(path: Path, planned: Plan, other: Plan | None) -> None:
@@ -140,19 +143,19 @@ _FIGURES = {
 
 
 class Condition:
-    """What must not hold, like `bytes.cols > 2e9`: a figure of a plan, a sign and a number."""
+    """What must not hold, like `bytes.cols > 2e9`: a figure, a sign and a number."""
 
     def __init__(self, text: str):
         self.text = text.strip()
-        found = _CONDITION.match(text)
+        match = _CONDITION.match(text)
         figures = [*_FIGURES, "bytes", "count"]
-        if not found:
+        if not match:
             raise WeftError(
                 f"`{text}` is not a condition",
                 state=f"figures: {', '.join(figures)}, and of an axis: bytes.cols, count.cols",
                 fix='write it like `--fail-if "bytes.cols > 2e9"`',
             )
-        self.figure, self.axis, sign, number = found.groups()
+        self.figure, self.axis, sign, number = match.groups()
         if self.figure not in figures or (self.axis and self.figure not in ("bytes", "count")):
             raise WeftError(
                 f"a plan has no figure `{self.figure}{'.' + self.axis if self.axis else ''}`",

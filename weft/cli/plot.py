@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..train import metrics
-from ..train.curves import Curve, as_ascii, drawn_curves, panels
+from ..train.curves import Curve, panels, text_chart, to_ascii
 from .terminal import reported, write
 
 EXAMPLES = """Examples:
@@ -38,21 +38,21 @@ def plot(
     with reported():
         if out is not None and out.suffix.lower() not in (".png", ".html"):
             raise metrics.MetricsError(f"`{out}` is neither .png nor .html", fix="name it like `curve.png`")
-        rows = {name: metrics.read(folder) for name, folder in _named(runs).items()}
+        rows = {name: metrics.read(folder) for name, folder in _folders_by_name(runs).items()}
         wanted = [key.strip() for key in keys.split(",") if key.strip()]
-        found = panels(rows, wanted)
+        charts = panels(rows, wanted)
         if terminal:
-            for curves in found.values():
+            for curves in charts.values():
                 _draw(curves)
         if out is None and not terminal:
             out = runs[0] / ("curve.png" if len(rows) == 1 else "curves.png")
         if out is not None:
-            _save(out, found, title=next(iter(rows)) if len(rows) == 1 else "")
+            _save(out, charts, title=next(iter(rows)) if len(rows) == 1 else "")
             write(str(out))
 
 
-def _named(folders: list[Path]) -> dict[str, Path]:
-    """Runs by the names of their folders; by their paths where two are called the same."""
+def _folders_by_name(folders: list[Path]) -> dict[str, Path]:
+    """Runs by the names of their folders; by paths where two are called the same."""
     folders = list(dict.fromkeys(folders))
     names = [folder.resolve().name for folder in folders]
     return {str(folder) if names.count(name) > 1 else name: folder for folder, name in zip(folders, names, strict=True)}
@@ -62,21 +62,21 @@ def _draw(curves: list[Curve]) -> None:
     """Draws what shares an axis: runs beneath each other, on one scale."""
     size = shutil.get_terminal_size((80, 24)) if sys.stdout.isatty() else os.terminal_size((80, 17))
     for run in dict.fromkeys(curve.run for curve in curves):
-        own = [curve for curve in curves if curve.run == run]
-        drawing = drawn_curves(own, size.columns - 1, min(size.lines - 1, 24), beside=curves)
+        of_run = [curve for curve in curves if curve.run == run]
+        chart = text_chart(of_run, size.columns - 1, min(size.lines - 1, 24), beside=curves)
         try:
-            drawing.encode(sys.stdout.encoding or "utf-8")
+            chart.encode(sys.stdout.encoding or "utf-8")
         except UnicodeEncodeError:
-            drawing = as_ascii(drawing)
-        write(drawing)
+            chart = to_ascii(chart)
+        write(chart)
 
 
-def _save(path: Path, found: dict[str, list[Curve]], title: str) -> None:
+def _save(path: Path, charts: dict[str, list[Curve]], title: str) -> None:
     """Writes the picture beside and renames it, so that what was there stays whole."""
     from ..train import pictures
 
     is_page = path.suffix.lower() == ".html"
-    picture = pictures.html(found, title).encode() if is_page else pictures.png(found, title)
+    picture = pictures.html(charts, title).encode() if is_page else pictures.png(charts, title)
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.write_bytes(picture)

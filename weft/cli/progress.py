@@ -1,8 +1,8 @@
-"""What `weft train` prints: a bar on a terminal, a line for each row of metrics elsewhere.
+"""The one progress reporter: a bar on a terminal, plain lines elsewhere.
 
-Imports nothing of the house. Where stdout and stderr are terminals the bar and the messages above it go to stderr, and
-stdout stays empty; elsewhere all of it is plain lines on stdout, in the order it happened. Only one process of a run
-prints. That nothing can be printed (a full disk, a reader that has gone) never stops a run.
+Where stdout and stderr are terminals the bar of a run and the messages above it go to stderr, and stdout stays empty;
+elsewhere all of it is plain lines on stdout, in the order it happened. Only one process of a run prints. That nothing
+can be printed (a full disk, a reader that has gone) never stops the work. Imports checks and texts of values alone.
 """
 
 import math
@@ -11,15 +11,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from numbers import Real
 from typing import Any
+
+from ..checks import is_real
+from ..text import count_text, duration_text, file_size_text, seconds_text
 
 BETWEEN = 10.0  # seconds from one plain line on something long to the next
 REFRESHES = 4  # of the bar in a second
 
 
-class Progress:
-    """Hears of a run and tells a person; `step` costs next to nothing."""
+class Reporter:
+    """Tells a person how far something long is; `step` costs next to nothing."""
 
     def __init__(self, console: Any = None, *, is_writer: bool = True):
         self.console: Any = (console or _console()) if is_writer else None
@@ -28,20 +30,20 @@ class Progress:
         self._row: dict[str, Any] = {}
         self._pace = _Pace()
         self._memory = _Memory()
-        self._stage: Stage | None = None
-        self._long: _Long | None = None
+        self._stage: Task | None = None
+        self._long: Task | None = None
         self._live: Any = None
         self._is_open_line = False
         self._is_closed = self.console is None
         self._lock = threading.RLock()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What a run tells.
+    # What is told.
 
     def said(self, text: str) -> None:
         """A message for people, above the bar or on a line of its own."""
@@ -49,7 +51,10 @@ class Progress:
             self._print(text)
 
     def logged(self, row: dict[str, Any]) -> None:
-        """A row of metrics: the bar shows its numbers, a log gets its line; an evaluation is a line in both."""
+        """A row of metrics: numbers of the bar, or a line of a log.
+
+        An evaluation is a line in both.
+        """
         if self.console is None:
             return
         self._end_stage()
@@ -61,10 +66,13 @@ class Progress:
         if "eval" in row:
             self._print(evaluation_line(row))
 
-    def stage(self, what: str) -> "Stage":
-        """Something long without parts: `compiling the step… 12.3 s`. Ends with its `with`, or with the next step."""
+    def stage(self, what: str) -> "Task":
+        """Something long without parts: `compiling the step… 12.3 s`.
+
+        It ends with its `with`, or with the next step.
+        """
         self._end_stage()
-        stage = Stage(self, what)
+        stage = Task(what, self)
         if self.console is not None:
             self._stage = stage
             if self.is_bar:
@@ -73,25 +81,23 @@ class Progress:
                 self._write(f"{what}…", ends=False)
         return stage
 
-    def progress(self, what: str, done: int, whole: int) -> None:
-        """How far something long has come."""
+    def progress(self, what: str, done: int, whole: int, note: str = "") -> None:
+        """How far something long has come; a note tells where `whole` is not known, 0."""
         if self.console is None:
             return
         if self._long is None or self._long.what != what or done < self._long.done:
-            self._long = _Long(what)
-        now = time.monotonic()
-        self._long.done, self._long.whole = done, whole
+            self._long = Task(what, self)
+        task, now = self._long, time.monotonic()
+        task.done, task.whole, task.note = done, whole, note
         if self.is_bar:
             self._show()
-        is_done = done >= whole
-        if is_done:
-            took = now - self._long.began
-            if took >= (1.0 if self.is_bar else BETWEEN):
-                self._print(f"{what}… {seconds(took)}")
+        if done >= whole if whole else not note:
+            if now - task.began >= (1.0 if self.is_bar else BETWEEN):
+                self._print(f"{what}… {seconds_text(now - task.began)}")
             self._long = None
-        elif not self.is_bar and now - self._long.told >= BETWEEN:
-            self._long.told = now
-            self._print(self._long.line())
+        elif not self.is_bar and now - task.told >= BETWEEN:
+            task.told = now
+            self._print(task.line())
 
     def step(self, at: int, steps: int) -> None:
         """The step that was just taken."""
@@ -119,28 +125,28 @@ class Progress:
     # How it is told.
 
     def _line(self) -> str:
-        fields = [("step", steps_text(self._row["step"], self.steps)), *self._fields(self._row["step"])]
-        return "  ".join(text for _, text in fields)
+        at = self._row["step"]
+        return "  ".join([steps_text(at, self.steps), *self._fields(at).values()])
 
-    def _fields(self, at: int) -> list[tuple[str, str]]:
+    def _fields(self, at: int) -> dict[str, str]:
         """The numbers of the last row as text, by name."""
         row, left = self._row, self._pace.left(at, self.steps)
-        found = {
-            "loss": f"loss {row['loss']:.3f}" if _is_number(row.get("loss")) else None,
-            "speed": f"{count(row['tokens_per_s'])} tokens/s" if _is_number(row.get("tokens_per_s")) else None,
-            "mfu": f"mfu {100 * row['mfu']:.1f} %" if _is_number(row.get("mfu")) else None,
-            "left": None if left is None or at >= self.steps else f"ETA {duration(left)}",
+        fields = {
+            "loss": f"loss {row['loss']:.3f}" if is_real(row.get("loss")) else None,
+            "speed": f"{count_text(row['tokens_per_s'])} tokens/s" if is_real(row.get("tokens_per_s")) else None,
+            "mfu": f"mfu {100 * row['mfu']:.1f} %" if is_real(row.get("mfu")) else None,
+            "left": None if left is None or at >= self.steps else f"ETA {duration_text(left)}",
             "memory": self._memory.text(),
             "bad": f"{row['bad_steps']:.0f} bad steps" if row.get("bad_steps") else None,
         }
-        return [(name, text) for name, text in found.items() if text]
+        return {name: text for name, text in fields.items() if text}
 
     def _end_stage(self, is_done: bool = True) -> None:
         with self._lock:
             stage, self._stage = self._stage, None
         if stage is None:
             return
-        took = seconds(time.monotonic() - stage.began)
+        took = seconds_text(time.monotonic() - stage.began)
         text = took if is_done else f"stopped after {took}"
         if self._is_open_line:
             self._write(f" {text}")
@@ -184,57 +190,46 @@ class Progress:
 
     def _rendered(self) -> Any:
         """What stands at the bottom of the terminal; it takes one line of any width."""
-        from rich.text import Text
-
-        width = self.console.width
-        stage, long = self._stage, self._long
-        if stage is not None:
-            return _bar(width, 0, 0, f"{stage.what}… {seconds(time.monotonic() - stage.began)}", [])
-        if long is not None:
-            return _bar(width, long.done, long.whole, long.line(), [])
-        if not self.steps:
-            return Text("")
-        fields = dict(self._fields(self.at)) if self._row else {}
-        kept: list[str] = []
-        begin = steps_text(self.at, self.steps)
-        room = width - len(begin)
+        width, task = self.console.width, self._stage or self._long
+        if task is not None:
+            return _bar(width, task.done, task.whole, task.line(), [])
+        fields = self._fields(self.at) if self._row else {}
+        begin = steps_text(self.at, self.steps) if self.steps else ""
+        kept, room = set(), width - len(begin)
         for name in ("loss", "left", "speed", "mfu", "bad", "memory"):
             if name in fields and len(fields[name]) + 2 <= room:
-                kept.append(name)
+                kept.add(name)
                 room -= len(fields[name]) + 2
         return _bar(width, self.at, self.steps, begin, [text for name, text in fields.items() if name in kept])
 
 
-class Stage:
-    """Something long that is under way."""
+class Task:
+    """Something long that is under way; as a context it is the stage of its reporter."""
 
-    def __init__(self, owner: Progress, what: str):
-        self.owner, self.what, self.began = owner, what, time.monotonic()
+    def __init__(self, what: str, owner: Reporter):
+        self.what, self.owner = what, owner
+        self.done, self.whole, self.note = 0, 0, ""
+        self.began = self.told = time.monotonic()
 
-    def __enter__(self) -> "Stage":
+    def __enter__(self) -> "Task":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.owner._stage is self:
             self.owner._end_stage(is_done=kind is None)
 
-
-class _Long:
-    """Something long with parts."""
-
-    def __init__(self, what: str):
-        self.what, self.done, self.whole = what, 0, 0
-        self.began = self.told = time.monotonic()
-
     def line(self) -> str:
-        share = min(self.done / self.whole, 1.0) if self.whole else 0.0
+        """How far it is, in percent and with the time left where it has parts."""
         took = time.monotonic() - self.began
-        left = f"  ETA {duration(took / share - took)}" if share and took > 1 else ""
-        return f"{self.what}… {math.floor(100 * share)} %{left}"
+        if not self.whole:
+            return f"{self.what}… {self.note or seconds_text(took)}"
+        share = min(self.done / self.whole, 1.0)
+        left = f"ETA {duration_text(took / share - took)}" if share and took > 1 else ""
+        return "  ".join(filter(None, [f"{self.what}… {math.floor(100 * share)} %", left, self.note]))
 
 
 class _Pace:
-    """Seconds a step, over the last rows, evaluations and saves between them included."""
+    """Seconds a step, over the last rows; evaluations and saves count too."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -253,18 +248,18 @@ class _Pace:
 
 
 class _Memory:
-    """Memory of this process and of the fullest of its devices, looked up at most once a second."""
+    """Memory of this process and its fullest device, looked up once a second."""
 
     def __init__(self) -> None:
-        self.looked, self.found, self.has_device = -math.inf, "", True
+        self.looked, self.shown, self.has_device = -math.inf, "", True
 
     def text(self) -> str:
         if time.monotonic() - self.looked >= 1.0:
             self.looked = time.monotonic()
             device = self._device() if self.has_device else None
             self.has_device = device is not None
-            self.found = f"mem {size(host_memory())}" + (f"  device {device}" if device else "")
-        return self.found
+            self.shown = f"mem {file_size_text(host_memory())}" + (f"  device {device}" if device else "")
+        return self.shown
 
     def _device(self) -> str | None:
         """Bytes in use of how many; None where devices do not tell."""
@@ -272,18 +267,18 @@ class _Memory:
         if jax is None:
             return None
         try:
-            stats = [found for device in jax.local_devices() if (found := device.memory_stats())]
+            stats = [held for device in jax.local_devices() if (held := device.memory_stats())]
         except Exception:  # each kind of device refuses with an error of its own
             return None
-        fullest = max(stats, key=lambda found: found.get("bytes_in_use", 0), default=None)
+        fullest = max(stats, key=lambda held: held.get("bytes_in_use", 0), default=None)
         if fullest is None:
             return None
         limit = fullest.get("bytes_limit")
-        return size(fullest.get("bytes_in_use", 0)) + (f" of {size(limit)}" if limit else "")
+        return file_size_text(fullest.get("bytes_in_use", 0)) + (f" of {file_size_text(limit)}" if limit else "")
 
 
 def host_memory() -> int:
-    """Bytes of memory this process holds; the most it ever held where the system does not tell."""
+    """Bytes of memory this process holds, or the most it ever held."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -294,16 +289,26 @@ def host_memory() -> int:
 
 
 def _console() -> Any:
-    """stderr where it and stdout are terminals, else stdout as a plain file, whatever FORCE_COLOR says."""
+    """Of a run: stderr where it and stdout are terminals, else stdout.
+
+    That is a plain file then, whatever FORCE_COLOR says.
+    """
     from rich.console import Console
 
     if sys.stdout.isatty() and sys.stderr.isatty():
-        return Console(stderr=True, highlight=False)
+        return stderr_console()
     return Console(file=sys.stdout, force_terminal=False, highlight=False)
 
 
+def stderr_console() -> Any:
+    """For commands whose stdout is for what was asked."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
 def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> Any:
-    """One line: what it is, a bar in the room that is left (unless `whole` is 0), and fields."""
+    """One line: what it is, a bar in the room left unless `whole` is 0, and fields."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -335,7 +340,7 @@ def evaluation_line(row: dict[str, Any]) -> str:
     """
     parts = [f"step {row['step']}"]
     for name, value in row["eval"].items():
-        if not _is_number(value) or name in _NOT_TOLD or (name == "word_perplexity" and value > _WORDLESS):
+        if not is_real(value) or name in _NOT_TOLD or (name == "word_perplexity" and value > _WORDLESS):
             continue
         if name == "loss":
             parts.insert(1, f"eval loss {value:.3f}")
@@ -349,44 +354,6 @@ def steps_text(at: int, steps: int) -> str:
     return f"step {at}/{steps}" if steps else f"step {at}"
 
 
-def count(value: float) -> str:
-    """A number in a few letters.
-
-    >>> count(950), count(12345), count(1234567)
-    ('950', '12.3k', '1.2M')
-    """
-    for power, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= power * 0.99995:
-            return f"{value / power:.1f}{unit}"
-    return f"{value:.0f}"
-
-
-def size(bytes_: float) -> str:
-    """Bytes in a few letters: `1.2 GB`."""
-    for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if bytes_ >= power:
-            return f"{bytes_ / power:.1f} {unit}"
-    return f"{bytes_ / 1e3:.0f} kB"
-
-
-def seconds(value: float) -> str:
-    """A time that was measured: `12.3 s`, and `3 min 20 s` from two minutes on."""
-    return f"{value:.1f} s" if value < 120 else duration(value)
-
-
-def duration(value: float) -> str:
-    """A time in its two greatest units.
-
-    >>> duration(45), duration(200), duration(7500), duration(100_000)
-    ('45 s', '3 min 20 s', '2 h 5 min', '1 d 3 h')
-    """
-    whole = round(value)
-    for many, unit, few, lesser in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= many:
-            return f"{whole // many} {unit} {whole % many // few} {lesser}"
-    return f"{whole} s"
-
-
 def encodable(text: str, file: Any) -> str:
     """The text in letters the file can hold."""
     encoding = getattr(file, "encoding", None) or "utf-8"
@@ -395,7 +362,3 @@ def encodable(text: str, file: Any) -> str:
     except UnicodeEncodeError:
         return text.replace("…", "...").encode(encoding, "replace").decode(encoding)
     return text
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

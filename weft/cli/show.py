@@ -1,10 +1,10 @@
-"""`weft show`: the SPMD program a model becomes on a mesh under a layout, traced with no devices."""
+"""`weft show`: the SPMD program a model becomes, traced with no devices."""
 
 from typing import Annotated
 
 import typer
 
-from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, loaded, need_mesh_and_layout, only_one
+from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, check_only_one, load, need_mesh_and_layout
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
@@ -40,15 +40,15 @@ def show(
     Every op with its placement, every collective with its bytes and its reason. No devices are needed, whatever the
     size of the mesh.
     """
-    only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
+    check_only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
     with reported(layout=layout):
-        found = loaded(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
-        need_mesh_and_layout(found, mesh, layout)
-        program = found.traced(mesh=mesh, layout=layout)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        need_mesh_and_layout(chosen, mesh, layout)
+        program = chosen.traced(mesh=mesh, layout=layout)
         if json:
             return write(program.to_json())
         if against is not None:
-            shown = str(program.diff(found.traced(mesh=mesh, layout=against)))
+            shown = str(program.diff(chosen.traced(mesh=mesh, layout=against)))
         else:
             shown = program.ledger.table() if ledger else str(program)
     write_program(shown)

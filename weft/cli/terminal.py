@@ -1,4 +1,4 @@
-"""What reaches the terminal: programs whose collectives stand out, errors without our own frames.
+"""What reaches the terminal: coloured programs, errors without our own frames.
 
 Text is coloured from its plain lines and only on a terminal; in a pipe it is byte for byte what `print` would print.
 """
@@ -17,7 +17,7 @@ import typer
 from ..errors import WeftError, WeftWarning, is_users, short_path
 from ..graph import PHASES
 from ..train.stopping import Interrupted, Stop
-from ..train.wording import KEY, spoken
+from ..train.wording import KEY, reword
 
 
 class UsersError(WeftError):
@@ -26,14 +26,17 @@ class UsersError(WeftError):
 
 @contextlib.contextmanager
 def users_code(failed: str, state: str = "") -> Iterator[None]:
-    """Runs what the user wrote: his prints go to stderr, his errors become a `UsersError` with `failed` as its fact."""
+    """Runs what the user wrote; its errors become a `UsersError` that says `failed`.
+
+    What it prints goes to stderr.
+    """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except WeftError:
         raise
     except (Exception, SystemExit) as error:
-        if line := _users_line(error):
+        if line := _user_line(error):
             raise UsersError(failed, state=state, fix="mend that line, or what calls it", at=line) from error
         fix = "report all of the above: weft should have said what is wrong"
         raise UsersError(failed, state=state, fix=fix, at="weft itself") from error
@@ -41,17 +44,17 @@ def users_code(failed: str, state: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
-    """Says a `WeftError` on stderr by its fact, state and fix, and exits with 1; a `WeftWarning` in the same form.
+    """Prints a `WeftError` on stderr by its fact, state and fix, and exits with 1.
 
-    A fix speaks of `--layout` where that is what said the `layout`. SIGTERM and Ctrl-C end the command with the status
-    that a shell has for them, and say what is `lost`.
+    A `WeftWarning` is printed in the same form. A fix speaks of `--layout` where that is what said the `layout`.
+    SIGTERM and Ctrl-C end the command with the status that a shell has for them, and say what is `lost`.
     """
     with warnings.catch_warnings(), Stop(is_own=True, lost=lost) as stop:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, WeftWarning):
-                _say("warning", _placed(str(message), traceback.extract_stack()[:-1]))
+                _say("warning", _mend_place(str(message), traceback.extract_stack()[:-1]))
             else:
                 others(message, category, *where, **more)
 
@@ -63,11 +66,11 @@ def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
             raise typer.Exit(error.status) from None
         except WeftError as error:
             if isinstance(error, UsersError) and error.__cause__ is not None:
-                sys.stderr.write(_trimmed(error.__cause__) + "\n")
+                sys.stderr.write(_user_traceback(error.__cause__) + "\n")
                 _say("error", str(error))
             else:
-                told = _spoken(error, layout)
-                _say("error", told if error.is_placed else _placed(told, traceback.extract_tb(error.__traceback__)))
+                text = _reword(error, layout)
+                _say("error", text if error.is_placed else _mend_place(text, traceback.extract_tb(error.__traceback__)))
             raise typer.Exit(1) from None
 
 
@@ -78,14 +81,14 @@ def write(text: str) -> None:
 
 
 def write_program(text: str) -> None:
-    """Prints a program, its ledger or a diff, coloured if stdout is a terminal; a line stays one line."""
+    """Prints a program, its ledger or a diff, coloured if stdout is a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         return write(text)
     title, *lines = text.splitlines()
-    for line in [painted(title, style="bold"), *map(painted, lines)]:
+    for line in [colour(title, style="bold"), *map(colour, lines)]:
         console.print(line, soft_wrap=True)
 
 
@@ -94,8 +97,8 @@ _HEADER = re.compile(rf"\s*({'|'.join(PHASES)})\b(?!.*  )")  # a row of a table 
 _CHANGES = {">>": "bold yellow", "+ ": "green", "- ": "red"}
 
 
-def painted(line: str, style: str = "") -> Any:
-    """One line as Rich text: collectives, headers and changes stand out, sources step back."""
+def colour(line: str, style: str = "") -> Any:
+    """One line as Rich text: collectives, headers and changes stand out."""
     from rich.text import Text
 
     text = Text(line, _CHANGES.get(line.lstrip()[:2], "bold" if _HEADER.match(line) else style))
@@ -114,34 +117,38 @@ def _say(what: str, message: str) -> None:
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
-def _spoken(error: WeftError, layout: str | None) -> str:
-    """The error, whose fix speaks of options where the layout is one, and of keys where no program of the user's is."""
-    told = str(error)
+def _reword(error: WeftError, layout: str | None) -> str:
+    """The error with its fix in options, or in keys where no user's program is."""
+    text = str(error)
     if layout is not None:
-        fix = spoken(error.fix, layout)
-    elif _users(traceback.extract_tb(error.__traceback__)):
-        return told
+        fix = reword(error.fix, layout)
+    elif _user_frames(traceback.extract_tb(error.__traceback__)):
+        return text
     else:
         written = re.search(r"layout: (\S*)", error.state)
-        fix = spoken(error.fix, written[1] if written else "", KEY)
-    return told.removesuffix(error.fix) + fix
+        fix = reword(error.fix, written[1] if written else "", KEY)
+    return text.removesuffix(error.fix) + fix
 
 
-def _placed(message: str, stack: Iterable[traceback.FrameSummary]) -> str:
-    """The message; the line it names is the user's only if one of his took part, else it is the command line."""
+def _mend_place(message: str, stack: Iterable[traceback.FrameSummary]) -> str:
+    """The message; where no line of the user's took part it names the command line."""
     inner: list[traceback.FrameSummary] = []
     for frame in stack:
         inner = [] if os.path.dirname(frame.filename) == os.path.dirname(__file__) else [*inner, frame]
-    return message if _users(inner) else re.sub(r"(?m)(^  |   )at (?!.*   at ).*$", r"\1on the command line", message)
+    return (
+        message
+        if _user_frames(inner)
+        else re.sub(r"(?m)(^  |   )at (?!.*   at ).*$", r"\1on the command line", message)
+    )
 
 
-def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+def _user_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if is_users(frame.filename)]
 
 
-def _users_line(error: BaseException) -> str:
+def _user_line(error: BaseException) -> str:
     """The line of the user's own that failed; empty if no line of his took part."""
-    if frames := _users(traceback.extract_tb(error.__traceback__)):
+    if frames := _user_frames(traceback.extract_tb(error.__traceback__)):
         return f"{short_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
         return f"{short_path(error.filename)}:{error.lineno}"  # it was never run, so it has no frame
@@ -149,17 +156,17 @@ def _users_line(error: BaseException) -> str:
 
 
 def _is_ours(note: str) -> bool:
-    """Whether a note is JAX's on its own frames, or `wf.trace`'s, which says what the command says after it."""
+    """Whether a note is JAX's on its own frames, or `wf.trace`'s, said already."""
     return "JAX_TRACEBACK_FILTERING" in note or note.startswith("while tracing ")
 
 
-def _trimmed(error: BaseException) -> str:
-    """The traceback of `error`, and of what led to it, in the user's frames alone; whole where there are none."""
-    found = traceback.TracebackException.from_exception(error)
-    link: traceback.TracebackException | None = found if _users_line(error) else None
+def _user_traceback(error: BaseException) -> str:
+    """The traceback in the user's frames alone; whole where there are none."""
+    whole = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = whole if _user_line(error) else None
     while link is not None:
-        link.stack = traceback.StackSummary.from_list(_users(link.stack))
+        link.stack = traceback.StackSummary.from_list(_user_frames(link.stack))
         notes = [note for note in getattr(link, "__notes__", None) or [] if not _is_ours(note)]
         link.__notes__ = notes or None
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return "".join(found.format())
+    return "".join(whole.format())

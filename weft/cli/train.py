@@ -19,7 +19,7 @@ from ..train.foresight import with_layout
 from ..train.runs import CHECKPOINTS
 from ..train.telling import NOTHING_LOST, before_a_step
 from ..train.trainer import Options, Outcome, Trainer
-from .progress import Progress
+from .progress import Reporter
 from .terminal import reported, write
 
 EXAMPLES = """Examples:
@@ -58,25 +58,25 @@ def train(
     sys.unraisablehook = _unraisable
     with reported(lost=NOTHING_LOST) as stop:
         command = _command(config, run, changes or [])
-        asked = Options(changed=changed, find_nan=find_nan, profile=_steps(profile))
+        asked = Options(changed=changed, find_nan=find_nan, profile=_profiled_steps(profile))
         options = replace(asked, plan=True, is_own=True, command=command)
-        found = read(config, changes or [])
-        joined = elastic.join(found, coordinator, processes_, process)
+        settings = read(config, changes or [])
+        joined = elastic.join(settings, coordinator, processes_, process)
         if not joined.used:
             return write("idle: no layout divides over all processes")
-        folder = run or Path("runs") / found.name
+        folder = run or Path("runs") / settings.name
         last = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
-        stop.at, stop.lost = before_a_step(last, found.train.steps, command)
+        stop.at, stop.lost = before_a_step(last, settings.train.steps, command)
         began = time.perf_counter()
-        with Progress(is_writer=jax.process_index() == 0) as progress:
-            found = with_layout(found, folder, progress, started=joined.started)
-            trainer = Trainer(found, folder, progress, options)
+        with Reporter(is_writer=jax.process_index() == 0) as reporter:
+            settings = with_layout(settings, folder, reporter, started=joined.started)
+            trainer = Trainer(settings, folder, reporter, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
-            progress.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
-            progress.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            reporter.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
+            reporter.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            progress.said(_ended(outcome, folder, began, command))
+            reporter.said(_ending(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 
@@ -88,7 +88,7 @@ def _status(outcome: Outcome) -> int:
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """Python's own, without what TensorStore says, file by file, after a checkpoint that could not be written."""
+    """Python's own hook, without TensorStore's lines on a checkpoint not written."""
     if str(error.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(error)
 
@@ -98,7 +98,7 @@ def _command(config: Path, run: Path | None, changes: list[str]) -> str:
     return shlex.join([*words, *(word for change in changes for word in ("--set", change))])
 
 
-def _ended(outcome: Outcome, folder: Path, began: float, command: str) -> str:
+def _ending(outcome: Outcome, folder: Path, began: float, command: str) -> str:
     reached = f"step {outcome.step} of {outcome.steps}"
     if not outcome.is_begun:
         at, lost = before_a_step(outcome.step, outcome.steps, command)
@@ -117,10 +117,10 @@ def _ended(outcome: Outcome, folder: Path, began: float, command: str) -> str:
     return f"done: {reached} in {time.perf_counter() - began:.0f} s, in {folder}"
 
 
-def _steps(given: str | None) -> tuple[int, int] | None:
-    if given is None:
+def _profiled_steps(option: str | None) -> tuple[int, int] | None:
+    if option is None:
         return None
-    first, _, last = given.partition(":")
+    first, _, last = option.partition(":")
     if not first.isdigit() or not last.isdigit() or int(first) >= int(last):
-        raise WeftError(f"`--profile {given}` names no steps", fix="write it like `--profile 10:20`")
+        raise WeftError(f"`--profile {option}` names no steps", fix="write it like `--profile 10:20`")
     return int(first), int(last)

@@ -1,14 +1,11 @@
-"""What the commands that use a trained run share: their options, the model of a checkpoint, and what is told meanwhile.
+"""What commands on a trained run share: options, checkpoint, mesh and tokenizer.
 
 Everything told goes to stderr: stdout is for what was asked for.
 """
 
-import contextlib
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import typer
@@ -33,7 +30,7 @@ Mesh = Annotated[
 Layout = Annotated[str | None, typer.Option(metavar="LAYOUT", help="How it is split over the mesh, like `vocab:cols`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-Where = tuple[Processors, Rules] | tuple[None, None]
+MeshAndLayout = tuple[Processors, Rules] | tuple[None, None]
 
 
 def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
@@ -43,10 +40,13 @@ def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
     return run.checkpoints.chosen(step, best=best)
 
 
-def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True) -> Where:
-    """The mesh and layout that are given, or the run's own if the processors are here; None for one processor.
+def place_for(
+    settings: RunConfig, mesh: str | None, layout: str | None, *, is_virtual_too: bool = True
+) -> MeshAndLayout:
+    """The mesh and layout of the options, or the run's; None for one processor.
 
-    Virtual processors share one machine: what gains nothing from them leaves them out unless they are asked for.
+    The run's own are taken if their processors are here. Virtual processors share one machine: what gains nothing from
+    them leaves them out unless they are asked for.
     """
     if (mesh is None and layout is not None) or (mesh and layout is None):
         raise WeftError("only one of --mesh and --layout was given", fix="give both, or neither")
@@ -54,17 +54,17 @@ def place_for(settings: RunConfig, mesh: str | None, layout: str | None, *, is_v
         return (as_mesh(mesh), as_layout(layout)) if mesh else (None, None)
     if mesh is not None or not settings.mesh or (not is_virtual_too and jax.default_backend() == "cpu"):
         return None, None
-    own = as_mesh(settings.mesh)
+    trained_on = as_mesh(settings.mesh)
     try:
-        own.jax_mesh()
+        trained_on.jax_mesh()
     except MeshError as error:
         say(f"{error.fact}: runs on one")
         return None, None
-    return own, as_layout(settings.layout)
+    return trained_on, as_layout(settings.layout)
 
 
 def tokenizer_of(run: Run) -> data.Tokenizer | None:
-    """What its texts became tokens by; None where there is nothing of that kind in its folder."""
+    """The tokenizer of a run; None where there is none in its folder."""
     return run.tokenizer if has_tokenizer(run) else None
 
 
@@ -73,36 +73,7 @@ def has_tokenizer(run: Run) -> bool:
     return any((run.folder / name).is_file() for name in NAMES)
 
 
-# What is told.
-
-
 def say(text: str) -> None:
-    """A line on stderr."""
-    with _cleared():
-        sys.stderr.write(text + "\n")
-
-
-class Counter:
-    """Tells how far work has come: on a terminal in a line that is written over, else now and then a line."""
-
-    def __init__(self, every: float = 10.0):
-        self._every = 0.2 if sys.stderr.isatty() else every
-        self._told = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._told >= self._every:
-            self._told = time.monotonic()
-            with _cleared():
-                sys.stderr.write(text + ("" if sys.stderr.isatty() else "\n"))
-
-    def reading(self, what: str, done: int, whole: int) -> None:
-        """As data tell of themselves: so many bytes of all."""
-        self(f"{what}: {done / max(whole, 1):.0%}")
-
-
-@contextlib.contextmanager
-def _cleared() -> Iterator[Any]:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    yield
+    """A line on stderr; above the bar, where one is shown."""
+    sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`weft import` and `weft export`: Hugging Face weights into a run and out of one."""
+"""`weft import` and `weft export`: Hugging Face weights in and out of a run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ import typer
 
 from .. import data, interop, nn
 from ..errors import WeftError
+from ..text import file_size_text
 from ..train import Run
 from ..train.runs import ORIGIN
 from .terminal import reported, write
@@ -46,7 +47,7 @@ def import_weights(
         if tokenizer is not None:
             tokenizer.save(run)
         interop.carry(folder, run / ORIGIN)
-        write(f"{_said(model)}\nwritten to {run} as step 0")
+        write(f"{_summary(model)}\nwritten to {run} as step 0")
 
 
 def export_weights(
@@ -58,7 +59,10 @@ def export_weights(
     mesh: Mesh = None,
     layout: Layout = None,
 ) -> None:
-    """Write the weights of a run as Hugging Face's `transformers` reads them, and its tokenizer beside them."""
+    """Write the weights of a run as Hugging Face's `transformers` reads them.
+
+    Its tokenizer is written beside them.
+    """
     with reported(layout=layout):
         _check_both(mesh, layout)
         opened = Run(run)
@@ -72,11 +76,11 @@ def export_weights(
         interop.save(model, folder, keys=keys, like=origin, tokenizer=is_same)
         if tokenizer is not None and not is_same:
             tokenizer.save(folder)
-        write(f"{_said(model)}\nstep {at} written to {folder}")
+        write(f"{_summary(model)}\nstep {at} written to {folder}")
 
 
 def _origin(run: Run, tokenizer: data.Tokenizer | None) -> tuple[Path | None, bool]:
-    """What lay beside the weights the run began with, if something did; and whether its tokenizer is the run's."""
+    """Files beside the weights the run began with; whether its tokenizer is theirs."""
     origin = run.folder / ORIGIN
     if not (origin / "config.json").is_file():
         return None, False
@@ -85,12 +89,12 @@ def _origin(run: Run, tokenizer: data.Tokenizer | None) -> tuple[Path | None, bo
 
 
 def _special_ids(model: Any, tokenizer: data.Tokenizer | None) -> dict[str, int]:
-    """The ids that `config.json` names; the model's own padding is known there already."""
+    """The ids that `config.json` names; the model's padding is known there already."""
     if tokenizer is None:
         return {}
     has_padding = getattr(model.config, "padding", None) is not None
-    found = {"eos_token_id": tokenizer.end, "pad_token_id": None if has_padding else tokenizer.pad}
-    return {name: value for name, value in found.items() if value is not None}
+    ids = {"eos_token_id": tokenizer.end, "pad_token_id": None if has_padding else tokenizer.pad}
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _check_both(mesh: str | None, layout: str | None) -> None:
@@ -98,8 +102,8 @@ def _check_both(mesh: str | None, layout: str | None) -> None:
         raise WeftError("only one of --mesh and --layout was given", fix="give both, or neither")
 
 
-def _said(model: object) -> str:
+def _summary(model: object) -> str:
     dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model)})
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
     config = model.config  # type: ignore[attr-defined]
-    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {size / 1e6:,.3g} MB"
+    return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {file_size_text(size)}"

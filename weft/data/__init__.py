@@ -1,4 +1,4 @@
-"""What models are trained on: sources, tokenizers, datasets of them, and batches in an order that a run goes on from.
+"""Data: sources, tokenizers, packed datasets, and batches from any step on.
 
     source = data.open_source({"path": "corpus", "held_out": 0.05})
     tokenizer = data.open_tokenizer("sentencepiece", source, "cache")
@@ -8,6 +8,7 @@
 Imports the errors of the house alone. Nothing is printed; long work tells a `progress` function.
 """
 
+from ..namespace import namespace as _namespace
 from .batches import Batches, Prefetched, prefetched
 from .files import Progress
 from .images import Images, image_dataset
@@ -56,3 +57,5 @@ __all__ = [
     "Progress",
     "DataError",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="data")

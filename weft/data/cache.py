@@ -1,4 +1,4 @@
-"""Folders kept by what they are made of: made once, whole when they are there, shared by all who want the same.
+"""A cache of folders by a hash of what they are made of.
 
 Imports nothing of the house but its errors and small files. An entry is made under another name and renamed; several
 processes may ask for one at the same time: one makes it while the others wait, and where they cannot wait for each
@@ -18,14 +18,17 @@ from pathlib import Path
 from ..errors import WeftWarning, user_stacklevel
 from ..small_files import Reader, summed
 from .problems import DataError
-from .whole import made_whole, remove_left_behind
+from .whole import atomic_folder, remove_left_behind
 
 SUMS = "sums.json"
 _READ = 1 << 22
 
 
-def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` in the cache; where it is not there, or not what was written, `make` fills it first."""
+def make_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` in the cache, which `make` fills where it is not there.
+
+    One whose files are not what was written is made anew.
+    """
     entry = cache / name
     if entry.is_dir() and not _damage(entry):
         return entry
@@ -47,7 +50,7 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 def _make(entry: Path, make: Callable[[Path], None]) -> None:
     try:
-        with made_whole(entry) as partial:
+        with atomic_folder(entry) as partial:
             os.chmod(partial, 0o755)  # a cache is for all who may see its folder
             make(partial)
             (partial / SUMS).write_bytes(summed({file.name: _sum(file) for file in partial.iterdir()}))
@@ -60,22 +63,22 @@ def _damage(entry: Path) -> str:
     """What is wrong with an entry's files; empty where they are what was written."""
     try:
         sums = Reader(DataError).summed_json(entry / SUMS, {str: [int]})
-        found = {file.name: _sum(file) for file in entry.iterdir() if file.name != SUMS}
+        written = {file.name: _sum(file) for file in entry.iterdir() if file.name != SUMS}
     except DataError as error:
         return error.fact
     except OSError as error:
         return f"{entry} cannot be read: {error.strerror}"
-    wrong = next((name for name in sorted(sums.keys() | found.keys()) if sums.get(name) != found.get(name)), None)
+    wrong = next((name for name in sorted(sums.keys() | written.keys()) if sums.get(name) != written.get(name)), None)
     return "" if wrong is None else f"{entry / wrong} is not what was written"
 
 
 def _sum(file: Path) -> list[int]:
-    """The size of a file and a sum of its bits."""
-    size, found = 0, 0
+    """The size of a file and its CRC-32."""
+    size, crc = 0, 0
     with open(file, "rb") as stream:
         while block := stream.read(_READ):
-            size, found = size + len(block), zlib.crc32(block, found)
-    return [size, found]
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return [size, crc]
 
 
 def _remove(entry: Path, damage: str) -> None:
@@ -87,7 +90,7 @@ def _remove(entry: Path, damage: str) -> None:
 
 @contextlib.contextmanager
 def _turn(lock: Path) -> Iterator[None]:
-    """Waits until nobody else makes the same; where files cannot be locked, nobody waits."""
+    """Waits until nobody else makes the same, where files can be locked."""
     try:
         import fcntl
     except ImportError:

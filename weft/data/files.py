@@ -1,4 +1,4 @@
-"""Files as they lie on disk, compressed or not: their blocks, their lines, and what is in them as one hash.
+"""Reading files, compressed or not: their blocks, lines, and content hashes.
 
 Imports the errors of the house alone. A file that cannot be read, is cut short or holds what it should not is a
 DataError that names the file and the line. At no time is more in memory than a few blocks or one line.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..small_files import Reader, short, summed
+from .compression import BLOCK, COMPRESSED, EXPANSION, decompress
 from .problems import DataError
-from .unpacking import BLOCK, COMPRESSED, EXPANSION, unpacked
 from .whole import write_whole
 
 LONGEST_LINE = 1 << 20
@@ -39,13 +39,13 @@ def plain_name(path: Path) -> str:
 
 
 def files_in(path: Path, pattern: str = "*") -> list[Path]:
-    """The file itself, or those in a folder and below it, in the order of their names; hidden ones are left out."""
+    """The file itself, or those in and below a folder by name, without hidden ones."""
     if not os.path.exists(path):
         raise DataError(f"there is no {short(path)}", fix="give a file or a folder that is there")
     if not path.is_dir():
         return [path]
     try:
-        found = [
+        files = [
             file
             for file in path.rglob(pattern)
             if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
@@ -53,13 +53,13 @@ def files_in(path: Path, pattern: str = "*") -> list[Path]:
     except (ValueError, NotImplementedError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(f"`glob` is {short(pattern)!a} in {path}: {why}", fix='say it like `glob = "*.txt"`') from None
-    if not found:
+    if not files:
         raise DataError(f"{path} has no file of the form {pattern!r}", fix="name another folder, or another `glob`")
-    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
+    return sorted(files, key=lambda file: file.relative_to(path).as_posix())
 
 
 class Watch:
-    """Tells a caller how far reading has come: bytes of the files as they lie on disk."""
+    """Tells a caller how far reading has come, in bytes of the files on disk."""
 
     def __init__(self, what: str, files: Iterable[Path], progress: Progress | None = None):
         self._what, self._progress = what, progress
@@ -84,7 +84,7 @@ def blocks(path: Path, watch: Watch | None = None, expansion: int = EXPANSION) -
     A block ends after a line where there is one that ends in it, and never within a UTF-8 character.
     """
     line, kept = 1, b""
-    with opened(path, expansion) as (stream, raw), _told(path, lambda: f"line {line}"):
+    with open_file(path, expansion) as (stream, raw), _reading(path, lambda: f"line {line}"):
         while chunk := stream.read(BLOCK):
             if watch is not None:
                 watch.at(raw.tell())
@@ -101,7 +101,7 @@ def blocks(path: Path, watch: Watch | None = None, expansion: int = EXPANSION) -
 
 
 def _cut(block: bytes) -> int:
-    """Where a block may end: after its last line, or else before a character that may go on."""
+    """Where a block may end: after a line, or before a character that may go on."""
     if end := block.rfind(b"\n") + 1:
         return end
     end = len(block)
@@ -115,7 +115,7 @@ def lines(
 ) -> Iterator[tuple[int, str]]:
     """The lines of a text file without their ends, each with its number, from 1."""
     number = 0
-    with opened(path, expansion) as (stream, raw), _told(path, lambda: f"line {number + 1}"):
+    with open_file(path, expansion) as (stream, raw), _reading(path, lambda: f"line {number + 1}"):
         _refuse_table(path, stream)
         while line := stream.readline(longest + 1):
             number += 1
@@ -125,7 +125,7 @@ def lines(
                     state=f"it begins {line[:40]!r}",
                     fix='break the line, or read the file as one text: `format = "text"`; or raise `longest_line`',
                 )
-            yield number, text(line.rstrip(b"\r\n"), path, number)
+            yield number, decode_text(line.rstrip(b"\r\n"), path, number)
             if watch is not None and number % 4096 == 0:
                 watch.at(raw.tell())
     if watch is not None:
@@ -134,7 +134,7 @@ def lines(
 
 def refuse_table(path: Path) -> None:
     """Raises for a file of a kind that holds tables and no text: Parquet, Arrow."""
-    with opened(path) as (stream, _):
+    with open_file(path) as (stream, _):
         _refuse_table(path, stream)
 
 
@@ -151,7 +151,7 @@ def _refuse_table(path: Path, stream: Any) -> None:
             )
 
 
-def text(content: bytes, path: Path, line: int) -> str:
+def decode_text(content: bytes, path: Path, line: int) -> str:
     """Bytes of a file that begin in a line, as text."""
     if (place := content.find(b"\0")) >= 0:
         raise _garbage(path, line + content.count(b"\n", 0, place), "a zero byte", content[place : place + 1])
@@ -162,35 +162,35 @@ def text(content: bytes, path: Path, line: int) -> str:
         raise _garbage(path, line + content.count(b"\n", 0, error.start), "bytes that are no UTF-8", bad) from None
 
 
-def _garbage(path: Path, line: int, what: str, found: bytes) -> DataError:
+def _garbage(path: Path, line: int, what: str, content: bytes) -> DataError:
     return DataError(
         f"{path}:{line} holds {what}, and text was expected",
-        state=f"found {found!r}",
+        state=f"found {content!r}",
         fix='read the file as bytes: `format = "bytes"`; or convert it to UTF-8, or take it out',
     )
 
 
 @contextlib.contextmanager
-def opened(path: Path, expansion: int = EXPANSION) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The content of a file as a stream, and the file itself, whose place says how much of it is read."""
-    with _told(path, lambda: "its beginning"), open(path, "rb") as raw:
-        yield unpacked(path, raw, os.fstat(raw.fileno()).st_size, expansion), raw
+def open_file(path: Path, expansion: int = EXPANSION) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The content of a file as a stream, and the file, whose place says how far."""
+    with _reading(path, lambda: "its beginning"), open(path, "rb") as raw:
+        yield decompress(path, raw, os.fstat(raw.fileno()).st_size, expansion), raw
 
 
 def read_all(stream: IO[bytes], most: int | None = None) -> bytes:
-    """All that is in a stream, or so many bytes at most; memory grows with what is there, not with what is asked."""
-    found = bytearray()
-    while most is None or len(found) < most:
-        block = stream.read(BLOCK if most is None else min(BLOCK, most - len(found)))
+    """All that is in a stream, or `most` bytes; memory grows with what is there."""
+    content = bytearray()
+    while most is None or len(content) < most:
+        block = stream.read(BLOCK if most is None else min(BLOCK, most - len(content)))
         if not block:
             break
-        found += block
-    return bytes(found)
+        content += block
+    return bytes(content)
 
 
 @contextlib.contextmanager
-def _told(path: Path, where: Callable[[], str]) -> Iterator[None]:
-    """Turns what reading a file may raise into an error that names the file and how far it was read."""
+def _reading(path: Path, where: Callable[[], str]) -> Iterator[None]:
+    """Turns what reading may raise into an error that names the file and the place."""
     try:
         yield
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -213,7 +213,7 @@ def _unreadable(path: Path, where: str, error: Exception) -> DataError:
 
 
 def content_key(*parts: Any) -> str:
-    """A name for what something is made of: equal parts have equal names.
+    """A hash of what something is made of: equal parts have equal hashes.
 
     >>> content_key("bytes", 256) == content_key("bytes", 256) != content_key("bytes", 257)
     True
@@ -222,15 +222,15 @@ def content_key(*parts: Any) -> str:
 
 
 def ends_key(file: Path) -> str:
-    """A name for a file's size, its first and its last block: soon made, also of a huge one."""
-    with _told(file, lambda: "its beginning"), open(file, "rb") as stream:
+    """A hash of a file's size, first and last block: quick, also of a huge file."""
+    with _reading(file, lambda: "its beginning"), open(file, "rb") as stream:
         size, first = file.stat().st_size, stream.read(BLOCK)
         stream.seek(max(size - BLOCK, 0))
         return hashlib.blake2b(b"%d|" % size + first + stream.read(BLOCK), digest_size=16).hexdigest()
 
 
 class Hashes:
-    """Hashes of files' contents, remembered in a folder for files that have not changed since.
+    """Hashes of files' contents, remembered for files that have not changed since.
 
     A file is known by its place, size, time and inode. One that changed within the last seconds is never remembered:
     it could change again within the clock's tick.
@@ -247,23 +247,23 @@ class Hashes:
     def of(self, files: Iterable[Path]) -> list[str]:
         """The hash of each file's bytes as they lie on disk."""
         before = len(self._known)
-        found = [self._of(file) for file in files]
+        hashes = [self._of(file) for file in files]
         if self._file is not None and len(self._known) > before:
             with contextlib.suppress(OSError):  # it only saves time
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self._file, summed(self._known))
-        return found
+        return hashes
 
     def _of(self, file: Path) -> str:
-        with _told(file, lambda: "its beginning"):
+        with _reading(file, lambda: "its beginning"):
             status = file.stat()
             known_by = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
             if known_by in self._known:
                 return self._known[known_by]
-            found = hashlib.blake2b(digest_size=16)
+            content = hashlib.blake2b(digest_size=16)
             with open(file, "rb") as stream:
                 while chunk := stream.read(BLOCK):
-                    found.update(chunk)
+                    content.update(chunk)
         if time.time() - status.st_mtime > self._SETTLED:
-            self._known[known_by] = found.hexdigest()
-        return found.hexdigest()
+            self._known[known_by] = content.hexdigest()
+        return content.hexdigest()

@@ -1,4 +1,4 @@
-"""Images and their labels, from idx files (MNIST and its kin).
+"""Image classification: images and labels from idx files (MNIST and its kin).
 
 Imports the errors of the house alone.
 """
@@ -8,18 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import opened, read_all
-from .parts import border, chosen
+from .compression import EXPANSION
+from .files import open_file, read_all
+from .parts import choose_part, split_place
 from .problems import DataError
 from .sources import Source
-from .unpacking import EXPANSION
 
 _MOST_DIMS = 8
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 class Images:
-    """`images`, float32 (bytes become 0 to 1), and `labels`, int32."""
+    """A dataset of images and labels.
+
+    `images` are float32 (bytes become 0 to 1), `labels` int32, `weights` 0 on padding.
+    """
 
     vocab = None
     bucket_of = None
@@ -36,30 +39,30 @@ class Images:
         return int(self._labels.max()) + 1
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        there = numbers >= 0
+        is_there = numbers >= 0
         images = self._images[np.maximum(numbers, 0)].astype(np.float32)
         if self._images.dtype == np.uint8:
             images /= 255
-        images[~there] = 0
-        labels = np.where(there, self._labels[np.maximum(numbers, 0)], 0).astype(np.int32)
-        return {"images": images, "labels": labels}
+        images[~is_there] = 0
+        labels = np.where(is_there, self._labels[np.maximum(numbers, 0)], 0).astype(np.int32)
+        return {"images": images, "labels": labels, "weights": is_there.astype(np.float32)}
 
 
 def image_dataset(source: Source, *, part: str = "train") -> Images:
     """The images of a source with their labels."""
     if source.format != "images":
         raise DataError(f"a source of {source.format} has no images", fix='say `format = "images"`')
-    found, side = chosen(source, part)
-    arrays = [read_idx(file, found.expansion) for file in found.files]
+    chosen, side = choose_part(source, part)
+    arrays = [read_idx(file, chosen.expansion) for file in chosen.files]
     both = list(zip(arrays[::2], arrays[1::2], strict=True))
-    for (images, labels), file in zip(both, found.files[::2], strict=True):
+    for (images, labels), file in zip(both, chosen.files[::2], strict=True):
         if len(images) != len(labels) or labels.ndim != 1 or images.ndim < 2:
             raise DataError(
                 f"{file} has {len(images)} images, and there are {len(labels)} labels", fix="fetch both files again"
             )
     images, labels = (np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*both, strict=True))
     if side != "all":
-        cut = border(found, len(images), "images")
+        cut = split_place(chosen, len(images), "images")
         kept = slice(0, cut) if side == "head" else slice(cut, None)
         images, labels = images[kept], labels[kept]
     return Images(images, labels)
@@ -67,7 +70,7 @@ def image_dataset(source: Source, *, part: str = "train") -> Images:
 
 def read_idx(path: Path, expansion: int = EXPANSION) -> np.ndarray:
     """The array in an idx file; no room is made for more than the file holds."""
-    with opened(path, expansion) as (stream, _):
+    with open_file(path, expansion) as (stream, _):
         head = stream.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or not 0 < head[3] <= _MOST_DIMS:
             raise DataError(f"{path} is no idx file", state=f"it begins {head!r}", fix="fetch it again")

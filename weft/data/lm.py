@@ -1,4 +1,4 @@
-"""Examples for language models: windows of a stream of documents, or a document a row.
+"""Language-model datasets: documents packed into windows, or a document a row.
 
 Imports the errors of the house alone. A window's documents do not see each other: `segments` number them from 1 (0 is
 padding), `positions` count from each one's start, or from the row's where it goes on from the row before.
@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from .files import Progress
-from .parts import border, chosen
+from .parts import choose_part, split_place
 from .problems import DataError
 from .sources import Source
 from .tokenizers import Tokenizer
-from .tokens import Tokens, tokenised
+from .tokens import Tokens, tokenise
 
 
 class Windows:
-    """Rows of `length` tokens, cut one after the other from a stream of documents; each token is in one row.
+    """Packed rows: windows of `length` tokens, cut from a stream of documents.
 
-    `inputs` are the tokens before the `targets`: 0 where a document starts, and at a row's start the last token of
-    the row before if the document goes on. With `is_stream`, documents are one stream and see each other.
+    Each token is in one row. `inputs` are the tokens before the `targets`: 0 where a document starts, and at a row's
+    start the last token of the row before if the document goes on. With `is_stream`, documents are one stream and see
+    each other.
     """
 
     bucket_of = None
@@ -47,10 +48,10 @@ class Windows:
             if number < 0:
                 continue
             begin = int(number) * length
-            found = ids[begin : begin + length]
-            size = len(found)
-            targets[row, :size], weights[row, :size] = found, 1
-            inputs[row, 1:size] = found[:-1]
+            window = ids[begin : begin + length]
+            size = len(window)
+            targets[row, :size], weights[row, :size] = window, 1
+            inputs[row, 1:size] = window[:-1]
             if begin:
                 inputs[row, 0] = ids[begin - 1]
             if not self._is_stream:
@@ -58,7 +59,7 @@ class Windows:
         if self._is_stream:
             return {"inputs": inputs, "targets": targets, "weights": weights}
         inputs[starts] = 0
-        segments, positions = numbered(starts, weights > 0)
+        segments, positions = segments_and_positions(starts, weights > 0)
         return {
             "inputs": inputs,
             "targets": targets,
@@ -74,11 +75,13 @@ class Windows:
         return offsets[low:high] - begin
 
 
-def numbered(starts: np.ndarray, is_there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Segments from 1 on and positions from 0 on, in rows where documents start at `starts`; 0 where nothing is.
+def segments_and_positions(starts: np.ndarray, is_there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Segments from 1 on and positions from 0 on, by where documents start.
+
+    Both are 0 where nothing is.
 
     >>> starts = np.array([[0, 0, 1, 0, 0]], bool)
-    >>> [x.tolist() for x in numbered(starts, np.array([[1, 1, 1, 1, 0]], bool))]
+    >>> [x.tolist() for x in segments_and_positions(starts, np.array([[1, 1, 1, 1, 0]], bool))]
     [[[1, 1, 2, 2, 0]], [[0, 1, 0, 1, 0]]]
     """
     first = starts.copy()
@@ -90,7 +93,7 @@ def numbered(starts: np.ndarray, is_there: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 class Documents:
-    """A document a row, cut or padded to `length`: `tokens`, and `weights` that are 0 on padding."""
+    """A document a row, cut or padded to `length`; `weights` are 0 on padding."""
 
     bucket_of = None
 
@@ -110,8 +113,8 @@ class Documents:
         tokens = np.full((len(numbers), self._length), self._pad, np.int32)
         weights = np.zeros((len(numbers), self._length), np.float32)
         for row, number in enumerate(numbers):
-            found = self._tokens.document(int(number))[: self._length] if number >= 0 else ()
-            tokens[row, : len(found)], weights[row, : len(found)] = found, 1
+            ids = self._tokens.document(int(number))[: self._length] if number >= 0 else ()
+            tokens[row, : len(ids)], weights[row, : len(ids)] = ids, 1
         return {"tokens": tokens, "weights": weights}
 
 
@@ -134,18 +137,18 @@ def lm_dataset(
     """
     if length < 1:
         raise DataError(f"rows have length {length}", fix="say a length of 1 or more")
-    found, side = chosen(source, part)
-    tokens = tokenised(found, tokenizer, Path(cache), progress)
+    chosen, side = choose_part(source, part)
+    tokens = tokenise(chosen, tokenizer, Path(cache), progress)
     if side != "all":
-        cut = _cut(found, tokens)
+        cut = _split_place(chosen, tokens)
         tokens = tokens.between(0, cut) if side == "head" else tokens.between(cut, len(tokens.ids))
     if pack:
         return Windows(tokens, length, is_stream=across)
     return Documents(tokens, length, tokenizer.pad if tokenizer is not None else None)
 
 
-def _cut(source: Source, tokens: Tokens) -> int:
-    cut = border(source, len(tokens.ids), "tokens")
+def _split_place(source: Source, tokens: Tokens) -> int:
+    cut = split_place(source, len(tokens.ids), "tokens")
     if isinstance(source.held_out, int):
         return cut
     later = int(tokens.offsets[np.searchsorted(tokens.offsets, cut)])

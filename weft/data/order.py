@@ -1,6 +1,7 @@
-"""The order of examples: a pure function of the seed and the step, reached without going through the others.
+"""Shuffling: the order of examples as a pure function of the seed and the step.
 
-Imports nothing of the house. It knows numbers of examples alone: nothing of processes, of meshes or of what is read.
+Any step is reached without going through the others. Imports nothing of the house. It knows numbers of examples alone:
+nothing of processes, of meshes or of what is read.
 
 Grain's own shuffle is as direct, but it is not used: its epoch e under seed s is epoch 0 under seed s + e, so that runs
 with neighbouring seeds see the same orders; it takes one number at a time; and an order must not change with a version
@@ -15,10 +16,10 @@ import numpy as np
 _ROUNDS = 4
 
 
-def permuted(numbers: np.ndarray, count: int, *key: int | str) -> np.ndarray:
-    """Where a permutation of range(count), one for each key, takes some numbers; nothing is held of the others.
+def permute(numbers: np.ndarray, count: int, *key: int | str) -> np.ndarray:
+    """Where a random permutation of range(count), one a key, takes some numbers.
 
-    >>> sorted(permuted(np.arange(10), 10, 7).tolist()) == list(range(10))
+    >>> sorted(permute(np.arange(10), 10, 7).tolist()) == list(range(10))
     True
     """
     if count <= 1:
@@ -26,24 +27,27 @@ def permuted(numbers: np.ndarray, count: int, *key: int | str) -> np.ndarray:
     keys = _keys(key)
     width = int(np.ceil(np.sqrt(count)))
     height = -(-count // width)
-    found = np.array(numbers, np.uint64)
-    outside = np.ones(len(found), bool)
+    places = np.array(numbers, np.uint64)
+    outside = np.ones(len(places), bool)
     while outside.any():  # a number beyond `count` goes round again: fewer than `width` of all there are
-        found[outside] = _mixed(found[outside], np.uint64(width), np.uint64(height), keys)
-        outside = found >= count
-    return found.astype(np.int64)
+        places[outside] = _feistel(places[outside], np.uint64(width), np.uint64(height), keys)
+        outside = places >= count
+    return places.astype(np.int64)
 
 
-def _mixed(numbers: np.ndarray, width: np.uint64, height: np.uint64, keys: np.ndarray) -> np.ndarray:
-    """A Feistel network on the two digits of numbers below width × height: each moves the other, so nothing meets."""
+def _feistel(numbers: np.ndarray, width: np.uint64, height: np.uint64, keys: np.ndarray) -> np.ndarray:
+    """A Feistel network on the two digits of numbers below width × height.
+
+    Each digit moves the other, so no two numbers meet.
+    """
     high, low = np.divmod(numbers, width)
     for turn in range(_ROUNDS):
-        high = (high + _scrambled(low ^ keys[2 * turn]) % height) % height
-        low = (low + _scrambled(high ^ keys[2 * turn + 1]) % width) % width
+        high = (high + _splitmix(low ^ keys[2 * turn]) % height) % height
+        low = (low + _splitmix(high ^ keys[2 * turn + 1]) % width) % width
     return high * width + low
 
 
-def _scrambled(x: np.ndarray) -> np.ndarray:
+def _splitmix(x: np.ndarray) -> np.ndarray:
     """Splitmix's finish: every bit of the result depends on every bit of `x`."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -56,7 +60,7 @@ def _keys(key: tuple[int | str, ...]) -> np.ndarray:
 
 
 class Shuffled:
-    """Endless epochs of all examples, each in an order of its own; batch `step` is the next `batch` rows."""
+    """Endless epochs of all examples, each in an order of its own."""
 
     def __init__(self, count: int, batch: int, seed: int):
         self._count, self._batch, self._seed = count, batch, seed
@@ -65,14 +69,14 @@ class Shuffled:
         """The numbers of the examples in a batch, and their bucket."""
         places = np.arange(step * self._batch, (step + 1) * self._batch)
         epochs = places // self._count
-        found = np.empty(self._batch, np.int64)
+        numbers = np.empty(self._batch, np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            found[here] = permuted(places[here] % self._count, self._count, self._seed, int(epoch))
-        return found, 0
+            numbers[here] = permute(places[here] % self._count, self._count, self._seed, int(epoch))
+        return numbers, 0
 
     def once(self) -> Iterator[tuple[np.ndarray, int]]:
-        """The batches of one epoch with nothing shuffled; the last has rows -1 at its end."""
+        """The batches of one epoch in order; the last has rows -1 at its end."""
         for first in range(0, self._count, self._batch):
             rows = np.arange(first, first + self._batch)
             yield np.where(rows < self._count, rows, -1), 0
@@ -84,7 +88,10 @@ class Shuffled:
 
 
 class Bucketed:
-    """Endless epochs of batches whose examples are all of one bucket; the last of a bucket has rows -1 at its end."""
+    """Endless epochs of batches of one bucket each.
+
+    The last batch of a bucket has rows -1 at its end.
+    """
 
     def __init__(self, bucket_of: np.ndarray, batch: int, seed: int):
         self._batch, self._seed = batch, seed
@@ -96,16 +103,16 @@ class Bucketed:
     def rows(self, step: int) -> tuple[np.ndarray, int]:
         """The numbers of the examples in a batch, and their bucket."""
         epoch, place = divmod(step, self.steps)
-        chosen = int(permuted(np.array([place]), self.steps, self._seed, epoch)[0])
+        chosen = int(permute(np.array([place]), self.steps, self._seed, epoch)[0])
         bucket, places = self._places(chosen)
-        there = permuted(places[places >= 0], int(self._counts[bucket]), self._seed, epoch, bucket)
-        return self._padded(bucket, there), bucket
+        there = permute(places[places >= 0], int(self._counts[bucket]), self._seed, epoch, bucket)
+        return self._pad(bucket, there), bucket
 
     def once(self) -> Iterator[tuple[np.ndarray, int]]:
         """The batches of one epoch with nothing shuffled, bucket after bucket."""
         for batch in range(self.steps):
             bucket, places = self._places(batch)
-            yield self._padded(bucket, places[places >= 0]), bucket
+            yield self._pad(bucket, places[places >= 0]), bucket
 
     @property
     def steps(self) -> int:
@@ -113,13 +120,13 @@ class Bucketed:
         return int(self._batches[-1])
 
     def _places(self, batch: int) -> tuple[int, np.ndarray]:
-        """The bucket of an epoch's batch, and its places in that bucket; -1 beyond its end."""
+        """The bucket of an epoch's batch, and its places in it; -1 beyond its end."""
         bucket = int(np.searchsorted(self._batches, batch, "right"))
         first = batch - (int(self._batches[bucket - 1]) if bucket else 0)
         places = np.arange(first * self._batch, (first + 1) * self._batch)
         return bucket, np.where(places < self._counts[bucket], places, -1)
 
-    def _padded(self, bucket: int, places: np.ndarray) -> np.ndarray:
-        found = np.full(self._batch, -1, np.int64)
-        found[: len(places)] = self._members[self._begins[bucket] + places]
-        return found
+    def _pad(self, bucket: int, places: np.ndarray) -> np.ndarray:
+        numbers = np.full(self._batch, -1, np.int64)
+        numbers[: len(places)] = self._members[self._begins[bucket] + places]
+        return numbers

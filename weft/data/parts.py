@@ -1,9 +1,8 @@
-"""What every dataset is, and which part of a source it is made of.
+"""Datasets, and how a source is split into training and evaluation.
 
 Imports the errors of the house alone.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +15,11 @@ PARTS = ("train", "evaluation", "all")
 
 
 class Dataset(Protocol):
-    """Examples by number. `bucket_of` says of each which bucket it is in, where there are several; `vocab` is None
-    where the examples are no ids."""
+    """Examples by number.
+
+    `bucket_of` says of each which bucket it is in, where there are several; `vocab` is None where the examples are no
+    ids.
+    """
 
     vocab: int | None
     bucket_of: np.ndarray | None
@@ -25,7 +27,10 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        """The examples with these numbers, a row each; number -1 gives a row of padding, whose weights are 0."""
+        """The examples with these numbers, a row each.
+
+        Number -1 gives a row of padding, whose weights are 0.
+        """
 
 
 def check_vocab_of(dataset: Dataset, vocab: int) -> None:
@@ -37,8 +42,8 @@ def check_vocab_of(dataset: Dataset, vocab: int) -> None:
         )
 
 
-def chosen(source: Source, part: str) -> tuple[Source, str]:
-    """The source a part is read from, and whether it is its `head`, its `tail` or `all` of it."""
+def choose_part(source: Source, part: str) -> tuple[Source, str]:
+    """The source of a part, and which of it: its `head`, its `tail` or `all`."""
     if part not in PARTS:
         raise DataError(f"there is no part {part!r}", fix=closest(str(part), PARTS))
     if part == "evaluation":
@@ -53,7 +58,7 @@ def chosen(source: Source, part: str) -> tuple[Source, str]:
     return source, "head" if part == "train" and source.held_out else "all"
 
 
-def border(source: Source, count: int, what: str) -> int:
+def split_place(source: Source, count: int, what: str) -> int:
     """Where the part held out begins, of `count` examples or tokens."""
     held_out = source.held_out
     kept = count - (held_out if isinstance(held_out, int) else round(count * held_out))
@@ -64,8 +69,3 @@ def border(source: Source, count: int, what: str) -> int:
             fix="hold out less, or more, so that something is in each part",
         )
     return int(kept)
-
-
-def shapes(batch: Mapping[str, np.ndarray]) -> str:
-    """What is in a batch, for the reader: `tokens int32[8 256]`."""
-    return ", ".join(f"{name} {x.dtype}[{' '.join(map(str, x.shape))}]" for name, x in batch.items())

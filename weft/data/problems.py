@@ -1,4 +1,4 @@
-"""The error of this room, and libraries that are loaded only where they are needed."""
+"""The error of this room, and libraries loaded only where they are needed."""
 
 import importlib
 from typing import Any
@@ -7,11 +7,11 @@ from ..errors import WeftError
 
 
 class DataError(WeftError):
-    """Data, a tokenizer or a cache that cannot be read, or that do not fit each other."""
+    """Data, a tokenizer or a cache that cannot be read, or do not fit each other."""
 
 
 def library(name: str, purpose: str) -> Any:
-    """A library by its name; where it is not installed, an error that says how to get it."""
+    """A library by its name, or an error that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What there is to train on: texts, bytes, arrays of tokens, pairs of texts, images; and which part is held out.
+"""Sources of data: texts, bytes, token arrays, pairs, images; what is held out.
 
 Imports the errors of the house alone. Opening a source finds its files and checks what was said about them; they are
 read only later. A source is a pure function of its files: their order is that of their names.
@@ -12,42 +12,68 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real
 from ..errors import closest
+from ..fields import bounded, one_of
 from ..small_files import is_file, is_text, short
+from .compression import COMPRESSED, EXPANSION
 from .files import (
     LONGEST_LINE,
     Hashes,
     Watch,
     blocks,
     content_key,
+    decode_text,
     ends_key,
     files_in,
     lines,
     plain_name,
     refuse_table,
-    text,
 )
 from .problems import DataError
-from .unpacking import COMPRESSED, EXPANSION
 
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
 PYTHON = "python"
 HELD_OUT = 0.05
-SOURCE_KEYS = (
-    "path format glob documents field fields source target dtype vocab end range held_out evaluation longest_line "
-    "expansion"
-).split()
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
 _SKIPPED = {"test", "tests", "idle_test", "idlelib_test", "site-packages", "dist-packages", "__pycache__"}
 
-Piece = tuple[str | bytes, bool]
+DocumentPiece = tuple[str | bytes, bool]
 """A piece of a document, and whether the document ends with it."""
+
+
+@dataclass(kw_only=True)
+class SourceTable:
+    """The keys of the table `data` in a run's file, as `open_source` reads them."""
+
+    path: str | list[str]
+    format: str = one_of(*FORMATS)
+    glob: str
+    documents: str = one_of("lines", "files")
+    field: str
+    fields: list[str]
+    source: str
+    target: str
+    dtype: str
+    vocab: int
+    end: int = bounded(least=0)
+    range: list[int]
+    held_out: int | float = bounded(least=0)
+    evaluation: str | list[str] | dict[str, Any]
+    longest_line: int
+    expansion: int
+
+
+SOURCE_KEYS = list(SourceTable.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Files and how they are read. `held_out`: the share of it, or the number of tokens, examples or images at its
-    end that is for evaluation; `held_apart`: another source for that."""
+    """Files and how they are read.
+
+    `held_out`: the share of it, or the number of tokens, examples or images at its end that is for evaluation;
+    `held_apart`: another source for that.
+    """
 
     format: str
     files: tuple[Path, ...]
@@ -69,21 +95,24 @@ class Source:
         return self.format in ("pairs", "tsv") or (self.format == "jsonl" and self.fields is not None)
 
     def key(self, cache: Path | None = None) -> str:
-        """A name for all that is in it: its files' names and contents, and how they are read."""
-        how = (self.format, self.field, self.fields, self.longest_line, self.dtype, self.end, self.range)
-        return content_key(self.names, Hashes(cache).of(self.files), how)
+        """A hash of all in it: its files' names and contents, and how they are read."""
+        reading = (self.format, self.field, self.fields, self.longest_line, self.dtype, self.end, self.range)
+        return content_key(self.names, Hashes(cache).of(self.files), reading)
 
     def prints(self, cache: Path | None = None) -> list[tuple[str, str]]:
-        """Its files by name, each with a hash of its content; of arrays of tokens, of their sizes and ends alone."""
-        found = [ends_key(file) for file in self.files] if self.format == "tokens" else Hashes(cache).of(self.files)
-        return list(zip(self.names, found, strict=True))
+        """Fingerprints of its files by name: a hash of the content of each.
+
+        Of arrays of tokens it is of their sizes and ends alone.
+        """
+        hashes = [ends_key(file) for file in self.files] if self.format == "tokens" else Hashes(cache).of(self.files)
+        return list(zip(self.names, hashes, strict=True))
 
     def watch(self, what: str, progress: Any = None) -> Watch:
         """What tells a caller how far reading has come."""
         return Watch(what, self.files, progress)
 
-    def pieces(self, watch: Watch | None = None) -> Iterator[Piece]:
-        """The documents in order, the long ones in pieces; those with nothing in them are left out."""
+    def pieces(self, watch: Watch | None = None) -> Iterator[DocumentPiece]:
+        """The documents in order, streamed: long ones in pieces, empty ones left out."""
         if self.format in ("text", "bytes"):
             for file in self.files:
                 yield from _of_one_document(self._blocks(file, watch))
@@ -110,7 +139,7 @@ class Source:
                 yield from ((one, other) for one, other in self._records(file, self.fields, watch))
 
     def texts(self, watch: Watch | None = None) -> Iterator[str]:
-        """All there is as text, for what learns from it: both sides of pairs, and documents in pieces."""
+        """All there is as text: both sides of pairs, and documents in pieces."""
         if self.is_pairs:
             for pair in self.pairs(watch):
                 yield from pair
@@ -126,7 +155,7 @@ class Source:
     def _blocks(self, file: Path, watch: Watch | None) -> Iterator[str | bytes]:
         if self.format == "text":
             refuse_table(file)
-            yield from (text(block, file, line) for line, block in blocks(file, watch, self.expansion))
+            yield from (decode_text(block, file, line) for line, block in blocks(file, watch, self.expansion))
             return
         begin, end = self.range or (0, 1 << 62)
         place = 0
@@ -157,9 +186,9 @@ def _dataset_for(source: Source) -> str:
     return f"use `data.{kind or ('pair_dataset' if source.is_pairs else 'lm_dataset')}`"
 
 
-def _of_one_document(found: Iterable[str | bytes]) -> Iterator[Piece]:
+def _of_one_document(pieces: Iterable[str | bytes]) -> Iterator[DocumentPiece]:
     last: str | bytes | None = None
-    for piece in found:
+    for piece in pieces:
         if last is not None:
             yield last, False
         last = piece
@@ -192,14 +221,14 @@ def _parallel(one: Path, other: Path, left: Lines, right: Lines) -> Iterator[tup
 
 def _columns(path: Path, rows: Lines) -> Iterator[tuple[str, str]]:
     for number, line in rows:
-        found = line.split("\t")
-        if len(found) != 2:
+        columns = line.split("\t")
+        if len(columns) != 2:
             raise DataError(
-                f"{path}:{number} has {len(found) - 1} tabs, and a pair has one",
+                f"{path}:{number} has {len(columns) - 1} tabs, and a pair has one",
                 state=f"the line begins {line[:60]!r}",
                 fix="write a line for each pair: source, tab, target",
             )
-        yield found[0], found[1]
+        yield columns[0], columns[1]
 
 
 def _records(path: Path, rows: Lines, fields: Iterable[str]) -> Iterator[tuple[str, ...]]:
@@ -242,53 +271,51 @@ def open_source(spec: Any) -> Source:
     `held_out` (a share of the end, or a number) or `evaluation` (a source of its own), `longest_line`, and
     `expansion`, how many times its size a compressed file may unpack to.
     """
-    told = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
-    if (unknown := next((key for key in told if key not in SOURCE_KEYS), None)) is not None:
+    table = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
+    if (unknown := next((key for key in table if key not in SOURCE_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, SOURCE_KEYS))
-    if "path" not in told:
+    if "path" not in table:
         raise DataError("the data have no `path`", fix='say `path = "folder"`, or `path = "python"`')
-    form = told.get("format")
+    form = table.get("format")
     if form is not None and form not in FORMATS:
         raise DataError(f"there is no format {form!r}", fix=closest(str(form), FORMATS))
-    if told["path"] == PYTHON:
+    if table["path"] == PYTHON:
         files, names = _python_files()
-        found = _source("bytes", files, names, {"held_out": HELD_OUT} | told)
-    else:
-        found = _opened(told, form)
-    return found
+        return _make_source("bytes", files, names, {"held_out": HELD_OUT} | table)
+    return _open_paths(table, form)
 
 
-def _opened(told: dict[str, Any], form: str | None) -> Source:
-    given = told["path"] if isinstance(told["path"], list | tuple) else [told["path"]]
-    paths = [Path(path).expanduser() for path in given]
+def _open_paths(table: dict[str, Any], form: str | None) -> Source:
+    listed = table["path"] if isinstance(table["path"], list | tuple) else [table["path"]]
+    paths = [Path(path).expanduser() for path in listed]
     if not paths:
         raise DataError("`path` names no file", fix="name one, or several")
-    if form == "pairs" or (form is None and (told.get("source") or _is_parallel(paths))):
-        return _source("pairs", *_parallel_files(paths, told), told)
+    if form == "pairs" or (form is None and (table.get("source") or _is_parallel(paths))):
+        return _make_source("pairs", *_parallel_files(paths, table), table)
     files, names = [], []
     for path in paths:
-        for file in files_in(path, told.get("glob", "*")):
+        for file in files_in(path, table.get("glob", "*")):
             files.append(file)
             names.append(file.relative_to(path).as_posix() if file != path else file.name)
-    form = form or _guessed(files, told)
+    form = form or _guess_format(files, table)
     if form == "images":
-        return _images(files, names, told)
+        return _images(files, names, table)
     if not any(file.stat().st_size for file in files):
         raise _empty(files)
-    return _source(form, files, names, told)
+    return _make_source(form, files, names, table)
 
 
-def _source(form: str, files: Iterable[Path], names: Iterable[str], told: Mapping[str, Any]) -> Source:
-    plain = {key: told[key] for key in ("longest_line", "expansion", "field", "dtype", "vocab", "end") if key in told}
-    held_out, apart = told.get("held_out", 0), told.get("evaluation")
-    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not _is_share(held_out):
+def _make_source(form: str, files: Iterable[Path], names: Iterable[str], table: Mapping[str, Any]) -> Source:
+    plain = {key: table[key] for key in ("longest_line", "expansion", "field", "dtype", "vocab", "end") if key in table}
+    held_out, apart = table.get("held_out", 0), table.get("evaluation")
+    if not is_real(held_out) or not _is_share(held_out):
         raise DataError(f"`held_out` is {held_out!r}", fix="say a share of the end as `0.05`, or a number as `5000`")
     files = tuple(files)
     if not files or not any(file.exists() and file.stat().st_size for file in files):
         raise _empty(files)
     if apart is not None:
         beside = apart if isinstance(apart, Mapping) else {"path": apart}
-        shared = {key: value for key, value in told.items() if key not in ("path", "evaluation", "held_out", "range")}
+        shared = {key: value for key, value in table.items() if key not in ("path", "evaluation", "held_out", "range")}
         apart, held_out = open_source(shared | {"format": form} | dict(beside)), 0
     return Source(
         format=form,
@@ -296,32 +323,32 @@ def _source(form: str, files: Iterable[Path], names: Iterable[str], told: Mappin
         names=tuple(names),
         held_out=held_out,
         held_apart=apart,
-        fields=_fields(told.get("fields")),
-        range=_range(told.get("range"), form, len(files)),
+        fields=_fields(table.get("fields")),
+        range=_range(table.get("range"), form, len(files)),
         **plain,
     )
 
 
-def _fields(given: Any) -> tuple[str, str] | None:
-    if given is None:
+def _fields(value: Any) -> tuple[str, str] | None:
+    if value is None:
         return None
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise DataError(f"`fields` is {given!r}", fix='name both sides of a pair: `fields = ["en", "fr"]`')
-    return str(given[0]), str(given[1])
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise DataError(f"`fields` is {value!r}", fix='name both sides of a pair: `fields = ["en", "fr"]`')
+    return str(value[0]), str(value[1])
 
 
 def _is_share(held_out: float | int) -> bool:
     return held_out >= 0 if isinstance(held_out, int) else 0 <= held_out < 1
 
 
-def _range(given: Any, form: str, files: int) -> tuple[int, int] | None:
-    if given is None:
+def _range(value: Any, form: str, files: int) -> tuple[int, int] | None:
+    if value is None:
         return None
     if form != "bytes" or files != 1:
         raise DataError("`range` is of the bytes of one file", fix='say `format = "bytes"`, or leave `range` out')
-    if len(given) != 2 or not 0 <= given[0] < given[1]:
-        raise DataError(f"`range` is {given!r}", fix="say where it begins and where it ends: `[0, 90_000_000]`")
-    return int(given[0]), int(given[1])
+    if len(value) != 2 or not 0 <= value[0] < value[1]:
+        raise DataError(f"`range` is {value!r}", fix="say where it begins and where it ends: `[0, 90_000_000]`")
+    return int(value[0]), int(value[1])
 
 
 def _empty(files: Iterable[Path]) -> DataError:
@@ -329,8 +356,8 @@ def _empty(files: Iterable[Path]) -> DataError:
     return DataError(f"there is nothing in {named}", state="0 bytes", fix="give a file that has something in it")
 
 
-def _guessed(files: list[Path], told: Mapping[str, Any]) -> str:
-    documents = told.get("documents")
+def _guess_format(files: list[Path], table: Mapping[str, Any]) -> str:
+    documents = table.get("documents")
     if documents not in (None, "lines", "files"):
         raise DataError(f"`documents` is {documents!r}", fix='say `documents = "lines"` or `documents = "files"`')
     names = [plain_name(file) for file in files]
@@ -345,17 +372,17 @@ def _guessed(files: list[Path], told: Mapping[str, Any]) -> str:
 
 
 def _is_parallel(paths: list[Path]) -> bool:
-    """Whether two files differ only in a short last ending: `train.en.gz` and `train.fr.gz`."""
+    """Whether two files differ in a short ending alone: `train.en` and `train.fr`."""
     if len(paths) != 2 or any(path.is_dir() for path in paths):
         return False
     one, other = (Path(plain_name(path)) for path in paths)
     return one.stem == other.stem and one.suffix != other.suffix and 2 <= len(one.suffix) <= 4
 
 
-def _parallel_files(paths: list[Path], told: Mapping[str, Any]) -> tuple[list[Path], list[str]]:
+def _parallel_files(paths: list[Path], table: Mapping[str, Any]) -> tuple[list[Path], list[str]]:
     """The files of both sides in turn. A path without its ending stands for both."""
-    if told.get("source") and told.get("target"):
-        sides = [_side(path, told[side]) for path in paths for side in ("source", "target")]
+    if table.get("source") and table.get("target"):
+        sides = [_side(path, table[side]) for path in paths for side in ("source", "target")]
     elif len(paths) % 2 == 0:
         sides = [file for path in paths for file in files_in(path)]
     else:
@@ -374,28 +401,32 @@ def _side(path: Path, ending: str) -> Path:
     )
 
 
-def _images(files: list[Path], names: list[str], told: Mapping[str, Any]) -> Source:
-    """Images and their labels, in turn. In a folder, files named `t10k` or `test` are those held apart."""
-    found: dict[bool, list[Path]] = {False: [], True: []}
+def _images(files: list[Path], names: list[str], table: Mapping[str, Any]) -> Source:
+    """Images and their labels, in turn.
+
+    In a folder, files named `t10k` or `test` are those held apart.
+    """
+    by_part: dict[bool, list[Path]] = {False: [], True: []}
     for file in files:
         if "images-idx3" in file.name:
-            beside = [file.with_name(file.name.replace("images-idx3", "labels-idx1"))]
-            labels = next((path for path in beside if path.is_file()), None)
+            beside = file.with_name(plain_name(file).replace("images-idx3", "labels-idx1"))
+            compressed = [beside.with_name(f"{beside.name}{ending}") for ending in COMPRESSED]
+            labels = next((path for path in (beside, *compressed) if path.is_file()), None)
             if labels is None:
-                raise DataError(f"there is no {beside[0]} for {file}", fix="put the labels beside the images")
-            found[file.name.startswith(("t10k", "test")) and len(files) > 1] += [file, labels]
-    train = found[False] or found[True]
-    apart = {"path": [str(file) for file in found[True][::2]]} if found[False] and found[True] else None
-    if "evaluation" not in told and apart is not None:
-        told = {**told, "evaluation": apart}
-    return _source("images", train, [file.name for file in train], told)
+                raise DataError(f"there is no {beside} for {file}", fix="put the labels beside the images")
+            by_part[file.name.startswith(("t10k", "test")) and len(files) > 1] += [file, labels]
+    train, test = by_part[False] or by_part[True], by_part[True]
+    apart = {"path": [str(file) for file in test[::2]]} if by_part[False] and test else None
+    if "evaluation" not in table and apart is not None:
+        table = {**table, "evaluation": apart}
+    return _make_source("images", train, [file.name for file in train], table)
 
 
 def _python_files() -> tuple[list[Path], list[str]]:
-    """The source of Python's standard library on this machine, by name, without its tests."""
+    """Python's standard library on this machine as files by name, without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
-    names = sorted(name for name in found if not _SKIPPED & set(name.split("/")[:-1]))
+    files = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
+    names = sorted(name for name in files if not _SKIPPED & set(name.split("/")[:-1]))
     if not names:
         raise DataError(f"{root} has no source of Python's standard library", fix="give a folder of texts instead")
-    return [found[name] for name in names], names
+    return [files[name] for name in names], names

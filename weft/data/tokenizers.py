@@ -1,4 +1,4 @@
-"""From text to ids and back: bytes, SentencePiece (also trained here), and Hugging Face's `tokenizer.json`.
+"""Tokenizers: bytes, SentencePiece (also trained here), and `tokenizer.json`.
 
 Imports the errors of the house alone; the libraries are loaded when a tokenizer of theirs is made. Two tokenizers with
 the same `key` give the same ids.
@@ -11,14 +11,16 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import WeftError, closest
+from ..fields import one_of
 from ..small_files import Reader, is_file, short
-from .cache import made_once
+from .cache import make_once
 from .files import Progress, content_key
 from .problems import DataError, library
 from .sources import Source, as_text
@@ -30,7 +32,7 @@ _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
-TOKENIZER_KEYS = "kind path vocab model sample specials end pad".split()
+KINDS, MODELS = ("bytes", "sentencepiece", "json"), ("unigram", "bpe")
 _FETCH = "fetch it again, or train one"
 _LONGEST_TOKEN = 4096  # letters; the library keeps a node for each, and ends the process when it frees too many
 _LONG_TOKEN = re.compile(
@@ -41,8 +43,28 @@ _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SE
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
+@dataclass(kw_only=True)
+class TokenizerTable:
+    """The keys of a run's table `tokenizer`, as `open_tokenizer` reads them."""
+
+    kind: str = one_of(*KINDS)
+    path: str
+    vocab: int
+    model: str = one_of(*MODELS)
+    sample: int
+    specials: bool
+    end: str
+    pad: str
+
+
+TOKENIZER_KEYS = list(TokenizerTable.__dataclass_fields__)
+
+
 class Tokenizer(Protocol):
-    """What turns text into ids below `vocab`; `end` closes a document, `pad` fills rows, each None if there is none."""
+    """Turns text into ids below `vocab`.
+
+    `end` closes a document, `pad` fills rows; each is None if there is none.
+    """
 
     vocab: int
     end: int | None
@@ -56,7 +78,7 @@ class Tokenizer(Protocol):
         """The ids of a text, without `end`."""
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of many texts one after the other, and how many each has; on all cores where that helps."""
+        """The ids of many texts one after the other, and how many each has."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
@@ -69,7 +91,9 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Each byte an id: plain, 0 to 255; or with `specials` pad 0, end 1, unknown 2, and the bytes from 3 on.
+    """Each byte an id: plain, 0 to 255, or after special ids.
+
+    With `specials` pad is 0, end 1, unknown 2, and bytes are from 3 on.
 
     >>> ByteTokenizer().encode("hé"), ByteTokenizer(specials=True).encode("h")
     ([104, 195, 169], [107])
@@ -90,18 +114,18 @@ class ByteTokenizer:
         return self.encode_all([text])[0].tolist()
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        with _told("bytes cannot be made of this text"):
-            found = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
-        ids = np.frombuffer(b"".join(found), np.uint8)
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        with _library_errors("bytes cannot be made of this text"):
+            encoded = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
+        ids = np.frombuffer(b"".join(encoded), np.uint8)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return (ids.astype(np.uint16) + self._first if self.specials else ids), lengths
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        found = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64) - self._first
-        return found[(found >= 0) & (found < 256)].astype(np.uint8).tobytes()
+        values = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64) - self._first
+        return values[(values >= 0) & (values < 256)].astype(np.uint8).tobytes()
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +133,11 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A model of SentencePiece. One trained here has pad 0, end 1, unknown 2, and gives back every text as it was.
+    """A model of SentencePiece.
 
-    Where nothing reaches over a line's end, each line is encoded alone: scores of a path add up in 32 bits, and over
-    a long text too little is left of them to choose by.
+    One trained here has pad 0, end 1, unknown 2, and gives back every text as it was. Where nothing reaches over a
+    line's end, each line is encoded alone: scores of a path add up in 32 bits, and over a long text too little is left
+    of them to choose by.
     """
 
     def __init__(self, model: bytes, name: str = PIECES):
@@ -120,12 +145,12 @@ class SentencePieceTokenizer:
         pieces = library("sentencepiece", "a tokenizer of SentencePiece")
         if not model:  # the library takes it for a model not given yet
             raise DataError(f"{name} has 0 bytes, and is no model of SentencePiece", fix=_FETCH)
-        with self._told("is no model of SentencePiece"):
+        with self._errors("is no model of SentencePiece"):
             self._processor = pieces.SentencePieceProcessor(model_proto=model)
             self.vocab = self._processor.vocab_size()
             self.end = _id_or_none(self._processor.eos_id())
             self.pad = _id_or_none(self._processor.pad_id())
-            whole, first, second = self._encoded(["a\na", "a\n", "a"])
+            whole, first, second = self._encode(["a\na", "a\n", "a"])
         self._is_by_line = whole == first + second
 
     @property
@@ -137,20 +162,20 @@ class SentencePieceTokenizer:
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
         lines = [_LINE.findall(_text(text)) if self._is_by_line else [_text(text)] for text in texts]
-        ids, lengths = _joined(self._encoded([line for found in lines for line in found]))
+        ids, lengths = _join(self._encode([line for text in lines for line in text]))
         ends = np.cumsum([0, *lengths])
         return ids, np.diff(ends[np.cumsum([0, *map(len, lines)])])
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
-        with self._told("cannot encode this text"):
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        with self._errors("cannot encode this text"):
             return self._processor.encode(texts, num_threads=os.cpu_count() or 1)
 
     def decode(self, ids: Iterable[int]) -> str:
-        with self._told("cannot decode these ids"):
+        with self._errors("cannot decode these ids"):
             return self._processor.decode([int(i) for i in ids])
 
-    def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _told(f"{self._name} {what}")
+    def _errors(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _library_errors(f"{self._name} {what}")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8")
@@ -161,15 +186,18 @@ class SentencePieceTokenizer:
 
 
 class JsonTokenizer:
-    """A `tokenizer.json` of Hugging Face. `end` and `pad` are the tokens commonly named so, unless said."""
+    """A `tokenizer.json` of Hugging Face.
+
+    `end` and `pad` are the tokens commonly named so, unless said.
+    """
 
     def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
         self._content, self._name = content, name
         tokenizers = library("tokenizers", "a `tokenizer.json`")
-        if long := next((found for found in _LONG_TOKEN.finditer(content) if not found["map"]), None):
+        if long := next((match for match in _LONG_TOKEN.finditer(content) if not match["map"]), None):
             token = f"{long['token'][:20]!r}... of {len(long['token']):,} letters"
             raise DataError(f"{name} has a token {token}, and at most {_LONGEST_TOKEN:,} are read", fix=_FETCH)
-        with self._told("is no `tokenizer.json`"):
+        with self._errors("is no `tokenizer.json`"):
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
             # Datasets cut texts and fill them up, and know the length; what the file says of that would lose text.
             self._tokenizer.no_truncation()
@@ -186,16 +214,16 @@ class JsonTokenizer:
         return content_key("tokenizer.json", _hash(self._content.encode()), self.end)
 
     def encode(self, text: str | bytes) -> list[int]:
-        with self._told("cannot encode this text"):
+        with self._errors("cannot encode this text"):
             return self._tokenizer.encode(_text(text), add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        with self._told("cannot encode these texts"):
-            found = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
-        return _joined([encoding.ids for encoding in found])
+        with self._errors("cannot encode these texts"):
+            encodings = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        return _join([encoding.ids for encoding in encodings])
 
     def decode(self, ids: Iterable[int]) -> str:
-        with self._told("cannot decode these ids"):
+        with self._errors("cannot decode these ids"):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -205,21 +233,21 @@ class JsonTokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / JSON, self._content.encode())
 
-    def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _told(f"{self._name} {what}")
+    def _errors(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _library_errors(f"{self._name} {what}")
 
     def _special(self, said: str | None, common: Sequence[str], name: str) -> int | None:
         if said is None:
             return next((i for token in common if (i := self._tokenizer.token_to_id(token)) is not None), None)
-        found = self._tokenizer.token_to_id(said)
-        if found is None:
+        token = self._tokenizer.token_to_id(said)
+        if token is None:
             raise DataError(f"{name} has no token {said!r}", fix=closest(said, self._tokenizer.get_vocab()))
-        return found
+        return token
 
 
 @contextlib.contextmanager
-def _told(fact: str) -> Iterator[None]:
-    """Turns what a library raises into an error of the house: plain exceptions, and panics, which are none."""
+def _library_errors(fact: str) -> Iterator[None]:
+    """Turns what a library raises, panics too, into a DataError."""
     try:
         yield
     except WeftError:
@@ -231,21 +259,21 @@ def _told(fact: str) -> Iterator[None]:
         raise DataError(f"{fact}: {why}", fix=_FETCH) from None
 
 
-def _text(given: str | bytes) -> str:
-    return given if isinstance(given, str) else as_text(given)
+def _text(content: str | bytes) -> str:
+    return content if isinstance(content, str) else as_text(content)
 
 
-def _id_or_none(found: int) -> int | None:
-    return found if found >= 0 else None
+def _id_or_none(token: int) -> int | None:
+    return token if token >= 0 else None
 
 
 def _hash(content: bytes) -> str:
     return content_key(content.hex())
 
 
-def _joined(found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.fromiter(map(len, found), np.int64, len(found))
-    return np.fromiter(itertools.chain.from_iterable(found), np.uint32, lengths.sum()), lengths
+def _join(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    return np.fromiter(itertools.chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
 
 # Opening and training.
@@ -254,34 +282,32 @@ def _joined(found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 def open_tokenizer(
     spec: Any, source: Source | None = None, cache: Path | str | None = None, progress: Progress | None = None
 ) -> Tokenizer:
-    """The tokenizer a run asks for: `"bytes"`, a file or folder, or one of SentencePiece trained on the source.
+    """The tokenizer a run asks for: bytes, a file, or one trained on the source.
 
     A table says more: `kind` (`bytes`, `sentencepiece`, `json`), `path`, `vocab` and `model` (`unigram`, `bpe`) of one
     to be trained, `specials` of bytes, `end` and `pad` of a `tokenizer.json`. A trained one is kept in `cache` by what
     it was trained on: `sample` characters, spread over all of the source but for data held apart.
     """
-    told = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
-    told = {"path": spec} if told is None else told
-    if (unknown := next((key for key in told if key not in TOKENIZER_KEYS), None)) is not None:
+    table = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
+    table = {"path": spec} if table is None else table
+    if (unknown := next((key for key in table if key not in TOKENIZER_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about a tokenizer", fix=closest(unknown, TOKENIZER_KEYS))
-    kind = told.get("kind")
-    if kind not in (None, "bytes", "sentencepiece", "json"):
-        raise DataError(
-            f"there is no kind of tokenizer {kind!r}", fix=closest(str(kind), ["bytes", "sentencepiece", "json"])
-        )
-    if told.get("path") is not None:
-        return load_tokenizer(told["path"], end=told.get("end"), pad=told.get("pad"))
+    kind = table.get("kind")
+    if kind is not None and kind not in KINDS:
+        raise DataError(f"there is no kind of tokenizer {kind!r}", fix=closest(str(kind), KINDS))
+    if table.get("path") is not None:
+        return load_tokenizer(table["path"], end=table.get("end"), pad=table.get("pad"))
     if kind == "bytes":
-        return ByteTokenizer(specials=told.get("specials", source is not None and source.is_pairs))
+        return ByteTokenizer(specials=table.get("specials", source is not None and source.is_pairs))
     if kind != "sentencepiece":
         raise DataError("the tokenizer has no `path`", fix='say where it lies, or `tokenizer = "bytes"`')
     if source is None or cache is None:
         raise DataError("SentencePiece has nothing to learn from", fix="give a source and a folder to keep it in")
     return train_sentencepiece(
         source,
-        vocab=told.get("vocab", 32_000),
-        model=told.get("model", "unigram"),
-        sample=told.get("sample", SAMPLE),
+        vocab=table.get("vocab", 32_000),
+        model=table.get("model", "unigram"),
+        sample=table.get("sample", SAMPLE),
         cache=cache,
         progress=progress,
     )
@@ -289,22 +315,22 @@ def open_tokenizer(
 
 def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder where one was saved."""
-    given = Path(path).expanduser()
-    found = next((file for file in (given, *(given / name for name in NAMES)) if is_file(file)), None)
-    if found is None:
+    place = Path(path).expanduser()
+    file = next((file for file in (place, *(place / name for name in NAMES)) if is_file(file)), None)
+    if file is None:
         raise DataError(
-            f"there is no tokenizer at {short(given)}",
+            f"there is no tokenizer at {short(place)}",
             state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
             fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
         )
-    if found.name == BYTES:
-        return ByteTokenizer(specials=Reader(DataError, _FETCH).json(found, {"specials": bool})["specials"])
+    if file.name == BYTES:
+        return ByteTokenizer(specials=Reader(DataError, _FETCH).json(file, {"specials": bool})["specials"])
     try:
-        if found.suffix == ".model":
-            return SentencePieceTokenizer(found.read_bytes(), str(found))
-        return JsonTokenizer(found.read_text(encoding="utf-8"), end=end, pad=pad, name=str(found))
+        if file.suffix == ".model":
+            return SentencePieceTokenizer(file.read_bytes(), str(file))
+        return JsonTokenizer(file.read_text(encoding="utf-8"), end=end, pad=pad, name=str(file))
     except (OSError, ValueError) as error:
-        raise DataError(f"{found} cannot be read: {error}", fix=_FETCH) from None
+        raise DataError(f"{file} cannot be read: {error}", fix=_FETCH) from None
 
 
 def train_sentencepiece(
@@ -316,24 +342,25 @@ def train_sentencepiece(
     cache: Path | str,
     progress: Progress | None = None,
 ) -> SentencePieceTokenizer:
-    """A tokenizer with `vocab` pieces learnt from a source: pad 0, end 1, unknown 2, and bytes for what it never saw.
+    """A tokenizer with `vocab` pieces learnt from a source.
 
-    Nothing of a text is changed or lost: spaces and line ends are kept. A pure function of what it is given.
+    Pad is 0, end 1, unknown 2, and bytes stand for what it never saw. Nothing of a text is changed or lost: spaces and
+    line ends are kept. A pure function of what it is given.
     """
-    if model not in ("unigram", "bpe"):
-        raise DataError(f"there is no model {model!r}", fix=closest(str(model), ["unigram", "bpe"]))
+    if model not in MODELS:
+        raise DataError(f"there is no model {model!r}", fix=closest(str(model), MODELS))
     folder = Path(cache)
     key = content_key("sentencepiece", source.key(folder), vocab, model, sample)
 
     def make(entry: Path) -> None:
-        (entry / PIECES).write_bytes(_learnt(_sampled(source, sample, progress), vocab, model))
+        (entry / PIECES).write_bytes(_train(_sample_lines(source, sample, progress), vocab, model))
 
-    entry = made_once(folder, f"tokenizer-{key}", make)
+    entry = make_once(folder, f"tokenizer-{key}", make)
     return SentencePieceTokenizer((entry / PIECES).read_bytes(), str(entry / PIECES))
 
 
-def _sampled(source: Source, most: int, progress: Progress | None) -> list[str]:
-    """Lines to learn from, spread evenly over the source: all of them, or every second, fourth and so on."""
+def _sample_lines(source: Source, most: int, progress: Progress | None) -> list[str]:
+    """Lines to learn from, spread evenly: all, or every second, fourth and so on."""
     kept: list[str] = []
     stride, seen, size = 1, 0, 0
     for piece in source.texts(source.watch("reading for the tokenizer", progress)):
@@ -350,7 +377,7 @@ def _sampled(source: Source, most: int, progress: Progress | None) -> list[str]:
     return kept
 
 
-def _learnt(lines: list[str], vocab: int, model: str) -> bytes:
+def _train(lines: list[str], vocab: int, model: str) -> bytes:
     pieces, written = library("sentencepiece", "training a tokenizer"), io.BytesIO()
     try:
         pieces.SentencePieceTrainer.train(

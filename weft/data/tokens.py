@@ -1,4 +1,4 @@
-"""Documents as tokens in files that are mapped into memory: all their ids in a row, and where each begins.
+"""Tokenised documents in memory-mapped files: ids, and where each begins.
 
 Imports the errors of the house alone. Made once for a source and a tokenizer. Whoever opens it reads it once, for the
 sum of its bits, and then only the pages that its own rows lie on.
@@ -15,21 +15,21 @@ import numpy as np
 
 from ..errors import WeftError
 from ..small_files import Reader
-from .cache import made_once
-from .files import Progress, content_key, opened, plain_name, read_all
+from .cache import make_once
+from .files import Progress, content_key, open_file, plain_name, read_all
 from .problems import DataError
-from .sources import Piece, Source
+from .sources import DocumentPiece, Source
 from .tokenizers import Tokenizer
 
 _AT_ONCE = 16 << 20  # characters given to a tokenizer at a time
 _SCANNED = 1 << 24  # ids looked at at a time
 _VERSION = 2
-_IDS, _OFFSETS, _TOLD = "tokens.bin", "offsets.npy", "told.json"
+_IDS, _OFFSETS, _ABOUT = "tokens.bin", "offsets.npy", "told.json"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids in a row; document i is `ids[offsets[i]:offsets[i + 1]]`. All ids are below `vocab`."""
+    """Ids of documents, below `vocab`; number i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -48,13 +48,13 @@ class Tokens:
         return Tokens(self.ids[begin:end], np.concatenate([[begin], inner, [end]]) - begin, self.vocab)
 
 
-def tokenised(source: Source, tokenizer: Tokenizer | None, cache: Path, progress: Progress | None = None) -> Tokens:
-    """The documents of a source as tokens, each closed by the tokenizer's `end` if it has one."""
+def tokenise(source: Source, tokenizer: Tokenizer | None, cache: Path, progress: Progress | None = None) -> Tokens:
+    """The documents of a source as tokens, each closed by `end` if there is one."""
     if source.format == "tokens":
-        return _given(source, tokenizer, cache)
+        return _open_arrays(source, tokenizer, cache)
     if tokenizer is None:
         raise DataError(f"there is no tokenizer for {source.files[0]}", fix='say `tokenizer = "bytes"`, or train one')
-    _check_free_of_end(tokenizer)
+    _check_end(tokenizer)
     key = content_key("tokens", _VERSION, source.key(cache), tokenizer.key)
 
     def make(entry: Path) -> None:
@@ -63,17 +63,17 @@ def tokenised(source: Source, tokenizer: Tokenizer | None, cache: Path, progress
             raise DataError(
                 f"there is no text in {source.files[0]}", state="0 tokens", fix="give a source that has some"
             )
-        _write_told(entry, source, tokenizer)
+        _write_about(entry, source, tokenizer)
 
-    return _opened_store(made_once(cache, f"tokens-{key}", make))
+    return _open_cached(make_once(cache, f"tokens-{key}", make))
 
 
-def tokenised_pairs(
+def tokenise_pairs(
     source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
 ) -> tuple[Tokens, Path]:
-    """The sides of a source's pairs in turn, as documents closed by `end`; and the folder they are kept in.
+    """Both sides of a source's pairs in turn, as documents closed by `end`.
 
-    Pairs with an empty side are left out.
+    And the folder they are kept in. Pairs with an empty side are left out.
     """
     if tokenizer.end is None:
         raise DataError(
@@ -83,7 +83,7 @@ def tokenised_pairs(
     key = content_key("pairs", _VERSION, source.key(cache), tokenizer.key)
 
     def make(entry: Path) -> None:
-        def pieces() -> Iterator[Piece]:
+        def pieces() -> Iterator[DocumentPiece]:
             for one, other in source.pairs(source.watch("tokenising", progress)):
                 if one.strip() and other.strip():
                     yield one, True
@@ -93,13 +93,13 @@ def tokenised_pairs(
             raise DataError(
                 f"there is no pair in {source.files[0]}", state="0 pairs", fix="give a source that has some"
             )
-        _write_told(entry, source, tokenizer)
+        _write_about(entry, source, tokenizer)
 
-    entry = made_once(cache, f"pairs-{key}", make)
-    return _opened_store(entry), entry
+    entry = make_once(cache, f"pairs-{key}", make)
+    return _open_cached(entry), entry
 
 
-def _check_free_of_end(tokenizer: Tokenizer) -> None:
+def _check_end(tokenizer: Tokenizer) -> None:
     if tokenizer.end is not None and not 0 <= tokenizer.end < tokenizer.vocab:
         raise DataError(
             f"the tokenizer ends documents with id {tokenizer.end}, and has {tokenizer.vocab} ids",
@@ -110,12 +110,12 @@ def _check_free_of_end(tokenizer: Tokenizer) -> None:
 # The files.
 
 
-def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[Piece]) -> int:
+def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[DocumentPiece]) -> int:
     """Writes ids and offsets; gives the number of ids."""
     dtype, total = id_type(tokenizer.vocab), 0
     offsets = [np.zeros(1, np.int64)]
     with open(folder / _IDS, "wb") as file:
-        for ids, ends in _encoded(tokenizer, pieces):
+        for ids, ends in _encode(tokenizer, pieces):
             if tokenizer.end is not None:
                 ids = np.insert(ids.astype(dtype), ends, tokenizer.end)
                 ends = ends + np.arange(1, len(ends) + 1)
@@ -126,7 +126,7 @@ def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[Piece]) -> int:
     return total
 
 
-def _encoded(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _encode(tokenizer: Tokenizer, pieces: Iterable[DocumentPiece]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Ids of many pieces at a time, and after how many of them documents end."""
     texts: list[str | bytes] = []
     closes: list[bool] = []
@@ -136,26 +136,26 @@ def _encoded(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[np
         closes.append(is_last)
         size += len(piece) + 64  # what a piece itself costs
         if size >= _AT_ONCE:
-            yield _encoded_once(tokenizer, texts, closes)
+            yield _encode_once(tokenizer, texts, closes)
             texts, closes, size = [], [], 0
     if texts:
-        yield _encoded_once(tokenizer, texts, closes)
+        yield _encode_once(tokenizer, texts, closes)
 
 
-def _encoded_once(tokenizer: Tokenizer, texts: list[str | bytes], closes: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+def _encode_once(tokenizer: Tokenizer, texts: list[str | bytes], closes: list[bool]) -> tuple[np.ndarray, np.ndarray]:
     ids, lengths = tokenizer.encode_all(texts)
     return ids, np.cumsum(lengths)[np.array(closes)]
 
 
-def _write_told(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
-    told = {"vocab": tokenizer.vocab, "end": tokenizer.end, "files": list(source.names), "version": _VERSION}
-    (folder / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+def _write_about(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
+    about = {"vocab": tokenizer.vocab, "end": tokenizer.end, "files": list(source.names), "version": _VERSION}
+    (folder / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
-def _opened_store(folder: Path) -> Tokens:
-    """The tokens in a folder of the cache, whose bits are known to be those that were written."""
+def _open_cached(folder: Path) -> Tokens:
+    """The tokens in a folder of the cache, whose sums were compared."""
     fix = "remove that folder; it is made anew"
-    vocab = Reader(DataError, fix).json(folder / _TOLD, {"vocab": int})["vocab"]
+    vocab = Reader(DataError, fix).json(folder / _ABOUT, {"vocab": int})["vocab"]
     try:
         ids = _plain(np.memmap(folder / _IDS, id_type(vocab), "r"))
         offsets = _plain(np.load(folder / _OFFSETS, mmap_mode="r"))
@@ -165,7 +165,7 @@ def _opened_store(folder: Path) -> Tokens:
 
 
 def _plain(mapped: np.ndarray) -> np.ndarray:
-    """The same pages of a file as a plain array: a slice of a `memmap` takes ten times as long."""
+    """A `memmap` as a plain array of the same pages: slicing it is ten times as fast."""
     return mapped.view(np.ndarray)
 
 
@@ -177,8 +177,11 @@ def id_type(vocab: int) -> np.dtype:
 # Arrays of tokens that are there already.
 
 
-def _given(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
-    """One array itself, mapped; several joined once. A document ends after each `end` id, where the source names it."""
+def _open_arrays(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
+    """Arrays of tokens as they are: one mapped, several joined once.
+
+    A document ends after each `end` id, where the source names it.
+    """
     arrays = [_array(file, source) for file in source.files]
     sizes = [len(array) for array in arrays]
     if not sum(sizes):
@@ -196,11 +199,11 @@ def _given(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
     _check_ids(most, vocab, f"{source.files[0]}", "`vocab` of the data" if source.vocab else "the tokenizer")
     inner = np.unique(np.concatenate([*ends, np.cumsum(sizes)]))
     offsets = inner if inner[0] == 0 else np.concatenate([[0], inner])
-    ids = arrays[0] if len(arrays) == 1 else _joined(source, arrays, vocab, cache)
+    ids = arrays[0] if len(arrays) == 1 else _join(source, arrays, vocab, cache)
     return Tokens(ids, offsets.astype(np.int64), vocab)
 
 
-def _joined(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -> np.ndarray:
+def _join(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -> np.ndarray:
     dtype = id_type(vocab)
 
     def make(entry: Path) -> None:
@@ -209,14 +212,14 @@ def _joined(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -
                 for begin in range(0, len(array), _SCANNED):
                     file.write(array[begin : begin + _SCANNED].astype(dtype).data)
 
-    entry = made_once(cache, f"tokens-{content_key('joined', source.key(cache), str(dtype))}", make)
+    entry = make_once(cache, f"tokens-{content_key('joined', source.key(cache), str(dtype))}", make)
     return _plain(np.memmap(entry / _IDS, dtype, "r"))
 
 
 def _array(file: Path, source: Source) -> np.ndarray:
-    """The array in a file: mapped, or in memory where it is compressed; never more than the file holds."""
+    """The array in a file: memory-mapped, or read where it is compressed."""
     name, is_packed = plain_name(file), plain_name(file) != file.name
-    with opened(file, source.expansion) as (stream, _):
+    with open_file(file, source.expansion) as (stream, _):
         shape, dtype = _header(file, stream) if name.endswith(".npy") else (None, _dtype(file, source.dtype))
         begin = stream.tell() if not is_packed else 0
         there = read_all(stream) if is_packed else b""
@@ -233,7 +236,7 @@ def _array(file: Path, source: Source) -> np.ndarray:
 
 
 def _header(file: Path, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """The shape and dtype that the header of an .npy file claims: integers in one row."""
+    """The shape and dtype in the header of an .npy file: integers in one row."""
     try:
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
@@ -249,12 +252,12 @@ def _header(file: Path, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 def _dtype(file: Path, name: str | None) -> np.dtype:
     try:
-        found = np.dtype(name or "uint16")
+        dtype = np.dtype(name or "uint16")
     except Exception as error:  # NumPy reads a language of its own, which raises many kinds
         raise DataError(f"{file} is no array of tokens: {_first_line(error)}", fix="say its `dtype`") from None
-    if not np.issubdtype(found, np.integer):
-        raise DataError(f"`dtype` is {found}, and tokens are integers", fix='say `dtype = "uint16"`')
-    return found
+    if not np.issubdtype(dtype, np.integer):
+        raise DataError(f"`dtype` is {dtype}, and tokens are integers", fix='say `dtype = "uint16"`')
+    return dtype
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
-"""What is whole when it is there: made under another name, held by who makes it, on disk for good before it is renamed.
+"""Atomic writes of files and folders: whole when they are there, or not there.
 
-Imports nothing of the house. A process that ends, however it does, gives back what it held: so what it left half made
+Imports nothing of the house. They are made under another name, locked by who makes them, and synced to disk before
+they are renamed. A process that ends, however it does, gives back what it held: so what it left half made
 is known by nobody holding it, and the next one that looks removes it.
 """
 
@@ -31,8 +32,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to fill, which takes its place when all of it is on disk; gone if that fails."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, renamed to `folder` when all is on disk; gone if that fails."""
     partial, held = _new_partial(folder)
     try:
         yield partial
@@ -66,7 +67,7 @@ def _new_partial(folder: Path) -> tuple[Path, int]:
 
 
 def remove_left_behind(folder: Path) -> None:
-    """Removes what processes that are gone left half made in a folder; what one still holds is left alone."""
+    """Removes what processes that are gone left half made in a folder."""
     for path in folder.glob(f".*{PARTIAL}"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY)
@@ -78,7 +79,10 @@ def remove_left_behind(folder: Path) -> None:
 
 
 def hold(file: int) -> bool | None:
-    """Takes an open file or folder until it is closed; False where someone else has it, None where none can."""
+    """Locks an open file or folder until it is closed.
+
+    False where someone else has it, None where none can.
+    """
     try:
         import fcntl
 
@@ -96,7 +100,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Lets the disk have the names in a folder; where it takes no such wish, they come there in its own time."""
+    """Syncs the names in a folder to disk, where the system can."""
     with contextlib.suppress(OSError):
         file = os.open(folder, os.O_RDONLY)
         try:

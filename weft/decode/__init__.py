@@ -1,6 +1,12 @@
 """Decoding: continuations of prompts by sampling or beam search, under any layout."""
 
+from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from .beam import Hypotheses, beam_search
 from .generate import Continuations, generate
 
+_show_as_source(__path__[0])
+
 __all__ = ["Continuations", "Hypotheses", "beam_search", "generate"]
+
+__dir__, __getattr__ = _namespace(globals(), called="decode")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops as wf
+from ..checks import is_real
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest, public
 from ..models.cache import Cache
@@ -67,7 +68,7 @@ def beam_search(
     """
     if penalty not in PENALTIES:
         raise TensorError(f"there is no penalty {penalty!r}", fix=closest(str(penalty), PENALTIES))
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha < 0:
+    if not is_real(alpha) or alpha < 0:
         raise TensorError(f"`alpha` is {alpha!r}", fix="give a number from 0 on; 0 has no regard to length")
     beams = whole(beams, "beams")
     begun = start(model, inputs, max_new_tokens, layout, {"beam": beams})

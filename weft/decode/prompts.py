@@ -18,10 +18,11 @@ from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stack
 from ..layout import Layout, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
-from ..models.running import check_ids, without_rules
+from ..models.inputs import check_ids
+from ..models.running import without_rules
 from ..nn.given import whole
 from ..nn.moe import slots_for
-from ..spmd.border import Spmd
+from ..spmd.border import SpmdFunction
 from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
 
@@ -40,7 +41,7 @@ class Start:
 @functools.lru_cache(maxsize=64)
 def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
-    return jax.jit(fn) if mesh is None or layout is None else Spmd(fn, mesh, layout)
+    return jax.jit(fn) if mesh is None or layout is None else SpmdFunction(fn, mesh, layout)
 
 
 def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
@@ -114,7 +115,7 @@ def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
 def _array(prompts: Tensor) -> Any:
     if set(prompts.dims.names) != {"batch", "length"}:
         raise DimError(f"the prompts have dims [{prompts.dims}]", fix="name them so: `wf.tensor(ids, 'batch length')`")
-    array = np.asarray(jax.device_get(prompts._array))
+    array = np.asarray(jax.device_get(prompts.raw))
     return array if prompts.dims.names[0] == "batch" else array.T
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import ops as wf
+from ..checks import is_real
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError
 from ..nn.given import whole
@@ -25,13 +26,13 @@ class Sampler:
     """Divides the chance of tokens that have been; 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or self.temperature < 0:
+        if not is_real(self.temperature) or self.temperature < 0:
             raise TensorError(f"`temperature` is {self.temperature!r}", fix="give 0 for the likeliest, or e.g. 0.8")
         if self.top_k is not None:
             whole(self.top_k, "top_k")
-        if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+        if self.top_p is not None and not (is_real(self.top_p) and 0 < self.top_p <= 1):
             raise TensorError(f"`top_p` is {self.top_p!r}", fix="give a share above 0 and at most 1, e.g. 0.9")
-        if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
+        if not is_real(self.repetition_penalty) or self.repetition_penalty <= 0:
             raise TensorError(f"`repetition_penalty` is {self.repetition_penalty!r}", fix="give e.g. 1.2; 1 is none")
         if not self.temperature and (self.top_k is not None or self.top_p is not None):
             raise TensorError(
@@ -72,10 +73,6 @@ class Sampler:
         is_kept = wf.cumsum(rising, over=over) > 1 - self.top_p
         least = wf.min(wf.where(is_kept, rising, 1.0), over=over)
         return wf.where(share >= least, logits, -1e9)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def log_chance(logits: Tensor, token: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hugging Face weights in and out: T5, GPT-2, Llama and Switch Transformers, in safetensors.
+"""Hugging Face weights: T5, GPT-2, Llama and Switch Transformers, in safetensors.
 
 Reading is streamed: each processor reads its own slices of the files and nothing else. Writing gathers one tensor of
 the file at a time. Everything that can be wrong with a folder or a model is said before the first array is made.
@@ -11,36 +11,37 @@ from typing import Any
 from ..errors import RegionError
 from ..layout import as_layout, open_region
 from ..mesh import as_mesh
+from ..namespace import namespace as _namespace
 from .companions import carry
 from .files import WeightsError
-from .loading import Source, arrays
-from .saving import written
+from .loading import ModelFolder, load_model
+from .saving import save_model
 
 SHARD_BYTES = 5 * 10**9
 
 
 def read_config(folder: Any, **changes: Any) -> Any:
     """The configuration of the model in a folder, with some fields changed."""
-    return Source(Path(folder)).config(changes)
+    return ModelFolder(Path(folder)).config(changes)
 
 
 def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Any:
-    """The model in a folder; on a mesh each processor reads only its own slices of it.
+    """The model in a folder, sharded as the layout stores it.
 
-    `changes` are fields of its configuration (`remat=False`). Weights keep the type they have in the file, unless
-    `param_dtype` says otherwise; it computes in bfloat16 where they are bfloat16, else in float32 (also float16 ones:
-    `dtype="bfloat16"` is faster, and rounds their numbers).
+    On a mesh each processor reads only its own slices. `changes` are fields of its configuration (`remat=False`).
+    Weights keep the type they have in the file, unless `param_dtype` says otherwise; it computes in bfloat16 where they
+    are bfloat16, else in float32 (also float16 ones: `dtype="bfloat16"` is faster, and rounds their numbers).
     """
     if (mesh is None) != (layout is None):
         raise RegionError("load got only one of mesh and layout", fix="give both, or neither")
     if open_region() is not None:
         raise RegionError("load was called inside a region", fix="call it outside, and hand the model in")
-    source = Source(Path(folder))
+    source = ModelFolder(Path(folder))
     config = source.config(changes)
     if mesh is not None:
         mesh, layout = as_mesh(mesh), as_layout(layout)
         layout.check_dims(config.dims)
-    return arrays(source, config, mesh, layout, config.param_dtype if "param_dtype" in changes else None)
+    return load_model(source, config, mesh, layout, config.param_dtype if "param_dtype" in changes else None)
 
 
 def save(
@@ -52,16 +53,18 @@ def save(
     like: Any = None,
     tokenizer: bool = True,
 ) -> None:
-    """Writes the model as `transformers` reads it; the folder is whole when it is there; nothing may be in it before.
+    """Writes the model as `transformers` reads it.
 
-    A file holds at most `shard_bytes`, unless one tensor alone has more. `keys` are added to `config.json`: what weft
-    has no field for, such as `{"eos_token_id": 2}`. `like` is the folder the model was read from: what weft has no use
-    for is taken from there, that is the other keys of its `config.json`, `generation_config.json`, and, unless
-    `tokenizer` is false, the tokenizer's files.
+    The folder is whole when it is there, and nothing may be in it before. A file holds at most `shard_bytes`, unless
+    one tensor alone has more. `keys`, such as `{"eos_token_id": 2}`, are added to `config.json`: what weft has no field
+    for. `like` is the folder the model was read from: what weft has no use for is taken from there, that is the other
+    keys of its `config.json`, `generation_config.json`, and, unless `tokenizer` is false, the tokenizer's files.
     """
     if open_region() is not None:
         raise RegionError("save was called inside a region", fix="call it outside, on the model itself")
-    written(model, Path(folder), shard_bytes, dict(keys or {}), None if like is None else Path(like), tokenizer)
+    save_model(model, Path(folder), shard_bytes, dict(keys or {}), None if like is None else Path(like), tokenizer)
 
 
 __all__ = ["SHARD_BYTES", "WeightsError", "carry", "load", "read_config", "save"]
+
+__dir__, __getattr__ = _namespace(globals(), called="interop")

@@ -1,6 +1,6 @@
-"""What it takes to read and write the weights of one kind of model, and how its `config.json` is read.
+"""The description of one family of models, and how its `config.json` is read.
 
-Imports the models, `files` and `mapping`. An architecture is a table; everything that acts on it is in `__init__`.
+Imports the models, `files` and `mapping`. An architecture is a table with its checks; `loading` and `saving` act on it.
 """
 
 import math
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real, is_whole
 from ..errors import closest
 from ..models import TransformerConfig
 from .files import WeightsError
-from .mapping import Entry
+from .mapping import FileEntry
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -25,7 +26,7 @@ ACTIVATIONS = {
 }
 LM_HEAD = "lm_head.weight"
 _LARGEST = 2**31
-NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
+ACTIVATION_NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
 
 
 _CLASS = r"(For\w+|Model|LMHeadModel|DoubleHeadsModel|EncoderModel|WithLMHeadModel|PreTrainedModel)"
@@ -67,7 +68,7 @@ class Architecture:
     """The other fields, from the keys of `config.json` and the names of the tensors."""
     keys: Callable[[Any], dict[str, Any]]
     """The keys of `config.json` from a configuration."""
-    entries: Callable[[Any], Sequence[Entry]]
+    entries: Callable[[Any], Sequence[FileEntry]]
     copies: Callable[[Any], Mapping[str, str]]
     """Tensors that a file may hold beside the ones they are equal to."""
     repeated: Callable[[Any], Mapping[str, str]]
@@ -86,8 +87,8 @@ class Architecture:
         )
 
     def check_family(self, keys: "Keys") -> None:
-        """Raises where `config.json` says that the numbers are computed in another way than this architecture's."""
-        named = keys.found.get("architectures")
+        """Raises where `config.json` asks for what this architecture does not compute."""
+        named = keys.values.get("architectures")
         for name in named if isinstance(named, list) else ():
             if not re.fullmatch(self.family + _CLASS, str(name), re.IGNORECASE):
                 raise WeightsError(
@@ -95,9 +96,9 @@ class Architecture:
                     fix=f"weft computes {self.class_name} and no other of this type; under another name numbers are "
                     "wrong, so take the file as it was written",
                 )
-        windows = {"sliding_window"} if keys.found.get("use_sliding_window") is False else set()
-        for key in keys.found.keys() & _COMPUTED_ELSEWHERE.keys() - windows:
-            if (value := keys.found[key]) not in _OFF and value not in _COMPUTED_ELSEWHERE[key]:
+        windows = {"sliding_window"} if keys.values.get("use_sliding_window") is False else set()
+        for key in keys.values.keys() & _COMPUTED_ELSEWHERE.keys() - windows:
+            if (value := keys.values[key]) not in _OFF and value not in _COMPUTED_ELSEWHERE[key]:
                 raise WeightsError(
                     f"`{key}` is {value!r:.60} in {keys.path}, which a {self.model_type} in weft does not compute",
                     fix=f"only models without `{key}` are read so: numbers would be wrong",
@@ -108,46 +109,46 @@ class Architecture:
         for field, wanted in self.fixed.items():
             if field == "tied_scale" and not config.tied:
                 continue  # says nothing then
-            found = getattr(config, field)
-            is_same = set(found.split()) == set(wanted.split()) if field == "bias" else found == wanted
+            value = getattr(config, field)
+            is_same = set(value.split()) == set(wanted.split()) if field == "bias" else value == wanted
             if not is_same:
                 raise self.no_form(config, field, wanted)
 
 
-def with_softmax(config: Any, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, and that of the table the logits are made with, where it is one of its own."""
-    return [*entries, *([] if config.tied else [Entry("softmax.table", LM_HEAD, "vocab d_model")])]
+def with_softmax(config: Any, entries: Sequence[FileEntry]) -> list[FileEntry]:
+    """The entries, and that of the embedding of the logits where it is not tied."""
+    return [*entries, *([] if config.tied else [FileEntry("softmax.table", LM_HEAD, "vocab d_model")])]
 
 
 def tied_copy(table: str) -> Callable[[Any], Mapping[str, str]]:
-    """The copy that a file of a tied model may hold of its table of words."""
+    """The copy that a file of a tied model may hold of its embedding."""
     return lambda config: {LM_HEAD: table} if config.tied else {}
 
 
 class Keys:
     """The keys of a `config.json`; each is checked where it is read."""
 
-    def __init__(self, found: Mapping[str, Any], path: Path):
-        self.found, self.path = found, path
+    def __init__(self, values: Mapping[str, Any], path: Path):
+        self.values, self.path = values, path
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number; it must be there unless there is a default."""
-        value = self.found.get(key)
+        value = self.values.get(key)
         value = default if value is None else value
         if value is None:
             raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST:
+        if not is_whole(value, 0) or value >= _LARGEST:
             raise self.wrong(key, f"a whole number below {_LARGEST:,}")
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = self.found.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        value = self.values.get(key, default)
+        if not is_real(value) or not math.isfinite(value):
             raise self.wrong(key, "a finite number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.found.get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
@@ -157,7 +158,7 @@ class Keys:
 
     def one_of(self, key: str, known: Mapping[str, Any], default: str) -> Any:
         """What a word stands for."""
-        value = self.found.get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, str) or value not in known:
             raise WeightsError(
                 f"`{key}` is {value!r} in {self.path}, which weft does not compute", fix=closest(str(value), known)
@@ -166,14 +167,14 @@ class Keys:
 
     def must_be(self, key: str, *wanted: Any) -> None:
         """Raises unless a key has one of these values, or is not there."""
-        if key in self.found and self.found[key] not in wanted:
+        if key in self.values and self.values[key] not in wanted:
             values = " or ".join(repr(value) for value in wanted)
             raise WeightsError(
-                f"`{key}` is {self.found[key]!r} in {self.path}, which weft does not compute",
+                f"`{key}` is {self.values[key]!r} in {self.path}, which weft does not compute",
                 fix=f"only models with `{key}` {values} are read",
             )
 
     def wrong(self, key: str, wanted: str) -> WeightsError:
         return WeightsError(
-            f"`{key}` is {self.found[key]!r} in {self.path}, which is not {wanted}", fix=f"give {wanted}"
+            f"`{key}` is {self.values[key]!r} in {self.path}, which is not {wanted}", fix=f"give {wanted}"
         )

@@ -1,8 +1,8 @@
-"""Folders of weights: safetensors files, one or several with an index, and `config.json`. Pickles are never read.
+"""Folders of weights: safetensors files and their index, `config.json`.
 
-Imports errors and small files alone of the house. Whatever is wrong with a folder is found when it is opened;
-afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved there, so it is
-whole or not there.
+Pickles are never read. Imports errors and small files alone of the house. Whatever is wrong with a folder is found when
+it is opened; afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved
+there, so it is whole or not there.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class WeightsError(WeftError):
-    """A folder of weights that cannot be read, or a model that cannot be written as one."""
+    """A folder of weights that cannot be read, or a model that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class Weights:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise _unreadable(path, error) from None
-        for name, found in slices.items():
-            if found.get_dtype() not in DTYPES:
+        for name, part in slices.items():
+            if part.get_dtype() not in DTYPES:
                 raise WeightsError(
-                    f"tensor `{name}` in {path} holds {found.get_dtype()}",
+                    f"tensor `{name}` in {path} holds {part.get_dtype()}",
                     fix=f"convert it to one of {', '.join(map(str, DTYPES.values()))}",
                 )
             if name in self.stored:
                 raise WeightsError(
                     f"tensor `{name}` is in both {self.where(name)} and {path}", fix="take it out of one of them"
                 )
-            self.stored[name] = Stored(name, DTYPES[found.get_dtype()], tuple(found.get_shape()))
+            self.stored[name] = Stored(name, DTYPES[part.get_dtype()], tuple(part.get_shape()))
             self._file_of[name] = file
         self._open[file] = opened
 
@@ -118,17 +118,17 @@ def _index(folder: Path) -> dict[str, str] | None:
         return None
     if not (folder / INDEX).is_file():
         raise _no_weights(folder)
-    found = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    files = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise WeightsError(f"{folder / INDEX} has no `weight_map` from tensors to files", fix="fetch the index again")
-    for name, file in found.items():
+    for name, file in files.items():
         if Path(file).name != file or not is_file(folder / file):
             raise WeightsError(
                 f"{folder / INDEX} says that tensor `{short(name)}` is in {short(file)!r}, which is no file of the "
                 "folder",
                 fix=f"fetch {short(file)!r} into {folder}",
             )
-    return found
+    return files
 
 
 def _no_weights(folder: Path) -> WeightsError:
@@ -143,7 +143,7 @@ def _no_weights(folder: Path) -> WeightsError:
 
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:
-    """The error of a file that is not whole; it names the first tensor that is not, where the header can be read."""
+    """The error of a file that is not whole; it names the first tensor cut short."""
     with contextlib.suppress(OSError, WeightsError):
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -180,9 +180,9 @@ def write(
     shard_bytes: int,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes the folder: `values` are those of `tensors`, one after the other, and are held one at a time.
+    """Writes the folder; `values` are those of `tensors`, held one at a time.
 
-    `beside` writes what else is to lie in it.
+    `beside` writes what else is to be in it.
     """
     check_free(folder)
     with moved_there(folder) as partial:
@@ -213,7 +213,7 @@ def _shards(tensors: Sequence[Stored], most: int) -> list[list[Stored]]:
 
 
 def _write_shard(path: Path, tensors: Sequence[Stored], values: Iterator[np.ndarray]) -> None:
-    """One file. The library writes only what is all in memory; of the format it is the header alone that is missing."""
+    """Writes one file by tensors: the library writes only what is all in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -247,7 +247,7 @@ def _flush(file: IO[Any]) -> None:
 
 @contextlib.contextmanager
 def moved_there(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when all is written, and is gone if that fails."""
+    """A folder that takes the place of `folder` when all is written, or is gone."""
     partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     try:
         partial.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""GPT-2: learned positions, norms with a mean, biases everywhere, queries, keys and values in one tensor.
+"""GPT-2: learned positions, LayerNorm, biases everywhere, q, k, v in one tensor.
 
-Imports `architecture` and `mapping`. Its matrices lie in the file with the dims that go in first.
+Imports `architecture` and `mapping`. Its matrices are stored with the dims that go in first.
 """
 
 import warnings
@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import WeftWarning, user_stacklevel
 from ..models import LMConfig
-from .architecture import NAMES, Architecture, Keys, tied_copy, with_softmax
+from .architecture import ACTIVATION_NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
-from .mapping import Entry
+from .mapping import FileEntry
 
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
@@ -58,7 +58,7 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "n_inner": config.d_ff,
         "vocab_size": config.vocab,
         "n_positions": config.max_positions,
-        "activation_function": NAMES[config.activation],
+        "activation_function": ACTIVATION_NAMES[config.activation],
         "layer_norm_epsilon": config.epsilon,
         **dict.fromkeys(_DROPOUTS, config.dropout),
         "tie_word_embeddings": config.tied,
@@ -67,8 +67,8 @@ def _keys(config: LMConfig) -> dict[str, Any]:
     }
 
 
-def _entries(config: LMConfig) -> list[Entry]:
-    layers, block, own = tuple(range(config.layers)), "transformer.h.{layers}", "decoder.layers"
+def _entries(config: LMConfig) -> list[FileEntry]:
+    layers, block, ours = tuple(range(config.layers)), "transformer.h.{layers}", "decoder.layers"
     names = {
         "attention_norm.scale": ("ln_1.weight", "d_model"),
         "attention_norm.bias": ("ln_1.bias", "d_model"),
@@ -81,20 +81,20 @@ def _entries(config: LMConfig) -> list[Entry]:
         "feed_forward.w_out": ("mlp.c_proj.weight", "d_ff d_model"),
         "feed_forward.out_bias": ("mlp.c_proj.bias", "d_model"),
     }
-    found = [Entry(f"{own}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
+    entries = [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
     for part, letter in enumerate("qkv"):
         fused = f"{block}.attn.c_attn"
-        found += [
-            Entry(f"{own}.attention.{letter}", f"{fused}.weight", "d_model heads*d_kv", layers, part, 3),
-            Entry(f"{own}.attention.{letter}_bias", f"{fused}.bias", "heads*d_kv", layers, part, 3),
+        entries += [
+            FileEntry(f"{ours}.attention.{letter}", f"{fused}.weight", "d_model heads*d_kv", layers, part, 3),
+            FileEntry(f"{ours}.attention.{letter}_bias", f"{fused}.bias", "heads*d_kv", layers, part, 3),
         ]
-    found += [
-        Entry("embedding.table", "transformer.wte.weight", "vocab d_model"),
-        Entry("positions.table", "transformer.wpe.weight", "positions d_model"),
-        Entry("decoder.norm.scale", "transformer.ln_f.weight", "d_model"),
-        Entry("decoder.norm.bias", "transformer.ln_f.bias", "d_model"),
+    entries += [
+        FileEntry("embedding.table", "transformer.wte.weight", "vocab d_model"),
+        FileEntry("positions.table", "transformer.wpe.weight", "positions d_model"),
+        FileEntry("decoder.norm.scale", "transformer.ln_f.weight", "d_model"),
+        FileEntry("decoder.norm.bias", "transformer.ln_f.bias", "d_model"),
     ]
-    return with_softmax(config, found)
+    return with_softmax(config, entries)
 
 
 GPT2 = Architecture(

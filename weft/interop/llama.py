@@ -1,18 +1,19 @@
-"""Llama: rotations by position, a gate, heads of queries that share keys and values.
+"""Llama: RoPE, RMSNorm, SwiGLU, grouped-query attention (GQA).
 
-Imports `architecture` and `mapping`. Channel i of a head turns with channel i + half in both, so nothing is reordered.
+Imports `architecture` and `mapping`. In RoPE channel i of a head turns with channel i + half in both, so nothing is
+reordered.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..models import LMConfig
-from .architecture import NAMES, Architecture, Keys, tied_copy, with_softmax
+from .architecture import ACTIVATION_NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
-from .mapping import Entry
+from .mapping import FileEntry
 
 _BIASES = {"q": "heads*group*d_kv", "k": "heads*d_kv", "v": "heads*d_kv", "o": "d_model"}
-_STRETCH = {
+_ROPE_SCALING = {
     "rotary_stretch": "factor",
     "rotary_low": "low_freq_factor",
     "rotary_high": "high_freq_factor",
@@ -20,31 +21,32 @@ _STRETCH = {
 }
 
 
-def _rotary(keys: Keys) -> dict[str, Any]:
-    """The base of the rotations, and how they are stretched; older files keep the two apart."""
-    given = keys.found.get("rope_parameters") or keys.found.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise keys.wrong("rope_parameters" if keys.found.get("rope_parameters") else "rope_scaling", "an object")
-    kind = given.get("rope_type", given.get("type", "default"))
+def _rope(keys: Keys) -> dict[str, Any]:
+    """The base of RoPE, and its scaling; older files keep the two apart."""
+    values = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise keys.wrong("rope_parameters" if keys.values.get("rope_parameters") else "rope_scaling", "an object")
+    kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise WeightsError(
             f"rotations are scaled by {kind!r} (`rope_type`) in {keys.path}, which weft does not compute",
             fix="only `default` and `llama3` are read",
         )
-    own = Keys(given, keys.path)
-    own.must_be("partial_rotary_factor", 1, 1.0)
-    base = own.number("rope_theta", keys.number("rope_theta", 10_000.0))
+    rope = Keys(values, keys.path)
+    rope.must_be("partial_rotary_factor", 1, 1.0)
+    base = rope.number("rope_theta", keys.number("rope_theta", 10_000.0))
     if kind == "default":
         return {"rotary_base": base}
-    if missing := next((key for key in _STRETCH.values() if key not in given), None):
+    if missing := next((key for key in _ROPE_SCALING.values() if key not in values), None):
         raise WeightsError(f"{keys.path} has no `{missing}` beside its `rope_type`", fix="add it")
-    found = {field: own.number(key, 0) for field, key in _STRETCH.items() if field != "rotary_length"}
-    if found["rotary_low"] >= found["rotary_high"]:
+    scaling = {field: rope.number(key, 0) for field, key in _ROPE_SCALING.items() if field != "rotary_length"}
+    low, high = scaling["rotary_low"], scaling["rotary_high"]
+    if low >= high:
         raise WeightsError(
-            f"`low_freq_factor` is {found['rotary_low']} and `high_freq_factor` {found['rotary_high']} in {keys.path}",
+            f"`low_freq_factor` is {low} and `high_freq_factor` {high} in {keys.path}",
             fix="give a low one below the high one",
         )
-    return {"rotary_base": base, **found, "rotary_length": own.size(_STRETCH["rotary_length"])}
+    return {"rotary_base": base, **scaling, "rotary_length": rope.size(_ROPE_SCALING["rotary_length"])}
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "dropout": keys.number("attention_dropout", 0.0),
         "bias": "q k v o" if keys.flag("attention_bias", False) else "",
         "tied": keys.flag("tie_word_embeddings", False),
-        **_rotary(keys),
+        **_rope(keys),
     }
 
 
@@ -81,7 +83,7 @@ def _keys(config: LMConfig) -> dict[str, Any]:
     if config.stretch is None:
         rotary: dict[str, Any] = {"rope_type": "default"}
     else:
-        rotary = {"rope_type": "llama3", **{key: getattr(config, field) for field, key in _STRETCH.items()}}
+        rotary = {"rope_type": "llama3", **{key: getattr(config, field) for field, key in _ROPE_SCALING.items()}}
     return {
         "num_hidden_layers": config.layers,
         "hidden_size": config.d_model,
@@ -91,7 +93,7 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "intermediate_size": config.d_ff,
         "vocab_size": config.vocab,
         "max_position_embeddings": config.max_positions,
-        "hidden_act": NAMES[config.activation],
+        "hidden_act": ACTIVATION_NAMES[config.activation],
         "rms_norm_eps": config.epsilon,
         "attention_dropout": config.dropout,
         "attention_bias": bool(config.bias),
@@ -105,8 +107,8 @@ def _keys(config: LMConfig) -> dict[str, Any]:
     }
 
 
-def _entries(config: LMConfig) -> list[Entry]:
-    layers, block, own = tuple(range(config.layers)), "model.layers.{layers}", "decoder.layers"
+def _entries(config: LMConfig) -> list[FileEntry]:
+    layers, block, ours = tuple(range(config.layers)), "model.layers.{layers}", "decoder.layers"
     names = {
         "attention_norm.scale": ("input_layernorm.weight", "d_model"),
         "attention.q": ("self_attn.q_proj.weight", "heads*group*d_kv d_model"),
@@ -120,12 +122,12 @@ def _entries(config: LMConfig) -> list[Entry]:
     }
     for letter in (name for name in config.bias.split() if name in _BIASES):
         names[f"attention.{letter}_bias"] = (f"self_attn.{letter}_proj.bias", _BIASES[letter])
-    found = [Entry(f"{own}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
-    found += [
-        Entry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
-        Entry("decoder.norm.scale", "model.norm.weight", "d_model"),
+    entries = [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
+    entries += [
+        FileEntry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
+        FileEntry("decoder.norm.scale", "model.norm.weight", "d_model"),
     ]
-    return with_softmax(config, found)
+    return with_softmax(config, entries)
 
 
 LLAMA = Architecture(

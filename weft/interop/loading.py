@@ -1,4 +1,4 @@
-"""From a folder to a model: everything is checked first, then each processor reads its slices.
+"""From a folder to a model: all is checked, then each processor reads its slices.
 
 Imports the architectures, `mapping` and `files`.
 """
@@ -21,28 +21,27 @@ from ..spmd.place import sharding_of
 from ..tensor import parameter
 from .architecture import Architecture, Keys
 from .files import CONFIG, Weights, WeightsError, read_json
-from .mapping import Parameter, check_shapes, checked_dtypes, parameters
+from .mapping import Parameter, check_shapes, dtypes_of, parameters
 from .table import ARCHITECTURES
 
 _COMPARED = 2**24  # numbers of two tensors that are held at a time to compare them
 
 
-class Source:
+class ModelFolder:
     """A folder that was opened: its architecture, its `config.json` and its tensors."""
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
             raise WeightsError(f"there is no folder {folder}", fix="give the folder that holds config.json")
-        found = read_json(folder / CONFIG)
-        self.keys = Keys(found, folder / CONFIG)
-        self.architecture: Architecture = ARCHITECTURES[self._model_type(found)]
+        self.keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
+        self.architecture: Architecture = ARCHITECTURES[self._model_type()]
         self.weights = Weights(folder)
 
-    def _model_type(self, found: Mapping[str, Any]) -> str:
-        name = found.get("model_type")
+    def _model_type(self) -> str:
+        name = self.keys.values.get("model_type")
         if not isinstance(name, str) or name not in ARCHITECTURES:
-            said = f"says that it is {name!r:.60}" if "model_type" in found else "has no `model_type`"
-            known = ", ".join(f"`{each}`" for each in sorted(ARCHITECTURES))
+            said = f"says that it is {name!r:.60}" if "model_type" in self.keys.values else "has no `model_type`"
+            known = ", ".join(f"`{family}`" for family in sorted(ARCHITECTURES))
             raise WeightsError(
                 f"{self.keys.path} {said}, which weft cannot read",
                 fix=f"only these are read: {known}; another kind under one of these names computes wrong numbers",
@@ -76,9 +75,10 @@ class Source:
                 )
 
     def _dtypes(self) -> dict[str, str]:
-        """The dtype of the largest tensor; and to compute in bfloat16 if it is, else float32.
+        """The dtype of the largest tensor; and that to compute in.
 
-        float16 has too small a range to compute in, and bfloat16 would round its numbers again.
+        That is bfloat16 where the tensors are, else float32: float16 has too small a range to compute in, and bfloat16
+        would round its numbers again.
         """
         stored = [x for x in self.weights.stored.values() if not re.fullmatch(self.architecture.unused, x.name)]
         if not stored:
@@ -88,22 +88,23 @@ class Source:
         return {"dtype": "float32" if is_wide else "bfloat16", "param_dtype": str(largest.dtype)}
 
     def names(self, params: Mapping[str, Parameter], copies: Mapping[str, str]) -> dict[str, str]:
-        """What each tensor of the architecture is called in these files, where they have it."""
+        """What each tensor of the architecture is called in these files, if there."""
         stored, prefix = self.weights.stored, self.architecture.prefix
         originals = {original: copy for copy, original in copies.items() if copy in stored}
-        found = {}
-        for name in (name for own in params.values() for name in own.names()):
-            ways = (name, name.removeprefix(prefix), originals.get(name))
-            if here := next((way for way in ways if way in stored), None):
-                found[name] = here
-        return found
+        names = {}
+        for name in (name for param in params.values() for name in param.names()):
+            candidates = (name, name.removeprefix(prefix), originals.get(name))
+            if in_file := next((candidate for candidate in candidates if candidate in stored), None):
+                names[name] = in_file
+        return names
 
 
-def check(
-    source: Source, config: Any, mesh: Mesh | None = None, layout: Layout | None = None
-) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
-    """The model without values, its parameters, and the names of tensors; raises where the files do not fit it."""
-    blueprint, weights = config.blueprint(mesh, layout), source.weights
+def check_folder(source: ModelFolder, config: Any) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
+    """The model without values, its parameters, the names of its tensors.
+
+    Raises where the files do not fit it.
+    """
+    blueprint, weights = config.blueprint(), source.weights
     params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)
     names = source.names(params, copies)
@@ -113,48 +114,52 @@ def check(
     return blueprint, params, names
 
 
-def arrays(source: Source, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
+def load_model(source: ModelFolder, config: Any, mesh: Mesh | None, layout: Layout | None, dtype: str | None) -> Any:
     """The model with its weights; of `dtype`, if not of the files' own."""
-    blueprint, params, names = check(source, config, mesh, layout)
+    blueprint, params, names = check_folder(source, config)
     weights = source.weights
-    dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else checked_dtypes(params, weights, names)
-    region = None if mesh is None else Region(mesh, layout)  # type: ignore[arg-type]
-    places = {path: _sharding(own, region) for path, own in params.items()}
+    dtypes = dict.fromkeys(params, np.dtype(dtype)) if dtype else dtypes_of(params, weights, names)
+    region = None if mesh is None or layout is None else Region(mesh, layout)
+    blueprint = blueprint if region is None else blueprint.on(region.mesh, region.layout)
+    shardings = {path: _sharding(param, region) for path, param in params.items()}
 
-    def made(path: Sequence[Any], leaf: Any) -> Any:
+    def load_weight(path: Sequence[Any], leaf: Any) -> Any:
         if not isinstance(leaf, Weight):
             return leaf
-        own = params[written(path)]
+        name = written(path)
+        param = params[name]
 
         def read(index: Sequence[slice]) -> np.ndarray:
-            return own.read(index, weights, names, dtypes[written(path)])
+            return param.read(index, weights, names, dtypes[name])
 
-        return parameter(_placed(own.dims.sizes, places[written(path)], read), own.dims)
+        return parameter(_read_sharded(param.dims.sizes, shardings[name], read), param.dims)
 
-    return jax.tree_util.tree_map_with_path(made, blueprint)
+    return jax.tree_util.tree_map_with_path(load_weight, blueprint)
 
 
-def _sharding(own: Parameter, region: Region | None) -> NamedSharding | None:
+def _sharding(param: Parameter, region: Region | None) -> NamedSharding | None:
     """How the layout stores a parameter."""
     if region is None:
         return None
-    return sharding_of(own.dims, "params", region)
+    return sharding_of(param.dims, "params", region)
 
 
-def _placed(shape: Sequence[int], place: NamedSharding | None, read: Callable[[Sequence[slice]], np.ndarray]) -> Any:
-    """An array of which each processor reads its own slice; equal slices of one host are read once."""
-    if place is None:
+def _read_sharded(
+    shape: Sequence[int], sharding: NamedSharding | None, read: Callable[[Sequence[slice]], np.ndarray]
+) -> Any:
+    """An array of which each processor reads its slice; equal ones are read once."""
+    if sharding is None:
         return jax.device_put(read([slice(0, size) for size in shape]))
     devices: dict[Any, list[Any]] = {}
-    for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
+    for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
         ends = tuple(part.indices(size)[:2] for part, size in zip(index or (), shape, strict=True))
         devices.setdefault(ends, []).append(device)
     pieces = []
-    for ends, own in devices.items():
+    for ends, holders in devices.items():
         values = read([slice(*part) for part in ends])
-        pieces += [jax.device_put(values, device) for device in own]
+        pieces += [jax.device_put(values, device) for device in holders]
         del values  # no more than one slice is held beside what has been placed
-    return jax.make_array_from_single_device_arrays(tuple(shape), place, pieces)
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, pieces)
 
 
 def _check_copies(weights: Weights, copies: Mapping[str, str], names: Mapping[str, str]) -> None:
@@ -180,7 +185,7 @@ def _is_equal(weights: Weights, one: str, other: str) -> bool:
     return all(np.array_equal(weights.read(one, part), weights.read(other, part)) for part in ranges)
 
 
-def _check_extra(source: Source, known: set[str]) -> None:
+def _check_extra(source: ModelFolder, known: set[str]) -> None:
     """Raises where there is a tensor that no part of the model takes."""
     stored = source.weights.stored
     for name in stored:

@@ -1,4 +1,4 @@
-"""Which tensors of a file hold which parameter of a model: one description of each, for reading and for writing.
+"""Which tensors of a file hold which parameter: one table for both directions.
 
 Imports the language and `files`. A parameter has the dims of the model, those of all layers stacked; the file has one
 tensor for each layer, its dims in another order, some joined to one axis, some tensors joined to one.
@@ -19,7 +19,7 @@ from .files import Weights, WeightsError
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A parameter and the tensors that hold it.
 
     `dims` are the axes of one such tensor, `*` between dims that are joined to one axis; what the model has no dim for
@@ -38,17 +38,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a model as it lies in a file."""
+    """A parameter of a model and how it is stored in a file."""
 
-    entry: Entry
+    entry: FileEntry
     dims: Shape
 
     @property
     def axes(self) -> list[list[Dim]]:
         """The dims of each axis of the file's tensor."""
         names = [axis.split("*") for axis in self.entry.dims.split()]
-        found = [[self.dims.find(name) for name in axis if self.dims.has(name)] for axis in names]
-        return [axis for axis in found if axis]
+        axes = [[self.dims.find(name) for name in axis if self.dims.has(name)] for axis in names]
+        return [axis for axis in axes if axis]
 
     @property
     def counted(self) -> list[Dim]:
@@ -79,33 +79,33 @@ class Parameter:
     def read(self, index: Sequence[slice], weights: Weights, names: Mapping[str, str], dtype: np.dtype) -> np.ndarray:
         """A slice of the parameter; only what it holds is read. Padding is zero."""
         wanted = {dim.name: range(*part.indices(dim.size)) for dim, part in zip(self.dims, index, strict=True)}
-        found = np.zeros([len(part) for part in wanted.values()], dtype)
+        values = np.zeros([len(part) for part in wanted.values()], dtype)
         inside = [dim for axis in self.axes for dim in axis]
         order = [self.dims.names.index(dim.name) for dim in (*self.counted, *inside)]
-        in_files_order = found.transpose(order)
-        stretches = [list(_stretches(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
+        in_files_order = values.transpose(order)
+        ranges = [list(_file_ranges(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
         shift = self.entry.part * (self.shape[-1] // self.entry.parts)
-        stretches[-1] = [(_shifted(part, shift), targets) for part, targets in stretches[-1]]
+        ranges[-1] = [(slice(part.start + shift, part.stop + shift), targets) for part, targets in ranges[-1]]
         for places in itertools.product(*(wanted[dim.name] for dim in self.counted)):
             name = self.name(places)
             at = [place - wanted[dim.name].start for place, dim in zip(places, self.counted, strict=True)]
-            for block in itertools.product(*stretches):
+            for block in itertools.product(*ranges):
                 index_there: tuple[Any, ...] = (*at, *(part for _, targets in block for part in targets))
                 target = in_files_order[index_there]
                 read = weights.read(names.get(name, name), [part for part, _ in block])
                 target[...] = read.reshape(target.shape)
-        return found
+        return values
 
-    def laid_out(self, layer: np.ndarray) -> np.ndarray:
-        """One tensor of the file, or its part of one, from the parameter's values at some places."""
+    def to_file(self, layer: np.ndarray) -> np.ndarray:
+        """One tensor of the file, or its part of one, from values at some places."""
         left = [dim for dim in self.dims if dim not in self.counted]
         inside = [dim for axis in self.axes for dim in axis]
         values = layer[tuple(slice(dim.count) for dim in left)].transpose([left.index(dim) for dim in inside])
         return values.reshape([math.prod(dim.count for dim in axis) for axis in self.axes])
 
 
-def _stretches(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:
-    """The unbroken stretches of an axis that hold the wanted places of its dims; and where each goes among those."""
+def _file_ranges(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:
+    """The ranges of an axis that hold the wanted places of its dims; where each goes."""
     ends = [min(part.stop, dim.count) for dim, part in zip(dims, wanted, strict=True)]
     held = [range(part.start, max(end, part.start)) for part, end in zip(wanted, ends, strict=True)]
     if not all(held):
@@ -122,14 +122,10 @@ def _stretches(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[s
         yield slice((start + held[last].start) * inner, (start + held[last].stop) * inner), targets + rest
 
 
-def _shifted(part: slice, by: int) -> slice:
-    return slice(part.start + by, part.stop + by)
-
-
 # All parameters of a model.
 
 
-def parameters(blueprint: Any, entries: Sequence[Entry], model_type: str) -> dict[str, Parameter]:
+def parameters(blueprint: Any, entries: Sequence[FileEntry], model_type: str) -> dict[str, Parameter]:
     """The parameters of a model without values, by path; each has one entry."""
     leaves = jax.tree_util.tree_leaves_with_path(blueprint)
     dims = {written(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
@@ -143,50 +139,52 @@ def parameters(blueprint: Any, entries: Sequence[Entry], model_type: str) -> dic
     return {path: Parameter(entry, dims[path]) for path, entry in named.items()}
 
 
-def checked_dtypes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str]) -> dict[str, np.dtype]:
+def dtypes_of(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str]) -> dict[str, np.dtype]:
     """The dtype of each parameter's tensors; all layers must have the same."""
-    found = {}
+    dtypes = {}
     for path, parameter in params.items():
-        own = [weights.stored[names.get(name, name)] for name in parameter.names()]
-        if other := next((tensor for tensor in own if tensor.dtype != own[0].dtype), None):
+        first, *others = (weights.stored[names.get(name, name)] for name in parameter.names())
+        if other := next((tensor for tensor in others if tensor.dtype != first.dtype), None):
             raise WeightsError(
-                f"tensor `{own[0].name}` holds {own[0].dtype} and `{other.name}` {other.dtype}; layers are stacked",
+                f"tensor `{first.name}` holds {first.dtype} and `{other.name}` {other.dtype}; layers are stacked",
                 state=f"file: {weights.where(other.name)}",
                 fix="say which they shall have, e.g. `load(folder, param_dtype='float32')`",
             )
-        found[path] = own[0].dtype
-    return found
+        dtypes[path] = first.dtype
+    return dtypes
 
 
 def check_shapes(params: Mapping[str, Parameter], weights: Weights, names: Mapping[str, str], state: str) -> None:
     """Raises where a tensor is missing or has another shape than the model's."""
     for parameter in params.values():
         for name in parameter.names():
-            found = weights.stored.get(names.get(name, name))
-            if found is None:
+            tensor = weights.stored.get(names.get(name, name))
+            if tensor is None:
                 raise WeightsError(
                     f"there is no tensor `{name}` in {weights.where(name)}",
                     state=state,
                     fix="fetch the weights again; or `config.json` belongs to another model",
                 )
-            if found.shape != parameter.shape:
+            if tensor.shape != parameter.shape:
                 wanted = f"{list(parameter.shape)} ({parameter.entry.dims})"
                 raise WeightsError(
-                    f"tensor `{found.name}` in {weights.where(found.name)} has shape {list(found.shape)}, "
+                    f"tensor `{tensor.name}` in {weights.where(tensor.name)} has shape {list(tensor.shape)}, "
                     f"and the model wants {wanted}",
                     state=state,
                     fix="fetch the weights again; or `config.json` belongs to another model",
                 )
 
 
-def to_store(params: Mapping[str, Parameter], dtypes: Mapping[str, np.dtype]) -> dict[str, list[tuple[str, Any]]]:
-    """For each tensor to be written the parameters and places it is made of, in the order they are joined in."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+def tensors_to_write(
+    params: Mapping[str, Parameter], dtypes: Mapping[str, np.dtype]
+) -> dict[str, list[tuple[str, Any]]]:
+    """The parameters and places each tensor is made of, in the order they are joined."""
+    made_of: dict[str, list[tuple[str, Any]]] = {}
     for path, parameter in sorted(params.items(), key=lambda item: item[1].entry.part):
         for places in parameter.places():
-            found.setdefault(parameter.name(places), []).append((path, places))
-    in_files_order = sorted(found, key=lambda name: (-dtypes[found[name][0][0]].itemsize, _natural(name)))
-    return {name: found[name] for name in in_files_order}
+            made_of.setdefault(parameter.name(places), []).append((path, places))
+    in_files_order = sorted(made_of, key=lambda name: (-dtypes[made_of[name][0][0]].itemsize, _natural(name)))
+    return {name: made_of[name] for name in in_files_order}
 
 
 def _natural(name: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""From a model to a folder: the architecture it has the form of, then one tensor of the file after another.
+"""From a model to a folder, in the form of its architecture, tensor by tensor.
 
 Imports the architectures, `mapping` and `files`.
 """
@@ -21,17 +21,17 @@ from .companions import copy_beside, keys_beside
 from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
 from .llama import LLAMA
-from .mapping import Parameter, parameters, to_store
+from .mapping import Parameter, parameters, tensors_to_write
 from .switch import SWITCH
 from .t5 import T5
 
 
-def written(
+def save_model(
     model: Any, folder: Path, shard_bytes: int, keys: Mapping[str, Any], like: Path | None, tokenizer: bool
 ) -> None:
     """Writes the folder; of many processes the first does, and all wait for it."""
     config = _config_of(model)
-    architecture = _form_of(config)
+    architecture = _architecture_of(config)
     architecture.check_fixed(config)
     of_config = architecture.keys(config)
     beside = {} if like is None else keys_beside(like, architecture, of_config)
@@ -40,15 +40,15 @@ def written(
     check_free(folder)
     wait_for_all(f"before saving {folder.name}")  # or a quick one would be done before a slow one has looked
     dtypes = {path: array.dtype for path, array in arrays.items()}
-    made_of = to_store(params, dtypes)
+    made_of = tensors_to_write(params, dtypes)
     made_of |= {copy: made_of[original] for copy, original in architecture.repeated(config).items()}
-    _check_joined(made_of, dtypes)
+    _check_one_dtype(made_of, dtypes)
     tensors = [Stored(name, arrays[parts[0][0]].dtype, params[parts[0][0]].shape) for name, parts in made_of.items()]
 
     def values() -> Iterator[np.ndarray]:
         for parts in made_of.values():
-            laid_out = [params[path].laid_out(_at(arrays[path], places)) for path, places in parts]
-            yield laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
+            pieces = [params[path].to_file(_gather(arrays[path], places)) for path, places in parts]
+            yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
 
     head = {
         "architectures": [architecture.class_name],
@@ -74,7 +74,7 @@ def _config_of(model: Any) -> Any:
     return config
 
 
-def _form_of(config: Any) -> Architecture:
+def _architecture_of(config: Any) -> Architecture:
     """The architecture whose form the model has, or nearly has."""
     if isinstance(config, Seq2SeqConfig):
         return SWITCH if config.experts else T5
@@ -88,23 +88,23 @@ def _form_of(config: Any) -> Architecture:
 
 
 def _arrays_of(model: Any, params: Mapping[str, Parameter]) -> dict[str, Any]:
-    found = {path: leaf.array for path, leaf in by_path(model).items()}
-    check_values(list(found.values()))
-    if adapted := next((path for path in params if path not in found and f"{path}.down" in found), None):
+    arrays = {path: leaf.array for path, leaf in by_path(model).items()}
+    check_values(list(arrays.values()))
+    if adapted := next((path for path in params if path not in arrays and f"{path}.down" in arrays), None):
         raise WeightsError(f"weight `{adapted}` has an adapter", fix="fold it in first: `nn.lora.merge(model)`")
     for path, parameter in params.items():
-        if path not in found or found[path].shape != parameter.dims.sizes:
+        if path not in arrays or arrays[path].shape != parameter.dims.sizes:
             raise WeightsError(
                 f"the model has no weight `{path}` of [{parameter.dims}]", fix="give a model as `models.init` makes it"
             )
-        if found[path].dtype not in DTYPES.values():
+        if arrays[path].dtype not in DTYPES.values():
             raise WeightsError(
-                f"weight `{path}` holds {found[path].dtype}", fix=f"cast it to {', '.join(map(str, DTYPES.values()))}"
+                f"weight `{path}` holds {arrays[path].dtype}", fix=f"cast it to {', '.join(map(str, DTYPES.values()))}"
             )
-    return found
+    return arrays
 
 
-def _check_joined(made_of: Mapping[str, Sequence[tuple[str, Any]]], dtypes: Mapping[str, np.dtype]) -> None:
+def _check_one_dtype(made_of: Mapping[str, Sequence[tuple[str, Any]]], dtypes: Mapping[str, np.dtype]) -> None:
     """Raises where weights of several dtypes were to be one tensor."""
     for name, parts in made_of.items():
         paths = [path for path, _ in parts]
@@ -115,13 +115,13 @@ def _check_joined(made_of: Mapping[str, Sequence[tuple[str, Any]]], dtypes: Mapp
             )
 
 
-def _at(array: Any, places: Sequence[int]) -> np.ndarray:
+def _gather(array: Any, places: Sequence[int]) -> np.ndarray:
     """The values at some places of the first dims, whole on this host."""
-    place = array.sharding
-    whole = NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else None
-    return np.asarray(_gather(whole)(array, tuple(places)).addressable_data(0))
+    sharding = array.sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
+    return np.asarray(_compile_gather(whole)(array, tuple(places)).addressable_data(0))
 
 
 @functools.cache
-def _gather(whole: NamedSharding | None) -> Callable[[Any, tuple[int, ...]], Any]:
+def _compile_gather(whole: NamedSharding | None) -> Callable[[Any, tuple[int, ...]], Any]:
     return jax.jit(lambda array, places: array[places], out_shardings=whole)

@@ -13,14 +13,14 @@ from typing import Any
 from ..models import Seq2SeqConfig
 from ..nn.moe import slots_for
 from . import t5
-from .architecture import NAMES, Architecture, Keys
+from .architecture import ACTIVATION_NAMES, Architecture, Keys
 from .files import WeightsError
-from .mapping import Entry
+from .mapping import FileEntry
 
 
 def _every(keys: Keys, layers: int) -> int:
     """Every how many layers there is one with experts, by the library's own rule."""
-    found = []
+    steps = []
     for key in ("num_sparse_encoder_layers", "num_sparse_decoder_layers"):
         count = keys.size(key, 3)
         step = layers // count if count else layers
@@ -30,24 +30,24 @@ def _every(keys: Keys, layers: int) -> int:
                 f"`{key}` is {count} of {layers} layers in {keys.path}: layers {sparse} have experts, counted from 0",
                 fix="only models with experts in every layer, or in every second one, are read",
             )
-        found.append(step)
-    if found[0] != found[1]:
+        steps.append(step)
+    if steps[0] != steps[1]:
         raise WeightsError(
-            f"the encoder has experts in every {found[0]} layers and the decoder in every {found[1]} in {keys.path}",
+            f"the encoder has experts in every {steps[0]} layers and the decoder in every {steps[1]} in {keys.path}",
             fix="only models with as many in both are read",
         )
-    return found[0]
+    return steps[0]
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("router_bias", False)
     keys.must_be("router_dtype", "float32")
-    found = t5.sizes(keys)
+    sizes = t5.sizes(keys)
     experts = keys.size("num_experts", 8)
     return {
-        **found,
+        **sizes,
         "experts": experts,
-        "every": _every(keys, found["layers"]),
+        "every": _every(keys, sizes["layers"]),
         "capacity": float(experts),
         "length": keys.size("expert_capacity", 64),
         "max_length": keys.size("expert_capacity", 64),
@@ -66,14 +66,14 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
     if config.tied and not config.tied_scale:
         raise SWITCH.no_form(config, "tied_scale", True)
     sparse = config.layers // config.every
-    return t5.sizes_written(config) | {
+    return t5.size_keys(config) | {
         "num_experts": config.experts,
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
         "expert_capacity": slots_for(
             config.max_length or config.length, config.experts, config.gating, config.capacity
         ),
-        "dense_act_fn": NAMES[config.activation],
+        "dense_act_fn": ACTIVATION_NAMES[config.activation],
         "router_jitter_noise": config.jitter,
         "router_aux_loss_coef": config.balance_loss,
         "router_z_loss_coef": config.router_z_loss,
@@ -82,20 +82,20 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
     }
 
 
-def _entries(config: Seq2SeqConfig) -> list[Entry]:
+def _entries(config: Seq2SeqConfig) -> list[FileEntry]:
     every, numbers = config.every, range(config.layers)
     sparse = [i for i in numbers if i % every == every - 1]
     plain = [i for i in numbers if i not in sparse]
-    found = t5.around(config)
+    entries = t5.outer_entries(config)
     for stack, place in t5.stacks(config):
-        found += t5.attentions(stack, "layers", sparse) + _experts(stack, sparse, place)
+        entries += t5.attention_entries(stack, "layers", sparse) + _expert_entries(stack, sparse, place)
         if plain:
-            found += t5.attentions(stack, "dense", plain)
-            found += t5.dense(stack, "dense", plain, place, {"w_in": "mlp.wi", "w_out": "mlp.wo"})
-    return found
+            entries += t5.attention_entries(stack, "dense", plain)
+            entries += t5.feed_forward_entries(stack, "dense", plain, place, {"w_in": "mlp.wi", "w_out": "mlp.wo"})
+    return entries
 
 
-def _experts(stack: str, layers: list[int], place: str) -> list[Entry]:
+def _expert_entries(stack: str, layers: list[int], place: str) -> list[FileEntry]:
     names: Mapping[str, tuple[str, str]] = {
         "feed_forward_norm.scale": ("layer_norm.weight", "d_model"),
         "feed_forward.gate": ("mlp.router.classifier.weight", "router d_model"),
@@ -103,7 +103,8 @@ def _experts(stack: str, layers: list[int], place: str) -> list[Entry]:
         "feed_forward.w_out": ("mlp.experts.expert_{experts}.wo.weight", "d_model d_ff"),
     }
     return [
-        Entry(f"{stack}.layers.{path}", f"{place}.{name}", dims, tuple(layers)) for path, (name, dims) in names.items()
+        FileEntry(f"{stack}.layers.{path}", f"{place}.{name}", dims, tuple(layers))
+        for path, (name, dims) in names.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""T5: 1.0, whose logits are made with the embedding, and 1.1 and Flan, which have a gate and a table of their own.
+"""T5: 1.0, with tied embeddings, and 1.1 and Flan, gated (GEGLU) and not tied.
 
 Imports `architecture` and `mapping`. What Switch Transformers share with T5 is here too.
 """
@@ -9,7 +9,7 @@ from typing import Any
 from ..models import Seq2SeqConfig
 from .architecture import ACTIVATIONS, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
-from .mapping import Entry
+from .mapping import FileEntry
 
 # `gelu` behind a gate is the other one, approximated by a tanh; so it is only where there is no gate.
 _FEED_FORWARD = {
@@ -40,7 +40,7 @@ def sizes(keys: Keys) -> dict[str, Any]:
             fix="only models with as many layers in both are read",
         )
     keys.must_be("is_encoder_decoder", True)
-    padding = None if keys.found.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
+    padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
     return {
         "layers": layers,
         "d_model": keys.size("d_model"),
@@ -57,7 +57,7 @@ def sizes(keys: Keys) -> dict[str, Any]:
     }
 
 
-def sizes_written(config: Seq2SeqConfig) -> dict[str, Any]:
+def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
     """The keys of those fields."""
     return {
         "num_layers": config.layers,
@@ -105,9 +105,9 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
     written["gelu_tanh", True] = "gated-gelu"
     if (config.activation, config.gated) not in written:
         raise T5.no_form(config, "activation", "gelu_tanh")
-    found = sizes_written(config) | {"feed_forward_proj": written[config.activation, config.gated]}
-    found["n_positions"] = config.max_positions
-    return found if not config.tied or config.tied_scale else found | {"scale_decoder_outputs": False}
+    keys = size_keys(config) | {"feed_forward_proj": written[config.activation, config.gated]}
+    keys["n_positions"] = config.max_positions
+    return keys if not config.tied or config.tied_scale else keys | {"scale_decoder_outputs": False}
 
 
 def stacks(config: Seq2SeqConfig) -> list[tuple[str, str]]:
@@ -115,40 +115,42 @@ def stacks(config: Seq2SeqConfig) -> list[tuple[str, str]]:
     return [("encoder", "encoder.block.{layers}.layer.1"), ("decoder", "decoder.block.{layers}.layer.2")]
 
 
-def attentions(stack: str, part: str, layers: Sequence[int]) -> list[Entry]:
+def attention_entries(stack: str, part: str, layers: Sequence[int]) -> list[FileEntry]:
     """All of some layers but the feed-forward part and its norm."""
-    own, block = f"{stack}.{part}", f"{stack}.block.{{layers}}.layer"
-    found = [("attention", f"{block}.0", "SelfAttention")]
-    found += [("memory_attention", f"{block}.1", "EncDecAttention")] if stack == "decoder" else []
+    ours, block = f"{stack}.{part}", f"{stack}.block.{{layers}}.layer"
+    attentions = [("attention", f"{block}.0", "SelfAttention")]
+    attentions += [("memory_attention", f"{block}.1", "EncDecAttention")] if stack == "decoder" else []
     entries = []
-    for name, place, module in found:
-        norm = f"{own}.{name.replace('attention', 'norm') if 'memory' in name else 'attention_norm'}.scale"
-        entries.append(Entry(norm, f"{place}.layer_norm.weight", "d_model", tuple(layers)))
+    for name, place, module in attentions:
+        norm = f"{ours}.{name.replace('attention', 'norm') if 'memory' in name else 'attention_norm'}.scale"
+        entries.append(FileEntry(norm, f"{place}.layer_norm.weight", "d_model", tuple(layers)))
         for letter in "qkv":
             weight = f"{place}.{module}.{letter}.weight"
-            entries.append(Entry(f"{own}.{name}.{letter}", weight, "heads*d_kv d_model", tuple(layers)))
-        entries.append(Entry(f"{own}.{name}.o", f"{place}.{module}.o.weight", "d_model heads*d_kv", tuple(layers)))
+            entries.append(FileEntry(f"{ours}.{name}.{letter}", weight, "heads*d_kv d_model", tuple(layers)))
+        entries.append(FileEntry(f"{ours}.{name}.o", f"{place}.{module}.o.weight", "d_model heads*d_kv", tuple(layers)))
     return entries
 
 
-def dense(stack: str, part: str, layers: Sequence[int], place: str, names: dict[str, str]) -> list[Entry]:
+def feed_forward_entries(
+    stack: str, part: str, layers: Sequence[int], place: str, names: dict[str, str]
+) -> list[FileEntry]:
     """The plain feed-forward part of some layers, and its norm."""
-    own = f"{stack}.{part}"
+    ours = f"{stack}.{part}"
     dims = {"w_in": "d_ff d_model", "w_gate": "d_ff d_model", "w_out": "d_model d_ff"}
-    norm = Entry(f"{own}.feed_forward_norm.scale", f"{place}.layer_norm.weight", "d_model", tuple(layers))
+    norm = FileEntry(f"{ours}.feed_forward_norm.scale", f"{place}.layer_norm.weight", "d_model", tuple(layers))
     return [norm] + [
-        Entry(f"{own}.feed_forward.{weight}", f"{place}.{name}.weight", dims[weight], tuple(layers))
+        FileEntry(f"{ours}.feed_forward.{weight}", f"{place}.{name}.weight", dims[weight], tuple(layers))
         for weight, name in names.items()
     ]
 
 
-def around(config: Seq2SeqConfig) -> list[Entry]:
-    """The tables of words, the last norms, and the biases by distance, which only the first layer has."""
+def outer_entries(config: Seq2SeqConfig) -> list[FileEntry]:
+    """The embeddings, the last norms, and the relative position biases of layer 0."""
     bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    entries = [Entry("embedding.table", "shared.weight", "vocab d_model")]
+    entries = [FileEntry("embedding.table", "shared.weight", "vocab d_model")]
     for stack in ("encoder", "decoder"):
-        entries.append(Entry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
-        entries.append(Entry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
+        entries.append(FileEntry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
+        entries.append(FileEntry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
     return with_softmax(config, entries)
 
 
@@ -157,15 +159,17 @@ def copies(config: Seq2SeqConfig) -> dict[str, str]:
     return {**dict.fromkeys(stacks, "shared.weight"), **tied_copy("shared.weight")(config)}
 
 
-def _entries(config: Seq2SeqConfig) -> list[Entry]:
+def _entries(config: Seq2SeqConfig) -> list[FileEntry]:
     plain = {"w_in": "wi", "w_out": "wo"}
     names = {"w_gate": "wi_0", "w_in": "wi_1", "w_out": "wo"} if config.gated else plain
     names = {weight: f"DenseReluDense.{name}" for weight, name in names.items()}
     layers = range(config.layers)
-    found = around(config)
+    entries = outer_entries(config)
     for stack, place in stacks(config):
-        found += attentions(stack, "layers", layers) + dense(stack, "layers", layers, place, names)
-    return found
+        entries += attention_entries(stack, "layers", layers) + feed_forward_entries(
+            stack, "layers", layers, place, names
+        )
+    return entries
 
 
 # Some files have a bias by distance for what the decoder takes from the encoder; no model ever used it.

@@ -1,8 +1,8 @@
-"""The architectures that can be read and written, by Hugging Face's name for them."""
+"""The architectures that can be read and written, by their `model_type`."""
 
 from .gpt2 import GPT2
 from .llama import LLAMA
 from .switch import SWITCH
 from .t5 import T5
 
-ARCHITECTURES = {each.model_type: each for each in (T5, GPT2, LLAMA, SWITCH)}
+ARCHITECTURES = {family.model_type: family for family in (T5, GPT2, LLAMA, SWITCH)}

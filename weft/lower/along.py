@@ -1,4 +1,4 @@
-"""One dim that an op goes along: where it stands in a tensor, how it is split, and which places a processor holds."""
+"""One dim that an op goes along: its position, its axes, its local places."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,10 @@ ANYTHING = object()  # for the padding of an op whose values do not depend on it
 
 
 class Along:
-    """The dim `over` of a tensor; an op that can go along padding says what to put there, or `ANYTHING`."""
+    """The dim `over` of a tensor, which an op goes along.
+
+    An op that can go along padding says what to put there, or `ANYTHING`.
+    """
 
     def __init__(self, x: Any, over: Any, what: str, *, padding: Any = None):
         self.x = need_tensor(x, what)
@@ -35,7 +38,10 @@ class Along:
         self.ways = self.meeting.ways(self.dim)
 
     def rearranged(self, size: int) -> "Along":
-        """The same for an op that only rearranges values, which leaves the dim with this size: storage stays."""
+        """The same for an op that only rearranges values along the dim.
+
+        It leaves the dim with this size, and a parameter stored as it is.
+        """
         self._take(meet([self.x], into=self.resized(size), along=self.dim))
         return self
 
@@ -58,7 +64,7 @@ class Along:
         return result(array, self.x.dims, self.meeting.region)
 
     def replaced(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
-        """The tensor of an array in which the dim is gone, or stands whole under other names."""
+        """The tensor of an array without the dim, or with whole ones in its place."""
         placed = self.meeting.placement(self.x.dims)
         at = self.position
         dims = Shape([*self.x.dims[:at], *new, *self.x.dims[at + 1 :]])
@@ -66,6 +72,9 @@ class Along:
 
 
 def places(dim: Dim | str, dims: Sequence[Dim], axes: Axes, own: int) -> Any:
-    """The places in the whole of this processor's slice of a dim, as an array that stands along it among `dims`."""
+    """The global indices of this processor's slice of a dim.
+
+    As an array that broadcasts with one of the dims `dims`.
+    """
     found = next(d for d in dims if d.name == (dim.name if isinstance(dim, Dim) else dim))
     return aligned(jnp.arange(own) + first_place(axes, own), [found], dims)

@@ -3,6 +3,25 @@
 Works on local arrays and mesh axes; knows no dims. JAX types every value inside a region with the axes it varies
 over (`varying`). A sum over an axis its operand does not vary over would multiply silently, so every collective
 here first makes its operand vary (`as_varying`).
+
+Where gradients are summed over processors. Almost always JAX does it, as the transpose of what the forward pass does:
+
+1. A value that is equal over an axis meets one that varies over it (`meet.Meeting.run`): it is cast by `as_varying`,
+   whose transpose is an all-reduce. The cast stands where the value was made (`level_of`), once however often it is
+   used, so that weights used in a loop are summed once, after it.
+2. A parameter stored split (FSDP, the `params.` rules) is gathered where it is used (`meet.Meeting.run`): the
+   transpose of `all_gather` is a reduce-scatter, and the gradient leaves as the parameter is stored.
+
+By hand, because no transpose does it:
+
+3. With `sum_dtype` the same sums travel in another dtype than the values (`meet._sum_in`).
+4. Where optimizer state is stored finer than its parameter (ZeRO-1, the `optimizer.` rules), the gradient is
+   reduce-scattered to the slice that is updated (`spmd.step`).
+5. What is differentiated by is a copy on every processor, gathered inside the region, and each copy has a part of the
+   gradient: an all-reduce (`spmd.gradients`).
+
+Nothing is summed where all processors do the same with a gathered value (`all_gather_equal`: the gradient is a slice),
+or take their slices of an equal one (`own_slice`: the gradient is an all-gather).
 """
 
 import contextlib
@@ -16,12 +35,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state, set_current_trace
 
+from ..compat import trace_of
+from ..compat import varying as varying  # asked for together with the collectives
 from ..layout import Axes
-
-
-def varying(array: Any) -> frozenset[str]:
-    """The axes over which JAX types this value as varying."""
-    return jax.typeof(array).manual_axis_type.varying
 
 
 def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
@@ -30,19 +46,25 @@ def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
     Work on a value closed over by a loop body then lands before the loop, and its gradient is summed once, after it.
     """
     if isinstance(array, jax.core.Tracer):
-        return set_current_trace(array._trace)
+        return set_current_trace(trace_of(array))
     return contextlib.nullcontext()
 
 
 def is_level_of(array: Any) -> bool:
-    """Whether what is traced now is traced where `array` was made, and not in a loop or a recomputed part inside."""
+    """Whether what is traced now is traced where `array` was made.
+
+    And not in a loop, or a recomputed part, inside of that.
+    """
     now = get_opaque_trace_state()
     with level_of(array):
         return now == get_opaque_trace_state()
 
 
 def as_varying(array: Any, axes: Any) -> Any:
-    """The same value, typed as varying over these axes too; the transpose of this is the gradient's sum."""
+    """The same value, typed as varying over these axes too.
+
+    The transpose of this is the gradient's sum: an all-reduce.
+    """
     missing = tuple(sorted(set(axes) - varying(array)))
     return lax.pcast(array, missing, to="varying") if missing else array
 
@@ -53,7 +75,10 @@ def index(axes: Axes) -> Any:
 
 
 def first_place(axes: Axes, own: int) -> Any:
-    """The place in the whole of the first of `own` places that this processor holds of a dim split over these axes."""
+    """The global index of the first of `own` places this processor holds.
+
+    Of a dim that is split over these axes.
+    """
     return index(axes) * own if axes else 0
 
 
@@ -61,15 +86,18 @@ def all_reduce(array: Any, axes: Axes) -> Any:
     """The sum over these axes, on every processor; of booleans whether any is true."""
     if not axes:
         return array
-    return _summed(array, axes, lambda numbers: lax.psum(numbers, axes))
+    return _sum(array, axes, lambda numbers: lax.psum(numbers, axes))
 
 
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
-    """The sum over these axes, each processor keeping its slice of one dim; of booleans whether any is true."""
-    return _summed(array, axes, lambda numbers: lax.psum_scatter(numbers, axes, scatter_dimension=position, tiled=True))
+    """The sum over these axes, of which each processor keeps its slice.
+
+    Of booleans, whether any is true.
+    """
+    return _sum(array, axes, lambda numbers: lax.psum_scatter(numbers, axes, scatter_dimension=position, tiled=True))
 
 
-def _summed(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
+def _sum(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
     if array.dtype != bool:
         return send(as_varying(array, axes))
     counts = array.astype("uint8" if lax.axis_size(axes) < 256 else "int32")
@@ -77,15 +105,18 @@ def _summed(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
 
 
 def all_gather(array: Any, axes: Axes, position: int) -> Any:
-    """The slices of all processors along these axes, joined; the gradient is a reduce-scatter.
+    """The slices of all processors along these axes, concatenated.
 
-    The result is the same everywhere but typed as varying: see `all_gather_equal`.
+    The gradient is a reduce-scatter. The result is the same everywhere but typed as varying: see `all_gather_equal`.
     """
     return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True)
 
 
 def all_gather_equal(array: Any, axes: Axes, position: int) -> Any:
-    """As `all_gather`, typed as equal on all processors; the gradient is a slice, and nothing is sent."""
+    """As `all_gather`, typed as equal on all processors.
+
+    The gradient is a slice, and nothing is sent for it.
+    """
     return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True, to="invarying")
 
 
@@ -95,13 +126,16 @@ def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
 
 
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
-    """What the first processor of each pair holds, on the second; zeros on those that are second in none."""
-    ordered, numbers = _numbered(axes)
+    """What the first processor of each pair holds, on the second.
+
+    Zeros on those that are second in none.
+    """
+    ordered, numbers = _in_mesh_order(axes)
     return lax.ppermute(as_varying(array, axes), ordered, [(numbers[a], numbers[b]) for a, b in pairs])
 
 
-def _numbered(axes: Axes) -> tuple[Axes, list[int]]:
-    """These axes in the mesh's order, and what each processor's number along `axes` is there.
+def _in_mesh_order(axes: Axes) -> tuple[Axes, list[int]]:
+    """These axes in the mesh's order, and each processor's number there.
 
     A permute of JAX counts processors in the mesh's order, in whatever order it is given the axes.
     """
@@ -138,16 +172,20 @@ def _own_slice_of_equal(array: Any, axes: Axes, position: int, ways: int) -> Any
 
 
 def from_first(array: Any, axes: Axes) -> Any:
-    """A value known to be equal over these axes but typed as varying, retyped; costs an all-reduce."""
+    """A value that is equal over these axes but typed as varying, retyped.
+
+    Costs an all-reduce.
+    """
     is_first = index(axes) == 0
     masked = jnp.where(is_first, array, jnp.zeros_like(array))
     return from_holder(lambda a: all_reduce(a, axes), masked, axes)
 
 
 def from_holder(send: Callable[[Any], Any], array: Any, axes: Axes) -> Any:
-    """`send`, a sum over these axes, of an array that at each place is zero on all processors but one: its very bits.
+    """`send`, a sum over axes, of what only one processor holds: its very bits.
 
-    A sum of floats may begin with 0, and 0 + -0 is 0; so bits are sent, as integers. The gradient is that of the sum.
+    At each place the array is zero on all processors along the axes but one. A sum of floats may begin with 0, and 0
+    + -0 is 0; so bits are sent, as integers. The gradient is that of the sum.
     """
     if not axes or not jnp.issubdtype(array.dtype, jnp.inexact):
         return send(array)
@@ -156,7 +194,7 @@ def from_holder(send: Callable[[Any], Any], array: Any, axes: Axes) -> Any:
     def exact(array: Any) -> Any:
         bits = _to_bits(array)
         pairs = _pairs(bits, lax.axis_size(axes))
-        return _from_bits(_unpacked(send(_packed(bits, pairs)), pairs), array.dtype)
+        return _from_bits(_unpack(send(_pack(bits, pairs)), pairs), array.dtype)
 
     @exact.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -180,20 +218,23 @@ def _from_bits(bits: Any, dtype: Any) -> Any:
 
 # GPUs add up no integers of 16 bits, and XLA would send twice as much. So two of them, side by side, go as one of 32.
 def _pairs(bits: Any, ways: int) -> int | None:
-    """The position along which 16-bit integers go in pairs that a scatter over so many ways leaves together."""
+    """The dim along which 16-bit integers go in pairs, or None.
+
+    A scatter over so many ways leaves the two of a pair together.
+    """
     if bits.dtype != "uint16":
         return None
     return next((i for i in reversed(range(bits.ndim)) if bits.shape[i] % (2 * ways) == 0), None)
 
 
-def _packed(bits: Any, position: int | None) -> Any:
+def _pack(bits: Any, position: int | None) -> Any:
     if position is None:
         return bits
     low, high = (lax.slice_in_dim(bits, i, None, 2, axis=position).astype("uint32") for i in range(2))
     return low | (high << 16)
 
 
-def _unpacked(bits: Any, position: int | None) -> Any:
+def _unpack(bits: Any, position: int | None) -> Any:
     if position is None:
         return bits
     both = jnp.stack([bits.astype("uint16"), (bits >> 16).astype("uint16")], axis=position + 1)
@@ -228,7 +269,10 @@ def all_min(array: Any, axes: Axes) -> Any:
 
 
 def largest(array: Any, axes: Axes) -> Any:
-    """The maximum over these axes where a NaN need not win (a shift before exp). Has no gradient."""
+    """The maximum over these axes where a NaN need not win (a shift before exp).
+
+    Has no gradient.
+    """
     return lax.pmax(as_varying(lax.stop_gradient(array), axes), axes) if axes else lax.stop_gradient(array)
 
 

@@ -1,9 +1,9 @@
-"""Exchanges along one split dim: each processor gets places of the whole that need not be its own slice.
+"""Halo exchange along one split dim: parts of the whole beyond a slice.
 
-`window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where the stretches lie alike
-around all slices the pieces come from neighbours by permutes of just what is needed; otherwise as few permutes as can
-be, each of whose processors gives and gets once. `picked` does that for places in any order. Where it is more than the
-whole, the whole is gathered.
+`window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where all windows stand alike
+around their slices, what they lack comes from neighbours by permutes of just that; otherwise by as few permutes as can
+be, in each of which a processor sends and gets once. `picked` does that for indices in any order. Where it would be
+more than the whole, the whole is gathered.
 """
 
 import bisect
@@ -22,8 +22,11 @@ from .collectives import all_gather, as_varying, index, permute, varying
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What one processor gets of one slice: where it starts there, where in the window, and how long it is."""
+class _Transfer:
+    """What one processor sends another, or keeps: a part of its slice.
+
+    It begins at `start` in the slice and at `offset` in the window of the other.
+    """
 
     source: int
     target: int
@@ -44,7 +47,7 @@ def window(
     fill: Any = 0,
     looked: Sequence[int] | None = None,
 ) -> Any:
-    """The stretch [starts[i], starts[i] + size) of the whole dim, on processor i along the axes.
+    """On processor i along the axes, [starts[i], starts[i] + size) of the dim.
 
     Outside the whole it holds the number `fill`; with `wraps` the dim goes round. Where only the places `looked` of it
     are looked at, in order, the others may hold anything.
@@ -59,60 +62,66 @@ def window(
         if sum(hop.last - hop.first for hop in hops if hop.is_sent) <= (ways - 1) * own:
             return _from_neighbours(array, position, axes, ways, hops, wraps, fill)
     else:
-        pieces = [p for i, start in enumerate(starts) for p in _pieces(i, start, size, own, ways, looked)]
-        rounds = _rounds(pieces)
-        sent = sum(max(piece.size for piece in together) for together in rounds)
-        cells = _cells(pieces)
+        transfers = [p for i, start in enumerate(starts) for p in _transfers_to(i, start, size, own, ways, looked)]
+        rounds = _rounds(transfers)
+        sent = sum(max(transfer.size for transfer in together) for together in rounds)
+        cells = _cells(transfers)
         if cells is not None and sum(cell.size for cell in cells if cell.is_sent) <= min(sent, (ways - 1) * own):
             return _from_cells(array, position, axes, cells, size, fill)
         if sent <= (ways - 1) * own:
-            made = _filled(array, position, size, fill)
-            for together in ([p for p in pieces if p.source == p.target], *rounds):
-                made = _placed(made, array, position, axes, ways, together) if together else made
+            made = _constant(array, position, size, fill)
+            for together in ([p for p in transfers if p.source == p.target], *rounds):
+                made = _put_in(made, array, position, axes, ways, together) if together else made
             return made
     whole = all_gather(array, axes, position)
     return cut_at(whole, position, _here(starts, axes), size, wraps=wraps, fill=fill)
 
 
 def picked(array: Any, position: int, axes: Axes, held: np.ndarray, wanted: np.ndarray) -> Any:
-    """On processor i along the axes the places wanted[i] of the whole, of which the slice of j holds held[j]."""
+    """On processor i along the axes, the global indices wanted[i] of the dim.
+
+    The slice of processor j holds held[j].
+    """
     ways, own = held.shape
     array = as_varying(array, axes)
     owner, at = np.empty(held.size, int), np.empty(held.size, int)
     owner[held], at[held] = np.arange(ways)[:, None], np.arange(own)
     links = {(int(j), i): np.nonzero(owner[wanted[i]] == j)[0] for i in range(ways) for j in set(owner[wanted[i]])}
-    rounds = _rounds(_Piece(j, i, 0, 0, len(places)) for (j, i), places in links.items())
-    if sum(max(piece.size for piece in pieces) for pieces in rounds) > (ways - 1) * own:
+    rounds = _rounds(_Transfer(j, i, 0, 0, len(places)) for (j, i), places in links.items())
+    if sum(max(transfer.size for transfer in transfers) for transfers in rounds) > (ways - 1) * own:
         whole = all_gather(array, axes, position)
         order = np.argsort(held.reshape(-1))
         return jnp.take(whole, jnp.asarray(order[wanted])[index(axes)], axis=position)
     parts, found = [array], at[wanted]
-    for pieces in rounds:
-        length, first = max(piece.size for piece in pieces), sum(part.shape[position] for part in parts)
+    for transfers in rounds:
+        length, first = max(transfer.size for transfer in transfers), sum(part.shape[position] for part in parts)
         sends = np.zeros((ways, length), int)
-        for piece in pieces:
-            places = links[piece.source, piece.target]
-            sends[piece.source, : len(places)] = at[wanted[piece.target, places]]
-            found[piece.target, places] = first + np.arange(len(places))
+        for transfer in transfers:
+            places = links[transfer.source, transfer.target]
+            sends[transfer.source, : len(places)] = at[wanted[transfer.target, places]]
+            found[transfer.target, places] = first + np.arange(len(places))
         chunk = jnp.take(array, jnp.asarray(sends)[index(axes)], axis=position)
-        parts.append(permute(chunk, axes, [(piece.source, piece.target) for piece in pieces]))
+        parts.append(permute(chunk, axes, [(transfer.source, transfer.target) for transfer in transfers]))
     return jnp.take(jnp.concatenate(parts, axis=position), jnp.asarray(found)[index(axes)], axis=position)
 
 
-def _rounds(pieces: Iterable[_Piece]) -> list[list[_Piece]]:
-    """The pieces that are sent, in rounds in which each processor gives and gets at most once; the longest first."""
-    rounds: list[list[_Piece]] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.size):
-        if piece.source != piece.target:
-            free = (r for r in rounds if all(piece.source != p.source and piece.target != p.target for p in r))
-            if (found := next(free, None)) is None:
-                rounds.append([piece])
+def _rounds(transfers: Iterable[_Transfer]) -> list[list[_Transfer]]:
+    """What is sent, in rounds in which each processor sends and gets once at most.
+
+    The longest go first.
+    """
+    rounds: list[list[_Transfer]] = []
+    for transfer in sorted(transfers, key=lambda transfer: -transfer.size):
+        if transfer.source != transfer.target:
+            free = (r for r in rounds if all(transfer.source != p.source and transfer.target != p.target for p in r))
+            if (round := next(free, None)) is None:
+                rounds.append([transfer])
             else:
-                found.append(piece)
+                round.append(transfer)
     return rounds
 
 
-def _filled(array: Any, position: int, size: int, fill: Any) -> Any:
+def _constant(array: Any, position: int, size: int, fill: Any) -> Any:
     """So many places of one number, in the shape and the type of `array` otherwise."""
     shape = (*array.shape[:position], size, *array.shape[position + 1 :])
     return as_varying(jnp.full(shape, fill, array.dtype), varying(array))
@@ -123,7 +132,7 @@ def _is_plain_zero(fill: Any) -> bool:
     return not any(fill.tobytes())
 
 
-def _seen(offset: int, size: int, looked: Sequence[int] | None) -> tuple[int, int]:
+def _range_looked_at(offset: int, size: int, looked: Sequence[int] | None) -> tuple[int, int]:
     """From the first to the last place of a part of the window that is looked at."""
     if looked is None:
         return offset, offset + size
@@ -131,20 +140,23 @@ def _seen(offset: int, size: int, looked: Sequence[int] | None) -> tuple[int, in
     return (looked[low], looked[high - 1] + 1) if low < high else (offset, offset)
 
 
-def _pieces(i: int, start: int, size: int, own: int, ways: int, looked: Sequence[int] | None) -> list[_Piece]:
+def _transfers_to(i: int, start: int, size: int, own: int, ways: int, looked: Sequence[int] | None) -> list[_Transfer]:
     found = []
     for source in range(max(start // own, 0), min((start + size - 1) // own + 1, ways)):
         first, last = max(start, source * own), min(start + size, (source + 1) * own)
         if source != i:
-            first, last = (start + place for place in _seen(first - start, last - first, looked))
+            first, last = (start + place for place in _range_looked_at(first - start, last - first, looked))
         if last > first:
-            found.append(_Piece(source, i, first - source * own, first - start, last - first))
+            found.append(_Transfer(source, i, first - source * own, first - start, last - first))
     return found
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """A stretch of the window that every processor gets from one place of some slice, or from none."""
+    """A part of the window that all get from the same place of some slice.
+
+    Or from none.
+    """
 
     offset: int
     start: int
@@ -156,12 +168,16 @@ class _Cell:
         return any(source != i for source, i in self.pairs)
 
 
-def _cells(pieces: Sequence[_Piece]) -> list[_Cell] | None:
-    """The cells of windows that are cut alike on all processors, each from different slices; None if they are not."""
-    found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for piece in pieces:
-        found.setdefault((piece.offset, piece.start, piece.size), []).append((piece.source, piece.target))
-    cells = [_Cell(*place, tuple(pairs)) for place, pairs in sorted(found.items())]
+def _cells(transfers: Sequence[_Transfer]) -> list[_Cell] | None:
+    """The cells of windows that are cut alike on all processors, or None.
+
+    Each processor gets a cell from a slice of its own.
+    """
+    by_place: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for transfer in transfers:
+        place = transfer.offset, transfer.start, transfer.size
+        by_place.setdefault(place, []).append((transfer.source, transfer.target))
+    cells = [_Cell(*place, tuple(pairs)) for place, pairs in sorted(by_place.items())]
     is_apart = all(a.offset + a.size <= b.offset for a, b in itertools.pairwise(cells))
     is_sendable = all(len({source for source, _ in cell.pairs}) == len(cell.pairs) for cell in cells)
     return cells if is_apart and is_sendable else None
@@ -172,7 +188,7 @@ def _from_cells(array: Any, position: int, axes: Axes, cells: Sequence[_Cell], s
     parts, end = [], 0
     for cell in cells:
         if cell.offset > end:
-            parts.append(_filled(array, position, cell.offset - end, fill))
+            parts.append(_constant(array, position, cell.offset - end, fill))
         chunk = lax.slice_in_dim(array, cell.start, cell.start + cell.size, axis=position)
         if cell.is_sent:
             chunk = permute(chunk, axes, cell.pairs)
@@ -182,13 +198,16 @@ def _from_cells(array: Any, position: int, axes: Axes, cells: Sequence[_Cell], s
         parts.append(chunk)
         end = cell.offset + cell.size
     if end < size:
-        parts.append(_filled(array, position, size - end, fill))
+        parts.append(_constant(array, position, size - end, fill))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=position)
 
 
 @dataclass(frozen=True)
 class _Hop:
-    """What windows that lie alike hold of the slice `by` places on: so much of it, of which [first, last) is sent."""
+    """What every window holds of the slice of the processor `by` further on.
+
+    [start, end) of it, of which [first, last) is sent.
+    """
 
     by: int
     start: int
@@ -203,7 +222,9 @@ def _hops(start: int, size: int, own: int, ways: int, wraps: bool, looked: Seque
     for by in range(start // own, (start + size - 1) // own + 1):
         low, high = max(start, by * own), min(start + size, (by + 1) * own)
         is_other = by % ways != 0 if wraps else by != 0
-        first, last = (start + p for p in _seen(low - start, high - low, looked)) if is_other else (low, high)
+        first, last = (
+            (start + p for p in _range_looked_at(low - start, high - low, looked)) if is_other else (low, high)
+        )
         is_sent = is_other and last > first and (wraps or abs(by) < ways)
         start_here, end_here, first_here, last_here = (place - by * own for place in (low, high, first, last))
         found.append(_Hop(by, start_here, end_here, first_here, last_here, is_sent))
@@ -213,11 +234,11 @@ def _hops(start: int, size: int, own: int, ways: int, wraps: bool, looked: Seque
 def _from_neighbours(
     array: Any, position: int, axes: Axes, ways: int, hops: Sequence[_Hop], wraps: bool, fill: Any
 ) -> Any:
-    """Windows that lie alike around every slice: pieces of neighbours, joined."""
+    """Windows that stand alike around every slice: parts of neighbours, joined."""
     parts = []
     for hop in hops:
         if hop.by and not hop.is_sent and not (wraps and hop.by % ways == 0):
-            parts.append(_filled(array, position, hop.end - hop.start, fill))
+            parts.append(_constant(array, position, hop.end - hop.start, fill))
             continue
         part = lax.slice_in_dim(array, hop.first, hop.last, axis=position)
         if hop.is_sent:
@@ -226,22 +247,25 @@ def _from_neighbours(
             if not _is_plain_zero(fill) and not wraps:
                 is_there = (index(axes) + hop.by >= 0) & (index(axes) + hop.by < ways)
                 part = jnp.where(is_there, part, fill)
-        around = [_filled(array, position, n, fill) for n in (hop.first - hop.start, hop.end - hop.last)]
+        around = [_constant(array, position, n, fill) for n in (hop.first - hop.start, hop.end - hop.last)]
         parts += [p for p in (around[0], part, around[1]) if p.shape[position]]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=position)
 
 
-def _placed(made: Any, array: Any, position: int, axes: Axes, ways: int, pieces: Sequence[_Piece]) -> Any:
-    """The window with one piece for each of some processors put in; each has its own place and length."""
+def _put_in(made: Any, array: Any, position: int, axes: Axes, ways: int, transfers: Sequence[_Transfer]) -> Any:
+    """The window with one transfer to each of some processors put in.
+
+    Each has a place and a length of its own.
+    """
     own, size = array.shape[position], made.shape[position]
-    length = max(piece.size for piece in pieces)
+    length = max(transfer.size for transfer in transfers)
     sends = [0] * ways  # where each processor's chunk starts, so that it holds what is asked of it
-    known = [_Piece(0, i, 0, 0, 0) for i in range(ways)]
-    for piece in pieces:
-        sends[piece.source], known[piece.target] = min(piece.start, own - length), piece
+    known = [_Transfer(0, i, 0, 0, 0) for i in range(ways)]
+    for transfer in transfers:
+        sends[transfer.source], known[transfer.target] = min(transfer.start, own - length), transfer
     chunk = lax.dynamic_slice_in_dim(array, _here(sends, axes), length, position)
-    if any(piece.source != piece.target for piece in pieces):
-        chunk = permute(chunk, axes, [(piece.source, piece.target) for piece in pieces])
+    if any(transfer.source != transfer.target for transfer in transfers):
+        chunk = permute(chunk, axes, [(transfer.source, transfer.target) for transfer in transfers])
     shifts = [p.offset - (p.start - min(p.start, own - length)) for p in known]
     spread = cut_at(chunk, position, -_here(shifts, axes), size)
     first, count = _here([p.offset for p in known], axes), _here([p.size for p in known], axes)
@@ -272,7 +296,10 @@ def _cut(array: Any, position: int, start: int, size: int, wraps: bool, fill: An
 
 
 def cut_at(whole: Any, position: int, start: Any, size: int, *, wraps: bool = False, fill: Any = 0) -> Any:
-    """The stretch of a whole dim from a start known only when it runs, `fill` outside it; or the dim goes round."""
+    """`size` places of a whole dim from a start known only when it runs.
+
+    `fill` outside the dim; with `wraps` it goes round.
+    """
     length = whole.shape[position]
     if wraps:
         doubled = jnp.concatenate([whole] * (-(-size // length) + 1), axis=position)

@@ -1,19 +1,20 @@
-"""The geometry of windows that slide along spatial dims: strides, pads, and the halo each processor needs.
+"""Sliding windows of convolutions and pools: strides, pads and halos.
 
 Pads are those of the global size. A split dim is seen through `exchange.window`, one dim after the other; a whole one
-is padded where it lies, by the op itself.
+is padded in place, by the op itself.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, closest
 from ..layout import Axes
 from ..tensor import Tensor
-from .exchange import window as exchanged
-from .meet import Meeting, made_once
+from .exchange import window as exchange
+from .meet import Meeting, make_once
 from .move import result
 
 Pads = tuple[int, int]
@@ -21,7 +22,10 @@ Pads = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stretch:
-    """How one spatial dim is seen: window, stride, pads, the size that comes out, all of the whole dim."""
+    """The window that slides along one spatial dim, stride, pads and size out.
+
+    All of the whole dim.
+    """
 
     dim: Dim
     reach: int
@@ -47,7 +51,10 @@ class Stretch:
 
     @property
     def pads(self) -> Pads:
-        """Where the dim is whole: what is missing on either side of it; what is too much is not looked at."""
+        """The pads of a dim that is whole.
+
+        What the windows leave over at its end is not looked at.
+        """
         return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
 
 
@@ -87,7 +94,7 @@ def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
     """A whole number for each dim: one for all, or a dict in which 1 is left out."""
     values = _by_dim(given, dims, what, name) if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value, 1):
             raise DimError(
                 f"{what} got {name}={given!r}",
                 fix=f"give a whole number of at least 1, or one for each dim: `{name}={{'{dims[0].name}': 2}}`",
@@ -96,11 +103,12 @@ def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
 
 
 def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
-    """For each dim SAME, VALID or its two pads; a dim that is left out of a dict has none."""
+    """For each dim SAME, VALID or its two pads; one left out of a dict has none."""
     values = _by_dim(given, dims, what, "padding") if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
-        is_pads = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
-        if not (value in ("SAME", "VALID") if isinstance(value, str) else is_pads and all(map(_is_pad, value))):
+        is_pair = isinstance(value, list | tuple) and len(value) == 2 and isinstance(given, dict)
+        is_pads = is_pair and all(is_whole(pad, 0) for pad in value)
+        if not (value in ("SAME", "VALID") if isinstance(value, str) else is_pads):
             example = f"{{'{dims[0].name}': (1, 2)}}"
             raise DimError(
                 f"{what} got padding={given!r}", fix=f"give 'SAME', 'VALID' or two pads of at least 0: `{example}`"
@@ -110,15 +118,11 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
     }
 
 
-def _is_pad(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 # ---- what each processor sees
 
 
 class View:
-    """Spatial dims on their processors: the axes each is split over, and the tensor with its halos."""
+    """Spatial dims on their processors: their axes, and tensors with halos."""
 
     def __init__(self, meeting: Meeting, stretches: Sequence[Stretch]):
         sizes = {s.dim.name: s.size for s in stretches}
@@ -140,7 +144,7 @@ class View:
         return (0, 0) if self.axes(s) else s.pads
 
     def halos(self, x: Tensor, fill: Any = 0) -> Tensor:
-        """`x` with what each processor sees of its split dims in place of its slices; `fill` outside them."""
+        """`x` with the halos of its split dims; `fill` outside the dims."""
         split = [(s, self.ways(s)) for s in self.stretches if self.axes(s)]
         return with_halos(x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.looked(n)) for s, n in split], fill)
 
@@ -149,7 +153,10 @@ Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]
 
 
 def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0) -> Tensor:
-    """`x` with, for each of these dims, `size` places from its start on each processor; `fill` outside the dim."""
+    """`x` with what each processor sees of these dims: its slice and halos.
+
+    `fill` stands outside a dim.
+    """
     needed = []
     for dim, starts, size, looked in seen:
         own = meeting.local_sizes([dim])[0]
@@ -161,14 +168,14 @@ def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0)
     def compute(array: Any) -> Any:
         # One dim after the other: the halo of the second holds the corners.
         for position, axes, starts, size, looked in needed:
-            array = exchanged(array, position, axes, len(starts), starts=starts, size=size, fill=fill, looked=looked)
+            array = exchange(array, position, axes, len(starts), starts=starts, size=size, fill=fill, looked=looked)
         return array
 
     sizes = {x.dims[position].name: size * len(starts) for position, _, starts, size, _ in needed}
     # Made to vary over all axes of the op before it is exchanged, so that its gradient is summed without the halo on.
     vary = meeting.axes(meeting.dims)
 
-    def exchange() -> Tensor:
+    def add_halos() -> Tensor:
         return result(meeting.run(compute, [x], vary=vary), x.dims.resized(sizes), meeting.region)
 
-    return made_once(x, ("halos", tuple(needed), vary, str(fill)), exchange)
+    return make_once(x, ("halos", tuple(needed), vary, str(fill)), add_halos)

@@ -1,4 +1,7 @@
-"""Tensors of random keys as tensors of the numbers they are made of: what moves values moves those."""
+"""Tensors of random keys as tensors of the numbers they are made of.
+
+What moves values moves those.
+"""
 
 from typing import Any
 
@@ -11,19 +14,14 @@ from ..tensor import Tensor, make
 _WORDS = f"{UNSHOWN}words"
 
 
-def are_keys(x: Tensor) -> bool:
-    """Whether a tensor holds random keys."""
-    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
-
-
 def words_of(keys: Tensor) -> Tensor:
     """The words of keys, along a dim more."""
-    data: Any = jax.random.key_data(keys._array)
-    return make(data, Shape([*keys.dims, Dim(_WORDS, data.shape[-1])]), keys._region, keys._kind)
+    data: Any = jax.random.key_data(keys.raw)
+    return make(data, Shape([*keys.dims, Dim(_WORDS, data.shape[-1])]), keys.region, keys.kind)
 
 
 def keys_of(words: Tensor) -> Tensor:
     """The keys that these are the words of."""
     dims = words.dims.without([_WORDS])
-    array = jnp.moveaxis(words._array, words.dims.position(_WORDS), -1)
-    return make(jax.random.wrap_key_data(array), dims, words._region, words._kind)
+    array = jnp.moveaxis(words.raw, words.dims.position(_WORDS), -1)
+    return make(jax.random.wrap_key_data(array), dims, words.region, words.kind)

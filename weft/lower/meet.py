@@ -1,4 +1,4 @@
-"""Where operands meet: one region, one size per name, one placement; then the local work.
+"""Where operands meet: one region, one placement; then the local work.
 
 Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal
 over an axis are made to vary here (which is where their gradients are summed), once per value however often it is
@@ -8,7 +8,6 @@ used.
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import is_whole
 from ..dims import Dim, Shape, union
 from ..errors import RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -28,11 +28,11 @@ from ..tensor import (
     as_dtype,
     checked,
     is_tensor,
-    make,
     marked,
     marks_of,
     need_room,
     placement,
+    with_kind,
 )
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
@@ -44,9 +44,10 @@ _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat",
 
 @contextlib.contextmanager
 def rematted(is_whole: bool = True) -> Iterator[None]:
-    """While a function is traced that is recomputed as a whole, so that gathers need no recomputation of their own.
+    """While a function is traced that is recomputed as a whole (remat).
 
-    A loop inside it keeps what each turn needs while it is recomputed: in its body gathers do (`is_whole=False`).
+    Gathers then need no recomputation of their own. A loop inside it keeps what each turn needs while it is
+    recomputed: in its body gathers do (`is_whole=False`).
     """
     token = _rematted.set(is_whole)
     try:
@@ -63,7 +64,7 @@ def is_rematted() -> bool:
 class Meeting:
     """The region, the dims and the placement that the operands of one op agree on.
 
-    Of parameters that are only rearranged, `kind` is what the result is too: they lie as they are stored.
+    Of parameters that are only rearranged, `kind` is what the result is too: they stay stored as they are.
     """
 
     def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
@@ -89,12 +90,13 @@ class Meeting:
         return self.region.ways(self._axes[dim.name]) if self.region is not None else 1
 
     def run(self, compute: Callable[..., Any], xs: Sequence[Any], *, vary: Axes = ()) -> Any:
-        """`compute` of the operands' local arrays, as they agreed; plain numbers are passed on as they are.
+        """`compute` of the operands' local arrays, placed as they agreed.
 
-        The arrays vary over the axes `vary` too, of an operand that they meet later.
+        Plain numbers are passed on as they are. The arrays vary over the axes `vary` too, of an operand that they
+        meet later.
         """
         if self.dims.is_padded:
-            compute = self._guarding(compute, [x.dims if is_tensor(x) else () for x in xs])
+            compute = self._guard_operands(compute, [x.dims if is_tensor(x) else () for x in xs])
         wants = [self.placement(x.dims) if is_tensor(x) else () for x in xs]
         if self.region is not None:
             note_operands(self.region, self._axes, xs, wants, stay_stored=self.kind.store is not None)
@@ -104,16 +106,16 @@ class Meeting:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
         moved = [
-            x if not is_tensor(x) else x._array if stored[i] else _moved(x, i, wants[i], self.region)
+            x if not is_tensor(x) else x.raw if stored[i] else _move(x, i, wants[i], self.region)
             for i, x in enumerate(xs)
         ]
         over = frozenset(vary).union(*map(_still_varying, xs, wants, moved))
-        steps: list[Callable[[Any], Any]] = [_same] * len(xs)
+        steps: list[Callable[[Any], Any]] = [_identity] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                steps[i] = functools.partial(_gathered, x=x, i=i, want=wants[i], region=self.region, over=over)
+                steps[i] = functools.partial(_gather, x=x, i=i, want=wants[i], region=self.region, over=over)
             elif is_tensor(x):
-                moved[i] = _varied(x, i, moved[i], wants[i], over)
+                moved[i] = _vary(x, i, moved[i], wants[i], over)
         if not any(stored):
             return compute(*moved)
 
@@ -123,7 +125,7 @@ class Meeting:
         # A gathered parameter is never kept for the backward pass: it is gathered again there.
         return (gather_and_compute if is_rematted() else jax.checkpoint(gather_and_compute))(*moved)
 
-    def _guarding(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
+    def _guard_operands(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
         def guarded_compute(*arrays: Any) -> Any:
             return compute(*(self.guarded(array, dims) for array, dims in zip(arrays, shapes, strict=True)))
 
@@ -134,16 +136,19 @@ class Meeting:
         return padding.guarded(array, dims, self.placement(dims))
 
     def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
-        """The local array of these dims with `value` in the padding (of the dims `over` alone, where given)."""
+        """The local array of these dims with `value` in the padding.
+
+        Of the dims `over` alone, where they are given.
+        """
         return padding.filled(array, dims, self.placement(dims), value, over)
 
 
 def _is_stored(x: Tensor, want: Placement) -> bool:
-    return x._kind.store is not None and x._region is not None and placement(x) != want
+    return x.kind.store is not None and x.region is not None and placement(x) != want
 
 
 def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
-    """The axes an operand varies over once a stored one is gathered as if it met no data."""
+    """The axes an operand varies over once it is gathered, if it is stored."""
     if not is_tensor(x):
         return frozenset()
     leaving = set().union(*placement(x)) - set().union(*want) if _is_stored(x, want) else set()
@@ -158,81 +163,84 @@ def meet(
     into: Sequence[Dim] | None = None,
     along: Dim | None = None,
 ) -> Meeting:
-    """What the tensors among `xs` agree on, with the dims `more` that an op adds; the dims `first` come first.
+    """What the tensors among `xs` agree on.
 
-    An op that only rearranges values says `into` which dims, and `along` which dim it goes, if it needs that one as
-    it is used: its result is a parameter, stored so, where its operands are and these dims can be.
+    The op adds the dims `more`; the dims `first` come first. An op that only rearranges values says `into` which
+    dims, and `along` which dim it goes, if it needs that one as it is used: its result is a parameter, stored so,
+    where its operands are and these dims can be.
     """
     tensors = [checked(x) for x in xs if is_tensor(x)]
-    without = [x for x in tensors if isinstance(x._array, jax.ShapeDtypeStruct)]
+    without = [x for x in tensors if isinstance(x.raw, jax.ShapeDtypeStruct)]
     if without:
         raise TensorError(
             f"{without[0]!r} holds a shape and no values",
             fix="give it to `wf.trace` among the arguments of the function, not closed over; or give it values",
         )
     region = common_region(tensors)
-    kind = PLAIN if into is None else _kept(tensors, region, into, along)
+    kind = PLAIN if into is None else _kind_after(tensors, region, into, along)
     return Meeting(region, union(first, *(x.dims for x in tensors), more), kind)
 
 
-def _kept(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:
+def _kind_after(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:
     """What is left of the kind of tensors that are only rearranged."""
     named = [x for x in xs if x.dims] or list(xs)  # one number says where, and is no part of the result
-    frozen = all(x._kind.frozen for x in named)
-    first = replace(named[0]._kind, equal=frozenset(), frozen=frozen)
-    alike = all(replace(x._kind, equal=frozenset(), frozen=frozen) == first for x in named)
-    if not alike or first.store is None or not _can_keep(named, region, first.store, into, along):
+    frozen = all(x.kind.frozen for x in named)
+    first = replace(named[0].kind, equal=frozenset(), frozen=frozen)
+    alike = all(replace(x.kind, equal=frozenset(), frozen=frozen) == first for x in named)
+    if not alike or first.store is None or not _can_stay_stored(named, region, first.store, into, along):
         return Kind(frozen=frozen)
     return first
 
 
-def _can_keep(xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None) -> bool:
+def _can_stay_stored(
+    xs: Sequence[Tensor], region: Region | None, store: str, into: Sequence[Dim], along: Dim | None
+) -> bool:
     if region is None:
         return True
-    if any(x._region is not region or varying(x._array) != varying(xs[0]._array) for x in xs):
+    if any(x.region is not region or varying(x.raw) != varying(xs[0].raw) for x in xs):
         return False
-    if along is not None and any(_lies(along, x, store) != _lies(along, x, None) for x in xs):
+    if along is not None and any(_axes_along(along, x, store) != _axes_along(along, x, None) for x in xs):
         return False
     return region.can_store(into, store)
 
 
-def _lies(dim: Dim, x: Tensor, store: str | None) -> Axes:
-    assert x._region is not None
-    return x._region.placement(x.dims, store)[x.dims.position(dim.name)]
+def _axes_along(dim: Dim, x: Tensor, store: str | None) -> Axes:
+    assert x.region is not None
+    return x.region.placement(x.dims, store)[x.dims.position(dim.name)]
 
 
 def _uncast(x: Tensor) -> Tensor:
-    return make(x._array, x.dims, x._region, replace(x._kind, cast_to=None))
+    return with_kind(x, cast_to=None)
 
 
 def note_together(xs: Sequence[Tensor]) -> None:
-    """Writes tensors down as the op's operands, before it moves or renames some of them."""
+    """Records tensors as the op's operands, before it moves or renames some."""
     if (region := common_region(xs)) is not None:
-        note_operands(region, {}, xs, [None if x._region is None else region.placement(x.dims) for x in xs])
+        note_operands(region, {}, xs, [None if x.region is None else region.placement(x.dims) for x in xs])
 
 
 def common_region(xs: Sequence[Tensor]) -> Region | None:
     """The innermost region of these tensors; each must stand in it or around it."""
     inner: Region | None = None
     for x in xs:
-        if x._region is None or x._region.encloses(inner):
+        if x.region is None or x.region.encloses(inner):
             continue
-        if inner is not None and not inner.encloses(x._region):
+        if inner is not None and not inner.encloses(x.region):
             raise RegionError(
                 f"{x!r} belongs to another region than the tensors it meets",
-                state=x._region.state,
+                state=x.region.state,
                 fix="return it from its region and pass it into the other as an argument",
             )
-        inner = x._region
+        inner = x.region
     return inner
 
 
 def operand(x: Any, what: str) -> Any:
-    """`x`, if it can stand in an op: a tensor, or one number that is the same on all processors."""
+    """`x`, if it can stand in an op: a tensor, or a number equal everywhere."""
     if is_tensor(x):
         return x
     if isinstance(x, bool | int | float | complex):
-        if isinstance(x, int) and not isinstance(x, bool):
+        if is_whole(x):
             need_room(x, as_dtype("uint64" if x >= 0 else "int64"))
         return x
     shape = getattr(x, "shape", None)
@@ -265,41 +273,59 @@ def need_tensor(x: Any, what: str) -> Tensor:
     return checked(x)
 
 
-def _varied(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
-    """The array of `x`, placed as `want`, varying over `over`; made once for each value, where the value was made."""
+def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
+    """The array of `x`, split as `want`, made to vary over `over`.
+
+    Once for each value, where the value was made: there its gradient is summed.
+    """
     missing = over - varying(array)
     if not missing:
-        return array if x._kind.cast_to is None else array.astype(x._kind.cast_to)
+        return array if x.kind.cast_to is None else array.astype(x.kind.cast_to)
     if not _is_kept(x):
         with operand_scope(i):
             return as_varying(array, missing)
     made = x._memo.setdefault(("varying", want), {})
     if missing not in made:
         base: frozenset[str] = max((axes for axes in made if axes < missing), key=len, default=frozenset())
-        with level_of(x._array), operand_scope(i):
-            if x._kind.sums is None:
+        with level_of(x.raw), operand_scope(i):
+            if x.kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)
             else:
-                made[missing] = _with_sums(lambda a: as_varying(a, missing), x._kind, missing)(array)
+                made[missing] = _sum_in(lambda a: as_varying(a, missing), x.kind, missing)(array)
     return made[missing]
 
 
-def _moved(x: Tensor, i: int, want: Placement, region: Region) -> Any:
+def _move(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     have = placement(x)
     if have == want:
-        return x._array
-    if not _is_kept(x):
+        return x.raw
+
+    def move() -> Any:
         with operand_scope(i):
-            return relocate(x._array, have, want, region)
-    if ("moved", want) not in x._memo:
-        with level_of(x._array), operand_scope(i):
-            x._memo["moved", want] = relocate(x._array, have, want, region)
-    return x._memo["moved", want]
+            return relocate(x.raw, have, want, region)
+
+    return hoist(x, ("moved", want), move)
 
 
-def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` makes of `x`, kept with it: made once however often it is used where `x` was made."""
-    if not _is_kept(x) or not is_level_of(x._array):
+def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` makes of `x`, once, at the level of tracing where `x` was made.
+
+    Where a loop's body uses it, that is before the loop.
+    """
+    if not _is_kept(x):
+        return make()
+    if key not in x._memo:
+        with level_of(x.raw):
+            x._memo[key] = make()
+    return x._memo[key]
+
+
+def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """What `make` makes of `x`, once for all uses where `x` was made.
+
+    Inside a loop it is made anew.
+    """
+    if not _is_kept(x) or not is_level_of(x.raw):
         return make()
     if key not in x._memo:
         x._memo[key] = make()
@@ -307,39 +333,45 @@ def made_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
 
 
 def _is_kept(x: Tensor) -> bool:
-    """Whether what is made of `x` can be kept with it: a whole constant's level may lie outside the region."""
-    return x._region is not None and isinstance(x._array, jax.core.Tracer)
+    """Whether what is made of `x` can be kept with it.
+
+    A whole constant may have been made outside the region.
+    """
+    return x.region is not None and isinstance(x.raw, jax.core.Tracer)
 
 
-def _gathered(array: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
+def _gather(array: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
     """A stored parameter, operand `i` of an op, whole where the op needs it so."""
     with operand_scope(i):
-        return _made_whole(array, x, want, region, over)
+        return _gather_whole(array, x, want, region, over)
 
 
-def _made_whole(array: Any, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
+def _gather_whole(array: Any, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
     have = placement(x)
     leaving = set().union(*have) - set().union(*want)
     if not leaving & over:
         # All processors do the same with it: its gradient is a slice of what each of them has.
-        if x._kind.sums is None:
+        if x.kind.sums is None:
             return relocate(as_varying(array, over), have, want, region, collectives.all_gather_equal)
         equal = relocate(array, have, want, region, collectives.all_gather_equal)
-        return _with_sums(lambda a: as_varying(a, over), x._kind, over - varying(equal))(equal)
+        return _sum_in(lambda a: as_varying(a, over), x.kind, over - varying(equal))(equal)
 
     def whole(array: Any) -> Any:
         # Varying first: its gradient is then scattered before what is left of it is summed over other axes.
         return relocate(as_varying(array, over), have, want, region)
 
-    if x._kind.sums is None:
+    if x.kind.sums is None:
         return whole(array)
-    return _with_sums(whole, x._kind, over - varying(array), scatter=(have, want))(array)
+    return _sum_in(whole, x.kind, over - varying(array), scatter=(have, want))(array)
 
 
-def _with_sums(
+def _sum_in(
     forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
 ) -> Callable[[Any], Any]:
-    """`forward` of the cast array, whose gradient is summed over `missing` in the dtype asked for."""
+    """`forward` of the cast array, whose gradient is summed in `kind.sums`.
+
+    Over the axes `missing`; scattered from one placement to another where the array was stored.
+    """
 
     def cast(array: Any) -> Any:
         return array if kind.cast_to is None else array.astype(kind.cast_to)
@@ -356,78 +388,59 @@ def _with_sums(
         if scatter is None:
             total = collectives.all_reduce(total, tuple(sorted(missing)))
         else:
-            total = _scattered(total, missing, *scatter)
+            total = _reduce_scatter(total, missing, *scatter)
         return (total.astype(like.dtype),)
 
     adopt.defvjp(keep, backward)
     return adopt
 
 
-def _scattered(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
+def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
     for position, (stored, whole) in enumerate(zip(have, want, strict=True)):
         if stored != whole:
             total = collectives.reduce_scatter(total, stored[len(whole) :], position)
     return collectives.all_reduce(total, tuple(sorted(missing & varying(total))))
 
 
-def _same(array: Any) -> Any:
+def _identity(array: Any) -> Any:
     return array
 
 
 def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
-    """A stored parameter made whole and held so, before a loop in which it meets this data."""
+    """A stored parameter gathered before a loop in which it meets this data."""
     region = common_region([x, *data])
     if region is None or not _is_stored(x, want := region.placement(x.dims)):
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
-    over = frozenset(leaving).intersection(frozenset().union(*(varying(other._array) for other in data)))
-    with region.record.op("whole"):
+    over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
+    with region.record.unasked("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
-        return result(_gathered(checked(x)._array, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+        return result(_gather(checked(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
 def brought(x: Tensor, region: Region) -> Tensor:
-    """`x` as a tensor of this region, in which it varies over the axes taken; made once, where `x` was made."""
-    if x._region is region and x._kind.is_plain and varying(x._array).issuperset(region.taken):
+    """`x` as a tensor of this region, varying over the axes taken in it.
+
+    Made once, where `x` was made.
+    """
+    if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
         return x
-    if x._region is not None and not x._region.encloses(region):
+    if x.region is not None and not x.region.encloses(region):
         return x  # of no region around this one: the op it is given to says so
 
     def bring() -> Tensor:
-        with region.record.op("whole"):
-            array = Meeting(region, x.dims).run(_same, [checked(x)], vary=region.taken)
+        with region.record.unasked("whole"):
+            array = Meeting(region, x.dims).run(_identity, [checked(x)], vary=region.taken)
             return marked(result(array, x.dims, region), marks_of(x))
 
-    if not _is_kept(x):
-        return bring()
-    if ("brought", region) not in x._memo:
-        with level_of(x._array):
-            x._memo["brought", region] = bring()
-    return x._memo["brought", region]
-
-
-def need_function(fn: Any, what: str, of: str = "tensors", takes: int | None = None) -> Callable[..., Any]:
-    """`fn`, if it can be called, with so many arguments where their number is known."""
-    if not callable(fn):
-        raise TensorError(f"{what} got {fn!r:.60}, which is no function", fix=f"give {what} a function of {of}")
-    if takes is not None:
-        try:
-            inspect.signature(fn).bind(*range(takes))
-        except TypeError as error:
-            number = f"{takes} argument{'' if takes == 1 else 's'}"
-            raise TensorError(
-                f"{what} calls its function with {number}: {error}", fix=f"give {what} a function of {number}"
-            ) from None
-        except ValueError:  # it has no signature
-            pass
-    return fn
+    return hoist(x, ("brought", region), bring)
 
 
 def with_layout(x: Tensor, region: Region | None) -> Tensor:
-    """`x` as a tensor of this region: a whole constant is sliced, a parameter gathered."""
-    if region is None or (x._region is region and x._kind.is_plain):
+    """`x` as a tensor of this region: a constant sliced, a parameter gathered."""
+    if region is None or (x.region is region and x.kind.is_plain):
         return x
     meeting = Meeting(region, x.dims)
-    with region.record.op("whole"):
-        return result(meeting.run(_same, [checked(x)]), x.dims, region)
+    with region.record.unasked("whole"):
+        return result(meeting.run(_identity, [checked(x)]), x.dims, region)

@@ -33,7 +33,10 @@ def relocate(
 
 
 def gather_of(kind: Kind) -> Callable[..., Any]:
-    """How a tensor of this kind is gathered where it meets nothing: all processors do the same with a parameter."""
+    """How a tensor of this kind is gathered where it meets nothing.
+
+    All processors do the same with a parameter.
+    """
     return collectives.all_gather if kind.store is None else collectives.all_gather_equal
 
 
@@ -78,14 +81,15 @@ def settle(
     one_holds: bool = False,
     kind: Kind = PLAIN,
 ) -> Tensor:
-    """The tensor of a local result split as `have` says and still to be summed over the axes `partial`.
+    """The tensor of a local result, summed and moved to where it belongs.
 
-    With `one_holds` each place is zero on all processors along them but one, and comes from that one as it is.
+    The result is split as `have` says, and still to be summed over the axes `partial`. With `one_holds` each place is
+    zero on all processors along them but one, and comes from that one as it is.
     """
     if region is None:
         return make(array, dims, None, kind)
     want = region.placement(dims, kind.store)
-    scatters, held, left = _arriving(have, want, partial)
+    scatters, held, left = _scatters_of(have, want, partial)
 
     def summed(array: Any) -> Any:
         for axes, position in scatters:
@@ -97,12 +101,15 @@ def settle(
     return result(equalized(array, region) if not dims else array, dims, region, kind)
 
 
-def _arriving(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:
-    """Of the axes to be summed over, those a dim wants, each with its place; how it lies then; and what is left."""
+def _scatters_of(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:
+    """The reduce-scatters of a partial sum, the placement then, and axes left.
+
+    An axis to be summed over that a dim wants is scattered to it.
+    """
     scatters, held = [], list(have)
     for position, wanted in enumerate(want):
         arriving = wanted[len(held[position]) :]
-        scattered = tuple(arriving[: _run(arriving, partial)])
+        scattered = tuple(arriving[: _count_leading(arriving, partial)])
         if scattered and wanted[: len(held[position])] == held[position]:
             scatters.append((scattered, position))
             held[position] += scattered
@@ -110,7 +117,7 @@ def _arriving(have: Placement, want: Placement, partial: Axes) -> tuple[list[tup
     return scatters, tuple(held), partial
 
 
-def _run(arriving: Axes, partial: Axes) -> int:
+def _count_leading(arriving: Axes, partial: Axes) -> int:
     count = 0
     while count < len(arriving) and arriving[count] in partial:
         count += 1
@@ -126,20 +133,23 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
     x = make(array, dims, region, kind)
     if region is None:
         return x
-    x._array = collectives.as_varying(array, axes_in(placement(x)))
+    x.raw = collectives.as_varying(array, axes_in(placement(x)))
     if (equal := excess(x)) != kind.equal:
-        x._kind = replace(kind, equal=equal)
+        x.kind = replace(kind, equal=equal)
     return x
 
 
 def equalized(array: Any, region: Region) -> Any:
-    """A whole value, retyped as equal on all processors; a loss that varied would be differentiated once on each."""
+    """A whole value, retyped as equal on all processors.
+
+    A loss that varied would be differentiated once on each.
+    """
     excess = tuple(sorted(varying(array) - set(region.taken)))
     return collectives.from_first(array, excess) if excess else array
 
 
 def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
-    """`array` with its axes in the order of `target`, and an axis of 1 for each dim it lacks."""
+    """`array` with its dims in the order of `target`, of size 1 where it lacks one."""
     names = [dim.name for dim in dims]
     order = [names.index(dim.name) for dim in target if dim.name in names]
     if order != list(range(len(names))):

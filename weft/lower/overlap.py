@@ -1,4 +1,4 @@
-"""Collective matmul: a gather or a reduce-scatter as a ring of permutes, each beside a part of the product.
+"""Collective matmul: a gather or reduce-scatter as a ring beside products.
 
 Same values and the same bytes on the wire as the collective it stands for, in pieces of which one travels while
 another is multiplied. Works inside `einsum`.
@@ -17,7 +17,7 @@ from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, make, placement
-from .collectives import as_varying, index, permute
+from .collectives import as_varying, index, permute, varying
 from .meet import common_region, is_rematted
 from .recorded import note_operands
 
@@ -25,8 +25,11 @@ Product = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The operand `number` as one piece of what the product needs whole along `dim`, split over `axes`."""
+class RingGather:
+    """The operand `number`, needed whole along `dim`, as the piece held here.
+
+    `dim` is split over `axes`; the pieces go round.
+    """
 
     number: int
     dim: Dim
@@ -34,17 +37,32 @@ class Piece:
     ways: int
     is_stored: bool
 
-    def operands(self, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The operands, that one as the piece it is, under a name no rule splits."""
-        x = xs[self.number]
-        dims = [Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in x.dims]
+    def note(self, xs: Sequence[Tensor]) -> None:
+        """Writes the operands down as those of the op, before one of them is a piece."""
+        if (region := common_region(xs)) is not None:
+            note_operands(region, {self.dim.name: self.axes}, xs, [region.placement(x.dims) for x in xs])
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The dims of the operands, of which that one is a piece.
+
+        Its dim has a name that no rule splits.
+        """
+        piece = Shape(Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in shapes[self.number])
+        return [piece if i == self.number else shape for i, shape in enumerate(shapes)]
+
+    def operands(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The operands, that one as the piece it is."""
+        x, dims = xs[self.number], self.shapes([x.dims for x in xs])[self.number]
         # Each processor has a piece of its own: not equal, but so it is said, for the ring to make it right.
-        kind = Kind(equal=frozenset(self.axes) | x._kind.equal)
-        piece = make(x.local_array, dims, x._region, kind)
-        return tuple(piece if i == self.number else other for i, other in enumerate(xs))
+        kind = Kind(equal=frozenset(self.axes) | x.kind.equal)
+        piece = make(x.local_array, dims, x.region, kind)
+        return [piece if i == self.number else other for i, other in enumerate(xs)]
 
     def product(self, compute: Product, xs: Sequence[Tensor], out: Shape) -> Product:
-        """`compute` of the whole operand: piece by piece, summed up or put side by side along the dim of `out`."""
+        """`compute` of the whole operand, piece by piece.
+
+        The parts are summed up, or put side by side along the dim in `out`.
+        """
         partner = 1 - self.number
         position = xs[partner].dims.position(self.dim) if xs[partner].dims.has(self.dim) else None
         place = out.position(self.dim) if out.has(self.dim) else None
@@ -59,10 +77,10 @@ class Piece:
                 beside = other if position is None else lax.dynamic_slice_in_dim(other, start, size, position)
                 here_piece, made = _after(piece, made)
                 part = compute(*((here_piece, beside) if self.number == 0 else (beside, here_piece)))
-                made = _added(made, part, start, place, self.ways)
+                made = _add_part(made, part, start, place, self.ways)
                 if turn < self.ways - 1:
                     with operand_scope(self.number):
-                        piece = permute(piece, self.axes, _round(self.ways))
+                        piece = permute(piece, self.axes, _next_in_ring(self.ways))
             return made
 
         # As a gathered parameter is never kept for the backward pass, its pieces are not.
@@ -73,63 +91,67 @@ _PIECE = f"{UNSHOWN}piece"
 
 
 def _after(piece: Any, made: Any) -> tuple[Any, Any]:
-    """Both, in this order: a compiler that joined the products into one would leave nothing to travel beside."""
+    """Both, in this order.
+
+    A compiler that joined the products into one would leave nothing to send beside.
+    """
     return (piece, None) if made is None else lax.optimization_barrier((piece, made))
 
 
-def _round(ways: int) -> list[tuple[int, int]]:
+def _next_in_ring(ways: int) -> list[tuple[int, int]]:
     return [(i, (i + 1) % ways) for i in range(ways)]
 
 
-def _added(made: Any, part: Any, start: Any, place: int | None, ways: int) -> Any:
+def _add_part(made: Any, part: Any, start: Any, place: int | None, ways: int) -> Any:
     if place is None:
         return part if made is None else made + part
     if made is None:
         sizes = [size * ways if i == place else size for i, size in enumerate(part.shape)]
         made = jnp.zeros_like(part, shape=sizes)
-        made = as_varying(made, jax.typeof(part).manual_axis_type.varying)
+        made = as_varying(made, varying(part))
     return lax.dynamic_update_slice_in_dim(made, part, start, place)
 
 
-def stored_piece(xs: Sequence[Tensor]) -> Piece | None:
-    """The parameter among two operands that is stored split along one dim and would be gathered first."""
+def ring_of_stored(xs: Sequence[Tensor]) -> RingGather | None:
+    """The parameter among two operands that would be gathered along one dim."""
     region = _region_of_two(xs)
     for number, x in enumerate(xs):
-        if region is None or x._region is None or x._kind.store is None:
+        if region is None or x.region is None or x.kind.store is None:
             continue
         found = _leaving(x.dims, placement(x), region.placement(x.dims))
         if found is None:
             continue
-        if x._kind.sums is not None:
+        if x.kind.sums is not None:
             raise TensorError(
-                f"einsum overlaps the gather of {x!r}, whose gradient is to be summed in {x._kind.sums}",
+                f"einsum overlaps the gather of {x!r}, whose gradient is to be summed in {x.kind.sums}",
                 fix="leave out `overlap=True` here, or `sum_dtype`",
             )
-        return _piece(number, *found, xs, region)
+        return _ring_gather(number, *found, xs, region)
     return None
 
 
-def renamed_piece(xs: Sequence[Tensor], names: Mapping[str, Any]) -> Piece | None:
-    """The operand whose dim, split as it is, would be gathered first to leave under a new name."""
+def ring_of_renamed(xs: Sequence[Tensor], names: Mapping[str, Any]) -> RingGather | None:
+    """The operand one dim of which would be gathered, to leave under a new name."""
     region = _region_of_two(xs)
     for number, x in enumerate(xs):
         own = {old: new for old, new in names.items() if x.dims.has(old)}
-        if region is None or x._region is None or not own:
+        if region is None or x.region is None or not own:
             continue
         found = _leaving(x.dims, region.placement(x.dims), region.placement(renamed(x.dims, own)))
         if found is not None and not xs[1 - number].dims.has(found[0]):
-            return _piece(number, *found, xs, region)
+            return _ring_gather(number, *found, xs, region)
     return None
 
 
-def _piece(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region: Region) -> Piece:
-    wants = [region.placement(x.dims) for x in xs]
-    note_operands(region, {dim.name: axes}, xs, wants)
-    return Piece(number, dim, axes, region.ways(axes), xs[number]._kind.store is not None)
+def _ring_gather(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region: Region) -> RingGather:
+    return RingGather(number, dim, axes, region.ways(axes), xs[number].kind.store is not None)
 
 
 def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] | None:
-    """The one dim that gives up axes between two placements, and the axes; None where more than that moves."""
+    """The one dim that gives up axes between two placements, and the axes.
+
+    None where more than that moves.
+    """
     moved = [i for i in range(len(dims)) if have[i] != want[i]]
     if len(moved) != 1 or have[moved[0]][: len(want[moved[0]])] != want[moved[0]]:
         return None
@@ -138,8 +160,11 @@ def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] 
 
 
 @dataclass(frozen=True)
-class Scatter:
-    """The dim of the result whose slices are summed where they belong, over `axes`; `after` is how it lies then."""
+class RingScatter:
+    """The dim of the result that is reduce-scattered over `axes`.
+
+    `after` is the placement then.
+    """
 
     dim: Dim
     axes: Axes
@@ -165,13 +190,13 @@ class Scatter:
                 ]
                 pieces[0], part = _after(pieces[0], part)
                 part = compute(*pieces)
-                total = part if total is None else permute(total, self.axes, _round(self.ways)) + part
+                total = part if total is None else permute(total, self.axes, _next_in_ring(self.ways)) + part
             return total
 
         return ring
 
 
-def slot_to_scatter(kept: Shape, final: Shape, have: Placement, partial: Axes, xs: Sequence[Tensor]) -> Scatter | None:
+def ring_of_sum(kept: Shape, final: Shape, have: Placement, partial: Axes, xs: Sequence[Tensor]) -> RingScatter | None:
     """The dim along which the product would be reduce-scattered, if it would be."""
     region = _region_of_two(xs)
     if region is None or not partial:
@@ -180,7 +205,7 @@ def slot_to_scatter(kept: Shape, final: Shape, have: Placement, partial: Axes, x
         arriving = wanted[len(have[position]) :]
         if arriving and set(arriving) <= set(partial) and wanted[: len(have[position])] == have[position]:
             after = tuple(wanted if i == position else axes for i, axes in enumerate(have))
-            return Scatter(kept[position], arriving, region.ways(arriving), after)
+            return RingScatter(kept[position], arriving, region.ways(arriving), after)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Padding: the places at the end of a dim that hold no values, so that its size divides.
+"""Padding: places at the end of a dim without values, so that it divides.
 
 Works on local arrays and placements; the operations see to it that what stands in the padding changes no result
 (`filled`) and no gradient (`guarded`). What stands there is never defined.
@@ -19,7 +19,10 @@ from .collectives import first_place
 def validity(
     dims: Sequence[Dim], placement: Placement, sizes: Sequence[int], over: Sequence[Dim] | None = None
 ) -> Any | None:
-    """Where a local array holds values, as an array that broadcasts with it; None where it has no padding."""
+    """A mask of where a local array holds values; None where it has no padding.
+
+    It broadcasts with the array.
+    """
     mask = None
     for position, (dim, axes) in enumerate(zip(dims, placement, strict=True)):
         if not dim.is_padded or (over is not None and dim not in over):
@@ -31,7 +34,10 @@ def validity(
 
 
 def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
-    """`array` with `value`, which may depend on its dtype, in its padding, or in that of the dims `over`."""
+    """`array` with `value` in its padding, or in that of the dims `over`.
+
+    `value` may be a function of the dtype.
+    """
     mask = validity(dims, placement, array.shape, over)
     if mask is None:
         return array
@@ -40,7 +46,7 @@ def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, ov
 
 
 def guarded(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:
-    """`array`; no gradient flows back to its padding, where one could be infinite or NaN."""
+    """`array`; no gradient flows back to its padding, where it could be NaN."""
     if not any(dim.is_padded for dim in dims) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return array
 

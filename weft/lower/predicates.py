@@ -7,7 +7,6 @@ come. In a mapped function it may differ from row to row; then all processors do
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -20,7 +19,10 @@ from .collectives import from_first, varying
 
 
 def one_boolean(value: Any, what: str) -> Any:
-    """One boolean; where a tensor holds it, the same on all processors but for the rows of a mapped function."""
+    """One boolean, on which all processors agree where a tensor holds it.
+
+    But for the rows of a mapped function.
+    """
     if is_tensor(value) and value.dims:
         raise TensorError(
             f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
@@ -43,13 +45,18 @@ def taken_axes() -> frozenset[str]:
 
 
 def differing_by_row(value: Any) -> Axes:
-    """The axes over which a predicate differs because a function is mapped over a dim that is split over them."""
-    kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
-    return tuple(sorted(kind.manual_axis_type.varying & taken_axes()))
+    """The axes over which a predicate differs from row to row of a `vmap`.
+
+    The mapped dim is split over them.
+    """
+    return tuple(sorted(varying(value) & taken_axes()))
 
 
 def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
-    """Raises where processors would wait in a loop, or in these branches, for others that never come."""
+    """Raises where processors would wait for others that never come (deadlock).
+
+    In a loop, or in these branches.
+    """
     differing = varying(value) - taken_axes()
     if differing and (branches is None or any(_ever_sends(closed.jaxpr) for closed in branches)):
         raise RegionError(
@@ -66,7 +73,10 @@ def sends(jaxpr: Any) -> bool:
 
 
 def _ever_sends(jaxpr: Any) -> bool:
-    """Whether a program has a collective in it, or something whose gradient is one: what a constant is not."""
+    """Whether a jaxpr, or its gradient, has a collective in it.
+
+    A constant has no gradient.
+    """
 
     def is_summed_back(eqn: Any) -> bool:
         return kind_of(eqn) is Kind.VARY and not all(isinstance(var, Literal) for var in eqn.invars)

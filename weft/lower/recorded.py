@@ -1,10 +1,10 @@
-"""Every public op is `recorded`: it takes a number in its region's record, so that the printed program can name it."""
+"""Every public op is `recorded`: it has an entry in its region's record."""
 
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..dims import UNSHOWN, Dim, listed
 from ..errors import call, folded
 from ..layout import Placement, Region, open_region
-from ..record import Entry, Placed, Record
+from ..record import Draft, FusedAttention, Placed, Record, Traits
 from ..tensor import Tensor, is_tensor, placement
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ _bring = contextvars.ContextVar("brings what ops are given", default=None)
 
 @contextlib.contextmanager
 def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
-    """While every op is given tensors that `bring` has brought into the region being traced."""
+    """While ops get tensors that `bring` has brought into the region being traced."""
     token = _bring.set(bring)
     try:
         yield
@@ -34,7 +34,7 @@ def bringing(bring: Callable[[Tensor, Region], Tensor]) -> Iterator[None]:
 
 
 def bring_in(tree: Any) -> Any:
-    """The tree as an op is given it: as it is, but for where tensors are brought into the region first."""
+    """The tree as an op gets it: where tensors are brought into the region, brought."""
     bring, region = _bring.get(), open_region()
     if bring is None or region is None:
         return tree
@@ -42,72 +42,85 @@ def bring_in(tree: Any) -> Any:
 
 
 def axes_brought_to() -> frozenset[str]:
-    """The axes over which a plain number may differ: ops are given tensors that do so too."""
+    """The axes over which a plain number may differ, as the tensors ops get do too."""
     region = open_region()
     return frozenset(region.taken) if region is not None and _bring.get() is not None else frozenset()
 
 
-def recorded(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """`fn`, an op, which leaves an entry in the record of the region it is called in."""
+@overload
+def recorded(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def recorded(*, name: str | None = None, **traits: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def recorded(fn: Any = None, /, *, name: str | None = None, **traits: Any) -> Any:
+    """`fn`, an op, which leaves an entry in the record of the region it is called in.
+
+    `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it.
+    """
+    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=False)
+    return wrap if fn is None else wrap(fn)
+
+
+_BLOCK = "because it is the same on all of {axes} before, and differs there after"
+
+
+def recorded_block(
+    *, name: str | None = None, reason_else: str = _BLOCK, **traits: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As `recorded`, for a loop or a branch: ops of its body have their own entries."""
+    traits["reason_else"] = reason_else
+    return functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=True)
+
+
+def _recorded(fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool) -> Callable[P, R]:
     label = name or fn.__name__
 
     @folded
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
-        if region is None or region.record.current is not None:
+        if region is None or (not is_block and region.record.current is not None):
             return call(fn, args, kwargs)
         args, kwargs = bring_in((args, kwargs))
-        with region.record.op(label) as entry:
-            found = call(fn, args, kwargs)
-            _finish(entry, region, args, kwargs, found)
-        return found
+        with (region.record.block if is_block else region.record.op)(label, traits) as draft:
+            result = call(fn, args, kwargs)
+            _finish(draft, region, args, kwargs, result)
+        return result
 
     return op
 
 
-def recorded_block(fn: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """`fn`, a loop or a branch, whose body's ops are entries of their own."""
-    label = name or fn.__name__
-
-    @folded
-    @functools.wraps(fn)
-    def op(*args: P.args, **kwargs: P.kwargs) -> R:
-        region = open_region()
-        if region is None:
-            return call(fn, args, kwargs)
-        args, kwargs = bring_in((args, kwargs))
-        with region.record.block(label) as entry:
-            found = call(fn, args, kwargs)
-            _finish(entry, region, args, kwargs, found)
-        return found
-
-    return op
-
-
-def _finish(entry: Entry, region: Region, args: Sequence[Any], kwargs: Any, found: Any) -> None:
-    given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
-    results = [leaf for leaf in jax.tree.leaves(found, is_leaf=is_tensor) if is_tensor(leaf)]
+def _finish(draft: Draft, region: Region, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Notes of an op that has run what it was given and what it gives."""
+    given, results = _tensors(args), _tensors(result)
     for x in (*given, *results):
         region.see(x.dims)
-    entry.results = [placed(x) for x in results]
+    draft.note(results=tuple(map(placed, results)))
     if kwargs.get("over") is not None:
-        over = (_name(dim) for dim in listed(kwargs["over"], "over"))
-        entry.over = tuple(name.removeprefix(UNSHOWN) if entry.is_block else name for name in over)
-    names = kwargs if entry.op == "rename" else kwargs.get("rename") or {}
-    entry.renamed = {_name(old): _name(new) for old, new in names.items()}
-    if not entry.operands and not entry.is_block:
-        _note(entry, given, [None] * len(given))
-        entry.stays_stored = any(x._kind.store is not None for x in results)
-        for x in given:
-            entry.dims.update(zip(x.dims.names, placement(x), strict=True))
-    arrays = {id(x._array) for x in given}
-    entry.is_free = bool(results) and all(id(x._array) in arrays for x in results)
-    flows = any(entry.gradients) or (None if entry.is_block or None in entry.gradients else False)
+        over = [_name(dim) for dim in listed(kwargs["over"], "over")]
+        draft.note(over=_shown(over) if draft.is_block else tuple(over))
+    names = kwargs if draft.traits.is_rename else kwargs.get("rename") or {}
+    draft.note(renamed={_name(old): _name(new) for old, new in names.items()})
+    if not draft.is_block and not draft.noted.get("operands"):
+        dims = {dim.name: axes for x in given for dim, axes in zip(x.dims, placement(x), strict=True)}
+        _note(draft, given, [None] * len(given), stays_stored=any(x.kind.store is not None for x in results))
+        draft.note(dims={**draft.noted.get("dims", {}), **dims})
+    arrays = {id(x.raw) for x in given}
+    draft.note(is_free=bool(results) and all(id(x.raw) in arrays for x in results))
+    gradients = draft.noted.get("gradients", ())
+    flows = any(gradients) or (None if draft.is_block or None in gradients else False)
     for x in results:
-        x._memo.setdefault("entry", entry.id)
-        if flows is not None and "has_gradient" not in x._memo:
-            x._memo["has_gradient"] = flows and entry.op != "stop_gradient"
+        x._memo.setdefault("entry", draft.id)
+        if flows is not None:
+            x._memo.setdefault("has_gradient", flows)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_tensor) if is_tensor(leaf)]
+
+
+def _shown(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of dims as programs show them; none for a dim that has none to show."""
+    return tuple(name.removeprefix(UNSHOWN) for name in names if name != UNSHOWN)
 
 
 @contextlib.contextmanager
@@ -121,24 +134,36 @@ def part_of_block() -> Iterator[None]:
         record.current = before
 
 
-def note_loop(turns: int | None, over: str) -> None:
-    """Writes down how often the body of the loop being traced runs, and along which dim."""
-    if (region := open_region()) is not None and (entry := region.record.block_being_traced) is not None:
-        entry.turns, entry.over = turns, (over.removeprefix(UNSHOWN),)
+def note_loop(over: str, *, examples: int = 1) -> None:
+    """Notes the dim of the loop being traced, and how many examples run at once."""
+    if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
+        draft.note(over=_shown([over]), examples=examples)
 
 
 def note_over(dims: Sequence[Dim]) -> None:
-    """Writes down along which dims the op being traced goes, where no `over` of its own says so."""
-    if (region := open_region()) is not None and (entry := region.record.current) is not None and not entry.over:
-        entry.over = tuple(dim.name for dim in dims)
+    """Notes the dims the op being traced goes over, where no `over` of its own does."""
+    if (region := open_region()) is not None and (draft := region.record.current) and not draft.noted.get("over"):
+        draft.note(over=tuple(dim.name for dim in dims))
+
+
+@contextlib.contextmanager
+def fused_attention(length: int, memory_length: int, width: int, *, causal: bool) -> Iterator[None]:
+    """While a function writes out an attention that a GPU does by one fused kernel."""
+    region = open_region()
+    attention = FusedAttention(length, memory_length, width, causal)
+    with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
+        yield
 
 
 def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
-    """`trace()` of a body, and the mark where its entries start; those from the mark `previous` on no longer count."""
+    """`trace()` of a body, and the mark where its entries start.
+
+    Those from the mark `previous` on, of the same body traced before, no longer count.
+    """
     record = region.record if (region := open_region()) is not None else Record()
     if previous is not None:
         record.forget(previous)
-    mark = len(record.entries)
+    mark = record.mark
     return trace(), mark
 
 
@@ -150,35 +175,36 @@ def note_operands(
     *,
     stay_stored: bool = False,
 ) -> None:
-    """Writes down what the op being traced works on, and how its operands lie where they meet."""
-    entry = region.record.current
-    if entry is None:
+    """Notes the operands of the op being traced, and how they are sharded to meet."""
+    draft = region.record.current
+    if draft is None:
         return
-    if not entry.operands:
-        _note(entry, xs, [None] * len(xs) if stay_stored else wants)
-        entry.stays_stored = stay_stored
-    entry.dims.update(dims)
-    entry.taken = region.taken
+    if not draft.noted.get("operands"):
+        _note(draft, xs, [None] * len(xs) if stay_stored else wants, stays_stored=stay_stored)
+    draft.note(dims={**draft.noted.get("dims", {}), **dims}, taken=region.taken)
 
 
-def _note(entry: Entry, xs: Sequence[Any], wants: Sequence[Placement | None]) -> None:
-    entry.operands = [placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)]
-    entry.makers = [x._memo.get("entry") if is_tensor(x) else None for x in xs]
-    entry.gradients = [_has_gradient(x) if is_tensor(x) else False for x in xs]
+def _note(draft: Draft, xs: Sequence[Any], wants: Sequence[Placement | None], *, stays_stored: bool) -> None:
+    draft.note(
+        operands=tuple(placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)),
+        makers=tuple(x._memo.get("entry") if is_tensor(x) else None for x in xs),
+        gradients=tuple(_has_gradient(x) if is_tensor(x) else False for x in xs),
+        stays_stored=stays_stored,
+    )
 
 
 def _has_gradient(x: Tensor) -> bool | None:
-    """Whether a gradient flows back to a tensor; None where a function of JAX's own hides it."""
-    if x._region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+    """Whether a gradient flows back to `x`; None where a function of JAX hides it."""
+    if x.region is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return False
     return x._memo.get("has_gradient")
 
 
 def placed(x: Tensor, want: Placement | None = None) -> Placed:
-    """The placed type of a tensor; where it is a parameter stored finer than it is used, both are told."""
+    """The placed type of a tensor, with its store where that is finer than its use."""
     have = placement(x)
-    is_finer = x._region is not None and have != x._region.placement(x.dims) and have != want
-    return Placed(x.dtype, x.dims, have, x._kind.store if is_finer else None)
+    is_finer = x.region is not None and have != x.region.placement(x.dims) and have != want
+    return Placed(x.dtype, x.dims, have, x.kind.store if is_finer else None)
 
 
 def _name(dim: Any) -> str:

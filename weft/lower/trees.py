@@ -1,4 +1,7 @@
-"""Trees of tensors taken apart into arrays and put together again, for what JAX traces as flat functions."""
+"""Trees of tensors as flat lists of arrays, and back.
+
+For what JAX traces as flat functions.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, marked, mark
 
 @dataclass(frozen=True)
 class Slot:
-    """What a leaf's array stands for: a tensor of these dims, or (dims None) a plain value."""
+    """What a leaf's array stands for: a tensor, or (dims None) a plain value."""
 
     dims: Shape | None = None
     region: Region | None = None
@@ -35,12 +38,12 @@ class Slot:
 def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
     """The arrays of a tree, what each of them stands for, and the tree's structure."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
-    arrays = [checked(leaf)._array if is_tensor(leaf) else leaf for leaf in leaves]
+    arrays = [checked(leaf).raw if is_tensor(leaf) else leaf for leaf in leaves]
     return arrays, [slot_of(leaf) for leaf in leaves], structure
 
 
 def slot_of(leaf: Any) -> Slot:
-    return Slot(leaf.dims, leaf._region, leaf._kind, marks_of(leaf)) if is_tensor(leaf) else Slot()
+    return Slot(leaf.dims, leaf.region, leaf.kind, marks_of(leaf)) if is_tensor(leaf) else Slot()
 
 
 def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -> Any:

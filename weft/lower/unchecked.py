@@ -1,4 +1,4 @@
-"""A function of slices, traced as JAX traces it alone: without the types of what varies over the mesh.
+"""A function of slices, traced without the types of what varies.
 
 Inside a region JAX types every value with the axes it varies over. A function written for plain arrays may be
 refused there: a loop whose carry begins as a constant, a Pallas kernel whose results are plain shapes. Such a
@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..compat import without_variation
+from ..compat import with_variation_of, without_variation
 from .collectives import as_varying, varying
 
 local_call = Primitive("local_call")
@@ -22,16 +22,22 @@ local_call.multiple_results = True
 
 
 def call_unchecked(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """`fn(*arrays)`, a tree of arrays; it may be differentiated backwards as often as `fn` may."""
+    """`fn(*arrays)`, a tree of arrays, traced apart.
+
+    It may be differentiated backwards as often as `fn` may.
+    """
     traced, structure, closed_over = _trace(fn, arrays)
     operands = [*closed_over, *arrays]
     over = frozenset[str]().union(*map(varying, operands))
     # Each operand varies over all axes before the call, so that its gradient comes back with that type, to be summed.
-    return jax.tree.unflatten(structure, _differentiable(traced)(*(as_varying(x, over) for x in operands)))
+    return jax.tree.unflatten(structure, _make_differentiable(traced)(*(as_varying(x, over) for x in operands)))
 
 
 def _trace(fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[ClosedJaxpr, Any, list[Any]]:
-    """`fn` traced apart, as a function of what it closes over and of the arrays; its result's tree; those values."""
+    """The jaxpr of `fn`, the tree of its result, and what it closes over.
+
+    The jaxpr is a function of what is closed over and of the arrays.
+    """
     plain = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in map(jnp.asarray, arrays)
     ]
@@ -41,8 +47,11 @@ def _trace(fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[ClosedJaxpr, 
     return ClosedJaxpr(jaxpr, ()), jax.tree.structure(shapes), list(closed.consts)
 
 
-def _differentiable(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """The call of a traced function; its gradient is a call of the traced gradient, which is one of these too."""
+def _make_differentiable(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """The call of a traced function, as one that can be differentiated.
+
+    Its gradient is a call of the traced gradient, which is one of these too.
+    """
     run = jaxpr_as_fun(traced)
     is_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in traced.in_avals]
     gives_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in traced.out_avals]
@@ -57,9 +66,9 @@ def _differentiable(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
             def of_floats(*floats: Any) -> tuple[list[Any], list[Any]]:
                 left = iter(floats)
                 results = run(*(next(left) if is_one else x for x, is_one in zip(operands, is_float, strict=True)))
-                return _chosen(results, gives_float), results
+                return _choose(results, gives_float), results
 
-            _, pull_back, results = jax.vjp(of_floats, *_chosen(operands, is_float), has_aux=True)
+            _, pull_back, results = jax.vjp(of_floats, *_choose(operands, is_float), has_aux=True)
             residuals, structure = jax.tree.flatten(pull_back)
             residual_structures[:] = [structure]
             return results, residuals
@@ -71,14 +80,14 @@ def _differentiable(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
             pull = jax.tree.unflatten(residual_structures[0], arrays[: len(residuals)])
             return pull(list(arrays[len(residuals) :]))
 
-        found = iter(call_unchecked(pull_back, *residuals, *_chosen(gradients, gives_float)))
+        found = iter(call_unchecked(pull_back, *residuals, *_choose(gradients, gives_float)))
         return tuple(next(found) if is_one else None for is_one in is_float)
 
     call.defvjp(forward, backward)
     return call
 
 
-def _chosen(values: Sequence[Any], are_chosen: Sequence[bool]) -> list[Any]:
+def _choose(values: Sequence[Any], are_chosen: Sequence[bool]) -> list[Any]:
     return [value for value, is_chosen in zip(values, are_chosen, strict=True) if is_chosen]
 
 
@@ -94,8 +103,8 @@ def _type(*operands: Any, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
     like = operands[0]  # all vary over the same axes
 
     def typed(aval: Any) -> Any:
-        lies = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * aval.ndim))
-        return aval.update(sharding=lies, manual_axis_type=like.manual_axis_type)
+        sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * aval.ndim))
+        return with_variation_of(aval, like, sharding)
 
     return [typed(aval) for aval in jaxpr.out_avals], jaxpr.effects
 

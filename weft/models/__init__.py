@@ -8,39 +8,43 @@ import jax
 from ..errors import public
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
+from ..namespace import namespace as _namespace
 from ..nn import weights
+from ..record import show_as_source as _show_as_source
 from .config import TransformerConfig, need_config
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .transformer_lm import LMConfig, TransformerLM
+from .transformer import LMConfig, TransformerLM
+
+_show_as_source(__path__[0])
 
 
 @public
 def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
-    """The model with its first weights; on a mesh each processor makes only its own slices of them.
+    """The model with its first weights, sharded as the layout stores them.
 
-    The values do not depend on the mesh or on the layout.
+    On a mesh each processor makes only its own slices of them. The values do not depend on the mesh or on the layout.
     """
     need_config(config)
     if mesh is None or layout is None:
         return weights.init(_blueprint(config), key, mesh, layout)
     mesh, layout = as_mesh(mesh), as_layout(layout)
     stored = _stored_layers(layout)
-    model = _blueprint(config, mesh, stored)
+    model = _blueprint(config)
     _check_layers(model, Region(mesh, layout))
-    return weights.init(model, key, mesh, stored, dims=config.dims)
+    return weights.init(model.on(mesh, stored), key, mesh, stored, dims=config.dims)
 
 
 def _check_layers(model: Any, region: Region) -> None:
-    """Raises where layers do not divide by the rule as it was written, which is about to say how they are stored."""
-    found = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
-    for dim in dict.fromkeys(dim for dim in found if dim is not None and "layers" not in region.layout.params):
+    """Raises where layers do not divide by the rule that says how they are stored."""
+    stacks = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
+    for dim in dict.fromkeys(dim for dim in stacks if dim is not None and "layers" not in region.layout.params):
         region.placement([dim])
 
 
 def _stored_layers(layout: Layout) -> Layout:
-    """The layout with `layers` split only where they are stored: they run one after the other."""
+    """The layout with `layers` split only in storage: they run one after the other."""
     axes = layout.rules.get("layers")
     if axes is None:
         return layout
@@ -55,9 +59,9 @@ def shapes(config: TransformerConfig) -> Any:
     return weights.shapes(_blueprint(config))
 
 
-def _blueprint(config: TransformerConfig, *where: Any) -> Any:
+def _blueprint(config: TransformerConfig) -> Any:
     """The model without values, its weights in the dtype they are kept in."""
-    return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint(*where))
+    return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint())
 
 
 __all__ = [
@@ -75,3 +79,5 @@ __all__ = [
     "preset",
     "shapes",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="models")

@@ -1,11 +1,11 @@
-"""What decoding remembers: keys and values of the tokens so far, for every layer.
+"""The KV cache: keys and values of the tokens decoded so far, for every layer.
 
 Imports the layers. Sequences end at the same place, so that all of a batch take the same next place: a shorter one
 begins later.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 
@@ -15,35 +15,32 @@ from ..dims import Dim, Shape
 from ..tensor import Tensor
 
 
-class Past(eqx.Module):
-    """Keys and values of one layer, or of all of them stacked: [.. memory_length heads d_kv]."""
+class KeysValues(NamedTuple):
+    """Keys and values of a layer, or of all stacked: [.. memory_length heads d_kv]."""
 
     keys: Tensor
     values: Tensor
 
-    def with_new(self, new: "Past", at: Tensor) -> "Past":
+    def with_token(self, new: "KeysValues", at: Tensor) -> "KeysValues":
         """With the keys and values of one token in place `at`."""
-        return Past(
-            wf.update(self.keys, new.keys, over="memory_length", at=at),
-            wf.update(self.values, new.values, over="memory_length", at=at),
-        )
+        return KeysValues(*(wf.update(x, y, over="memory_length", at=at) for x, y in zip(self, new, strict=True)))
 
-    def padded(self, room: int) -> "Past":
+    def padded(self, room: int) -> "KeysValues":
         """With room for so many places."""
         after = room - self.keys.size("memory_length")
-        return Past(*(wf.pad(x, over="memory_length", after=after) for x in (self.keys, self.values)))
+        return KeysValues(*(wf.pad(x, over="memory_length", after=after) for x in self))
 
 
 class Cache(eqx.Module):
-    """The pasts of all layers of a decoder, and where in them the next token goes."""
+    """The KV cache of a decoder: keys and values, and where the next token goes."""
 
-    past: Past
+    past: KeysValues
     at: Tensor
     """The place of the next token."""
     first: Tensor | None
     """The place of the first token of each sequence, where they are not all 0."""
-    memory: Past | None = None
-    """Keys and values of what an encoder made."""
+    memory: KeysValues | None = None
+    """Keys and values of cross-attention, for what an encoder made."""
     memory_segments: Tensor | None = None
 
     @property
@@ -74,19 +71,19 @@ class Cache(eqx.Module):
         one = wf.ones(self.memory_segments.dims.without(["memory_length"]), like=self.memory_segments, dtype="int32")
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
-    def after(self, new: Past) -> "Cache":
+    def after(self, new: KeysValues) -> "Cache":
         """With the next token in its place."""
-        return dataclasses.replace(self, past=self.past.with_new(new, self.at), at=self.at + 1)
+        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
 
     def spread(self, dim: Dim) -> "Cache":
         """With a dim of continuations beside `batch`, which all begin the same."""
 
-        def wider(x: Tensor) -> Tensor:
+        def spread(x: Tensor) -> Tensor:
             at = x.dims.position("batch") + 1
             return wf.broadcast(x, Shape([*x.dims[:at], dim, *x.dims[at:]]))
 
-        return self.map_past(wider)
+        return self.map_past(spread)
 
     def map_past(self, fn: Any) -> "Cache":
         """With `fn` of the keys and of the values."""
-        return dataclasses.replace(self, past=Past(fn(self.past.keys), fn(self.past.values)))
+        return dataclasses.replace(self, past=KeysValues(*map(fn, self.past)))

@@ -1,19 +1,18 @@
-"""What all Transformers of the package have in common: their sizes, their parts, and how they are computed.
+"""The configuration of a Transformer: sizes, parts, and how it is computed.
 
 Imports what stands left of the layers. A configuration is checked where it is made; the models trust it.
 """
 
 import abc
 import dataclasses
-import math
-from typing import Any, get_args
+from typing import Any
 
 import jax.numpy as jnp
 
+from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
-from ..layout import Layout
-from ..mesh import Mesh
+from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..nn import weights
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.given import number
@@ -23,23 +22,6 @@ from ..tensor import as_dtype
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
-
-_RANGES = {  # least, below, and whether it may be the least; other floats are above 0
-    "dropout": (0.0, 1.0, True),
-    "smoothing": (0.0, 1.0, True),
-    "jitter": (0.0, 1.0, True),
-    "hidden_share": (0.0, 1.0, False),
-    "balance_loss": (0.0, math.inf, True),
-    "router_z_loss": (0.0, math.inf, True),
-    "z_loss": (0.0, math.inf, True),
-}
-_CHOICES = {
-    "norm": ("rms", "layer"),
-    "positions": ("sinusoid", "learned", "rotary", "relative", "none"),
-    "activation": tuple(ACTIVATIONS),
-    "gating": GATINGS,
-    "attention": ("auto", "plain"),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +36,7 @@ class TransformerConfig(abc.ABC):
     d_ff: int
     vocab: int
     group: int = 1
-    """How many query heads share one head of keys and values."""
+    """GQA: how many query heads share one head of keys and values."""
     batch: int = 256
     """How many sequences `dims` counts on; the data may bring another number."""
     length: int = 256
@@ -64,17 +46,18 @@ class TransformerConfig(abc.ABC):
     vocab_multiple: int = 128
     """The vocab is padded to a multiple of this; the padding is never predicted."""
     tied: bool = False
-    """Whether the logits are made with the embedding instead of a table of their own."""
+    """Tied embeddings: whether the logits are made with the embedding instead of a table of their own."""
     embedding_stddev: float = 1.0
     """Of the first vectors of words."""
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
-    norm: str = "rms"
+    norm: str = one_of("rms", "layer")
     epsilon: float = 1e-6
-    positions: str = "sinusoid"
+    positions: str = one_of("sinusoid", "learned", "rotary", "relative", "none")
+    """`rotary` is RoPE, `relative` are T5's biases by bucket of distance, `none` leaves order to the causal mask."""
     rotary_base: float = 10_000.0
     rotary_stretch: float = 1.0
-    """By how much the slowest rotations are made slower still, as Llama 3.1 does; 1 leaves all as they are."""
+    """RoPE scaling: by how much the slowest rotations are slowed down, as in Llama 3.1; 1 for none."""
     rotary_low: float = 1.0
     """Rotations that turn fewer times than this within `rotary_length` are stretched fully."""
     rotary_high: float = 4.0
@@ -86,23 +69,23 @@ class TransformerConfig(abc.ABC):
     scale_scores: bool = True
     softcap: float | None = None
     window: int | None = None
-    activation: str = "relu"
+    activation: str = one_of(*ACTIVATIONS, default="relu")
     gated: bool = False
     bias: str = ""
     """Which maps have a bias: some of `q k v o in out norm`."""
-    dropout: float = 0.0
-    experts: int = 0
-    """How many experts the feed-forward part of a layer has; 0 for a plain one."""
+    dropout: float = bounded(0.0, least=0, below=1)
+    experts: int = bounded(0, least=0)
+    """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
-    gating: str = "switch"
+    gating: str = one_of(*GATINGS, default="switch")
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
-    balance_loss: float = 0.01
-    router_z_loss: float = 0.0
-    jitter: float = 0.0
-    smoothing: float = 0.0
-    z_loss: float = 0.0
+    balance_loss: float = bounded(0.01, least=0)
+    router_z_loss: float = bounded(0.0, least=0)
+    jitter: float = bounded(0.0, least=0, below=1)
+    smoothing: float = bounded(0.0, least=0, below=1)
+    z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
     scanned: bool = True
@@ -110,17 +93,17 @@ class TransformerConfig(abc.ABC):
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
     remat: bool | str = True
-    """Whether a layer is computed again in the backward pass; or the names of what of it is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
-    attention: str = "auto"
+    attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, field.type, getattr(self, field.name)))
+            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -166,25 +149,25 @@ class TransformerConfig(abc.ABC):
         sizes = {
             name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
         }
-        found = [Dim(name, size) for name, size in sizes.items()]
-        found += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims = [Dim(name, size) for name, size in sizes.items()]
+        dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         if self.group > 1:
-            found.append(Dim("group", self.group))
+            dims.append(Dim("group", self.group))
         if self.positions == "relative":
-            found.append(Dim("buckets", self.buckets))
+            dims.append(Dim("buckets", self.buckets))
         if self.positions == "learned":
-            found.append(Dim("positions", self.max_positions))
+            dims.append(Dim("positions", self.max_positions))
         if self.experts:
             slots = slots_for(self.length, self.experts, self.gating, self.capacity)
-            found += [Dim("experts", self.experts), Dim("router", self.experts)]
-            found += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
-        return Shape([*found, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
+            dims += [Dim("experts", self.experts), Dim("router", self.experts)]
+            dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
+        return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 
     def dim(self, name: str) -> Dim:
         return self.dims.find(name)
 
     @abc.abstractmethod
-    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    def blueprint(self) -> Any:
         """The model without values."""
 
     @property
@@ -204,32 +187,30 @@ def need_config(config: Any, kind: type = TransformerConfig) -> None:
 
 
 def stream(length: int) -> Dim:
-    """The dim of positions between the layers: split as `length` is, unless a rule of its own says otherwise."""
+    """The positions of the residual stream, split as `length` unless a rule names it."""
     return Dim("stream", length, follows="length")
 
 
-def _checked(name: str, kind: Any, value: Any) -> Any:
-    """The value of one field, if it is of its kind."""
+def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """The value of one field, if it is of its kind, within bounds, among its choices."""
+    name, kinds, choices, bounds = field.name, kinds_of(field), choices_of(field), bounds_of(field)
     if name in ("dtype", "param_dtype"):
         dtype = as_dtype(value)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TensorError(f"`{name}` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
         return str(dtype)
-    if name in _CHOICES and value not in _CHOICES[name]:
+    if choices is not None and value not in choices:
         top1 = name == "gating" and "1" in str(value)
-        fix = "top-1 is `switch`" if top1 else closest(str(value), _CHOICES[name])
-        raise TensorError(f"`{name}` is {value!r}", fix=fix)
-    kinds = get_args(kind) or (kind,)
+        raise TensorError(f"`{name}` is {value!r}", fix="top-1 is `switch`" if top1 else closest(str(value), choices))
     if int in kinds and bool not in kinds and value is not None:
-        least = 0 if name in ("experts", "padding", "start", "classes", "hidden_id") else 1
-        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        if not is_whole(value) or int(value) not in bounds:
             raise DimError(f"`{name}` is {value!r}, which is no size", fix=f"give a whole number, e.g. `{name}=8`")
         return int(value)
-    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
-        lowest, below, may_be_it = _RANGES.get(name, (0.0, math.inf, False))
-        return float(number(value, name, least=lowest, below=below, may_be_least=may_be_it))
+    if float in kinds and is_real(value):
+        is_least_in = bounds.least is not None
+        return float(number(value, name, least=bounds.least or 0, below=bounds.below, may_be_least=is_least_in))
     if not isinstance(value, kinds):
         example = f"{name}=True` or `{name}=False" if bool in kinds else f"{name}='my-lm'" if str in kinds else "0.1"
-        named = " or ".join(k.__name__ for k in kinds)
+        named = " or ".join(kind.__name__ for kind in kinds)
         raise DimError(f"`{name}` is {value!r}, which is no {named}", fix=f"say `{example}`")
     return value

@@ -1,8 +1,11 @@
-"""Encoder-only Transformers in the way of BERT: words that were hidden are predicted, or whole sequences classified."""
+"""Encoder-only Transformers like BERT: masked language models and classifiers.
+
+Words that were masked are predicted, or whole sequences classified.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,14 +14,14 @@ from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
-from ..layout import Layout
-from ..mesh import Mesh
-from ..nn.weights import key_of
+from ..fields import bounded
+from ..nn.weights import fold_key
 from ..tensor import Tensor
-from .config import SEARCHED, TransformerConfig, need_config
-from .running import named, named_batch, run, same_shape
+from .config import TransformerConfig, need_config
+from .inputs import check_dropout_key, check_sizes, name_batch, name_tensor
+from .running import Runnable
 from .stack import Stack
-from .words import checked_key, embed, predict, scored, tables
+from .transformer import embed, make_embeddings, make_stack, predict, token_loss
 
 BATCH = {
     "tokens": "ids",
@@ -37,13 +40,13 @@ _KEPT, _RANDOM = 0.1, 0.1  # of the words to be predicted: so many stay as they 
 class EncoderConfig(TransformerConfig):
     """An encoder-only Transformer."""
 
-    classes: int = 0
+    classes: int = bounded(0, least=0)
     """Into how many classes sequences are told apart; 0 where only words are predicted."""
-    hidden_id: int | None = None
+    hidden_id: int | None = bounded(least=0)
     """The id that stands for a hidden word, where `tokens` are to be hidden by the model itself."""
-    hidden_share: float = 0.15
+    hidden_share: float = bounded(0.15, below=1)
     """What share of the words is then to be predicted."""
-    padding: int | None = None
+    padding: int | None = bounded(least=0)
     """The id of what is no word and is seen by none, if there is one."""
 
     @property
@@ -51,59 +54,60 @@ class EncoderConfig(TransformerConfig):
         """Every dim of the weights and of what is computed with them."""
         return Shape([*super().dims, *([Dim("classes", self.classes)] if self.classes else [])])
 
-    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> "Encoder":
+    def blueprint(self) -> "Encoder":
         """The model without values."""
-        return Encoder(self, mesh, layout)
+        return Encoder(self)
 
 
-class Encoder(eqx.Module):
-    """An encoder, the tables of words, and what classifies by the first of the sequence."""
+class Encoder(Runnable):
+    """An encoder, its embeddings, and a classifier that reads the first position."""
 
-    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack
     softmax: nn.Embedding | None
     classifier: nn.Linear | None
     config: EncoderConfig = eqx.field(static=True)
-    mesh: Mesh | None = eqx.field(static=True)
-    layout: Layout | None = eqx.field(static=True)
 
     @public(form="models.init(config, key)")
-    def __init__(self, config: EncoderConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+    def __init__(self, config: EncoderConfig):
         need_config(config, EncoderConfig)
-        self.config, self.mesh, self.layout = config, mesh, layout
-        self.embedding, self.positions, self.softmax = tables(config)
-        self.encoder = Stack(config, causal=False)
+        super().__init__()
+        self.config = config
+        self.embedding, self.positions, self.softmax = make_embeddings(config)
+        self.encoder = make_stack(config, causal=False)
         self.classifier = nn.Linear(config.dim("d_model"), config.dim("classes"), bias=True) if config.classes else None
 
     @public
     def logits(self, tokens: Any) -> Tensor:
         """The logits of the word at each place: f32[batch length vocab]."""
-        return run(_logits, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)})
+        return self.run(_logits, {"inputs": name_tensor("tokens", tokens, "ids", self.config.vocab)})
 
     def classify(self, tokens: Any) -> Tensor:
         """The logits of the classes of each sequence: f32[batch classes]."""
-        return run(_classify, self, {"inputs": named("tokens", tokens, "ids", self.config.vocab)}, None)
+        return self.run(_classify, {"inputs": name_tensor("tokens", tokens, "ids", self.config.vocab)}, None)
 
     @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
-        """The mean cross-entropy of `labels`, or of `targets` where `weights` count; dropout where a key is given.
+        """The mean cross-entropy of `labels`, or of `targets` where `weights` count.
 
-        Of `tokens` some are hidden, as the key says, and predicted.
+        Of `tokens` some are masked, as the key says, and predicted. There is dropout where a key is given.
         """
         return self.loss_and_metrics(batch, key)[0]
 
     @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and what went into it."""
-        key = checked_key(key)
-        found = _given(batch, self.config, key)
-        return run(_class_loss if "labels" in found else _loss_and_metrics, self, found, key)
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
+        key = check_dropout_key(key)
+        batch = _inputs_and_targets(batch, self.config, key)
+        return self.run(_class_loss if "labels" in batch else _loss_and_metrics, batch, key)
 
 
 def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
-    """A batch to predict some words of `tokens` from the others: most are hidden, some changed, some as they are."""
+    """A batch of masked language modelling, made of `tokens`.
+
+    Some are to be predicted from the others. Of those most are hidden, some become any word, and some stay as they are.
+    """
     keys = [jax.random.fold_in(key, i) for i in range(3)]
     is_chosen = wf.random.bernoulli(keys[0], tokens.dims, like=tokens, p=config.hidden_share)
     if config.padding is not None:
@@ -115,30 +119,31 @@ def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
     return {"inputs": inputs, "targets": tokens, "weights": wf.cast(is_chosen, "float32")}
 
 
-def _given(batch: Any, config: EncoderConfig, key: Any) -> dict[str, Tensor]:
-    has = batch if isinstance(batch, Mapping) else {}
-    needed = ["tokens"] if "tokens" in has else ["inputs", "labels"] if "labels" in has else ["inputs", "targets"]
-    found = named_batch(batch, BATCH, needed, config.vocab)
-    if "labels" in found and not config.classes:
+def _inputs_and_targets(batch: Any, config: EncoderConfig, key: Any) -> dict[str, Tensor]:
+    """The batch with names; of `tokens`, some are masked by the key."""
+    names = batch if isinstance(batch, Mapping) else {}
+    needed = ["tokens"] if "tokens" in names else ["inputs", "labels"] if "labels" in names else ["inputs", "targets"]
+    batch = name_batch(batch, BATCH, needed, config.vocab)
+    if "labels" in batch and not config.classes:
         raise TensorError("the batch has `labels`, and the model has no classes", fix="say `classes=2` in its config")
-    if "tokens" in found:
+    if "tokens" in batch:
         if config.hidden_id is None or key is None:
             missing = "key" if config.hidden_id is not None else "`hidden_id` in its config"
             raise TensorError(
                 f"`tokens` are to be hidden, and there is no {missing}",
                 fix="give it, or hide them yourself: `inputs`, `targets` and `weights`",
             )
-        hidden = hide(found.pop("tokens"), jax.random.fold_in(key, 2), config)
-        if "weights" in found:
-            hidden["weights"] = hidden["weights"] * found["weights"]
-        found |= hidden
-    same_shape(*found.values())
-    return found
+        hidden = hide(batch.pop("tokens"), jax.random.fold_in(key, 2), config)
+        if "weights" in batch:
+            hidden["weights"] = hidden["weights"] * batch["weights"]
+        batch |= hidden
+    check_sizes(*batch.values())
+    return batch
 
 
 def _loss_and_metrics(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    x, told = _hidden(model, batch, key)
-    return scored(model, x, batch["targets"], batch.get("weights"), told)
+    x, report = _hidden(model, batch, key)
+    return token_loss(model, x, batch["targets"], batch.get("weights"), report)
 
 
 def _class_loss(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -167,5 +172,5 @@ def _hidden(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor,
     if segments is None and model.config.padding is not None:
         segments = wf.cast(inputs != model.config.padding, "int32")
     mask = nn.Mask.within(positions=batch.get("positions"), segments=segments, window=model.config.window)
-    x, told = model.encoder(embed(model, inputs, mask, key), mask=mask, key=key_of(key, 1))
-    return x.rename(stream="length"), told
+    x, report = model.encoder(embed(model, inputs, mask, key), mask=mask, key=fold_key(key, 1))
+    return x.rename(stream="length"), report

@@ -8,7 +8,7 @@ from ..errors import DimError, closest, public
 from .config import TransformerConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
-from .transformer_lm import LMConfig
+from .transformer import LMConfig
 
 
 def _lm(name: str, heads: int) -> LMConfig:
@@ -101,7 +101,7 @@ KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqC
 def fields(config: TransformerConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
     need_config(config)
-    kind = next(name for name, made in KINDS.items() if type(config) is made)
+    kind = next(name for name, config_type in KINDS.items() if type(config) is config_type)
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 

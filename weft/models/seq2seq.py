@@ -1,8 +1,8 @@
-"""Encoder-decoder Transformers: the paper's translation model and T5 (1.0, 1.1, Flan), with or without experts."""
+"""Encoder-decoder Transformers: the paper's for translation, T5, Flan-T5."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 
@@ -10,15 +10,15 @@ from .. import nn
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
-from ..layout import Layout
-from ..mesh import Mesh
-from ..nn.weights import key_of
+from ..fields import bounded
+from ..nn.weights import fold_key
 from ..tensor import Tensor
-from .cache import Cache, Past
-from .config import SEARCHED, TransformerConfig, need_config
-from .running import named, named_batch, run, shifted
+from .cache import Cache, KeysValues
+from .config import TransformerConfig, need_config
+from .inputs import check_dropout_key, name_batch, name_tensor, shift_right
+from .running import Runnable
 from .stack import Stack
-from .words import checked_key, embed, predict, scored, tables
+from .transformer import embed, make_embeddings, make_stack, predict, token_loss
 
 BATCH = {
     "inputs": "ids",
@@ -36,80 +36,84 @@ BATCH = {
 class Seq2SeqConfig(TransformerConfig):
     """An encoder-decoder Transformer; `layers` is the number of layers of each."""
 
-    padding: int | None = None
+    padding: int | None = bounded(least=0)
     """The id of inputs that are no words and are seen by none, if there is one."""
-    start: int = 0
+    start: int = bounded(0, least=0)
     """The id the decoder begins with."""
 
-    def blueprint(self, mesh: Mesh | None = None, layout: Layout | None = None) -> "Seq2Seq":
+    def blueprint(self) -> "Seq2Seq":
         """The model without values."""
-        return Seq2Seq(self, mesh, layout)
+        return Seq2Seq(self)
 
 
-class Seq2Seq(eqx.Module):
-    """An encoder, a decoder that looks at what it made, and the tables of words."""
+class Seq2Seq(Runnable):
+    """An encoder, a decoder with cross-attention to it, and the embeddings."""
 
-    searched_dims: ClassVar[Sequence[str]] = SEARCHED
     embedding: nn.Embedding
     positions: nn.Embedding | None
     encoder: Stack
     decoder: Stack
     softmax: nn.Embedding | None
     config: Seq2SeqConfig = eqx.field(static=True)
-    mesh: Mesh | None = eqx.field(static=True)
-    layout: Layout | None = eqx.field(static=True)
 
     @public(form="models.init(config, key)")
-    def __init__(self, config: Seq2SeqConfig, mesh: Mesh | None = None, layout: Layout | None = None):
+    def __init__(self, config: Seq2SeqConfig):
         need_config(config, Seq2SeqConfig)
-        self.config, self.mesh, self.layout = config, mesh, layout
-        self.embedding, self.positions, self.softmax = tables(config)
-        self.encoder = Stack(config, causal=False)
-        self.decoder = Stack(config, causal=True, memory=True)
+        super().__init__()
+        self.config = config
+        self.embedding, self.positions, self.softmax = make_embeddings(config)
+        self.encoder = make_stack(config, causal=False)
+        self.decoder = make_stack(config, causal=True, has_memory=True)
 
     @public
     def logits(self, inputs: Any, targets_in: Any) -> Tensor:
-        """The logits of the token that follows each of `targets_in`, given `inputs`: f32[batch length vocab]."""
+        """The logits of the token after each of `targets_in`: f32[batch length vocab]."""
         vocab = self.config.vocab
-        given = {"inputs": named("inputs", inputs, "ids", vocab)}
-        return run(_logits, self, given, named("targets_in", targets_in, "ids", vocab))
+        batch = {"inputs": name_tensor("inputs", inputs, "ids", vocab)}
+        return self.run(_logits, batch, name_tensor("targets_in", targets_in, "ids", vocab))
 
     @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
-        """The mean cross-entropy of `targets` given `inputs`, in nats a token; dropout where a key is given."""
+        """The mean cross-entropy of `targets` given `inputs`, in nats a token.
+
+        There is dropout where a key is given.
+        """
         return self.loss_and_metrics(batch, key)[0]
 
     @public
     def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and what went into it."""
-        found = named_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)
-        return run(_loss_and_metrics, self, found, checked_key(key))
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
+        batch = name_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)
+        return self.run(_loss_and_metrics, batch, check_dropout_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
-        """The logits of the first token for `inputs`, f32[batch vocab], and a cache with room for so many tokens."""
+        """The logits of the first token, f32[batch vocab], and the KV cache.
+
+        The cache has room for so many tokens.
+        """
         memory, _ = _encode(self, dict(prompt), None)
-        remembered = self.decoder.remember(memory)
-        keys = remembered.keys
+        encoded = self.decoder.keys_and_values_of(memory)
+        keys = encoded.keys
         dims = [dim.resized(room) if dim.name == "memory_length" else dim for dim in keys.dims]
-        past = Past(*(wf.zeros(dims, like=keys, dtype=keys.dtype) for _ in range(2)))
+        past = KeysValues(*(wf.zeros(dims, like=keys, dtype=keys.dtype) for _ in range(2)))
         segments = _segments(self.config, prompt)
         segments = None if segments is None else segments.rename(length="memory_length")
-        cache = Cache(past, wf.full([], 0, dtype="int32"), None, remembered, segments)
+        cache = Cache(past, wf.full([], 0, dtype="int32"), None, encoded, segments)
         batch = prompt["inputs"].dim("batch")
         return self.step(wf.full([batch], self.config.start, like=keys, dtype="int32"), cache)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """The logits of the token after `tokens` [batch], which follow those of the cache; and the cache with them."""
+        """The logits of the token after `tokens` [batch], and the KV cache with those."""
         x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
         return predict(self, x), cache
 
 
 def _loss_and_metrics(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    targets_in = shifted(batch["targets"], batch.get("target_segments"), model.config.start)
-    memory, told = _encode(model, batch, key_of(key, 0))
-    x, more = _decode(model, batch, targets_in, memory, key_of(key, 1))
-    told = {name: told[name] + more[name] for name in told}
-    return scored(model, x, batch["targets"], batch.get("weights"), told)
+    targets_in = shift_right(batch["targets"], batch.get("target_segments"), model.config.start)
+    memory, report = _encode(model, batch, fold_key(key, 0))
+    x, more = _decode(model, batch, targets_in, memory, fold_key(key, 1))
+    report = {name: report[name] + more[name] for name in report}
+    return token_loss(model, x, batch["targets"], batch.get("weights"), report)
 
 
 def _logits(model: Seq2Seq, batch: dict[str, Tensor], targets_in: Tensor) -> Tensor:
@@ -123,8 +127,8 @@ def _encode(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor,
     inputs = batch["inputs"]
     segments, window = _segments(model.config, batch), model.config.window
     mask = nn.Mask.within(positions=batch.get("input_positions"), segments=segments, window=window)
-    x, told = model.encoder(embed(model, inputs, mask, key), mask=mask, key=key_of(key, 1))
-    return x.rename(stream=Dim("memory_length", inputs.size("length"))), told
+    x, report = model.encoder(embed(model, inputs, mask, key), mask=mask, key=fold_key(key, 1))
+    return x.rename(stream=Dim("memory_length", inputs.size("length"))), report
 
 
 def _decode(
@@ -139,12 +143,12 @@ def _decode(
         here = wf.ones(targets_in.dims, like=targets_in, dtype="int32") if segments is None else segments
         memory_mask = nn.Mask(segments=here, memory_segments=of_inputs.rename(length="memory_length"))
     x = embed(model, targets_in, mask, key)
-    x, told = model.decoder(x, mask=mask, memory=memory, memory_mask=memory_mask, key=key_of(key, 1))
-    return x.rename(stream="length"), told
+    x, report = model.decoder(x, mask=mask, memory=memory, memory_mask=memory_mask, key=fold_key(key, 1))
+    return x.rename(stream="length"), report
 
 
 def _segments(config: Seq2SeqConfig, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Segments of the inputs; words are one, and what is none another, where an id says which are none."""
+    """Segments of the inputs; by an id of padding, words are one, padding another."""
     if "input_segments" in batch or config.padding is None:
         return batch.get("input_segments")
     return wf.cast(batch["inputs"] != config.padding, "int32")

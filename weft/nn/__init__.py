@@ -1,9 +1,8 @@
-"""Layers: Equinox modules over named tensors. A layer says nothing about processors."""
+"""Layers: Equinox modules over named tensors, which say nothing about processors."""
 
-from typing import Any
-
-from ..elsewhere import LAYERS, unknown_name
-from ..errors import folded
+from ..elsewhere import LAYERS as _LAYERS
+from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention, Mask
 from .feed_forward import FeedForward
@@ -12,8 +11,10 @@ from .linear import Embedding, Linear
 from .loss import cross_entropy, summed_cross_entropy
 from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
-from .position import RelativeBias, rotated, sinusoids
+from .position import RelativeBias, rope, sinusoids
 from .weights import init, shapes
+
+_show_as_source(__path__[0])
 
 __all__ = [
     "Attention",
@@ -33,14 +34,11 @@ __all__ = [
     "init",
     "lora",
     "paths",
-    "rotated",
+    "rope",
     "shapes",
     "sinusoids",
     "summed_cross_entropy",
     "unfreeze",
 ]
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("nn", name, __all__, LAYERS)
+__dir__, __getattr__ = _namespace(globals(), called="nn", written=_LAYERS, renamed={"rotated": "rope"})

@@ -1,10 +1,11 @@
-"""Attention between named positions: `length` asks, `memory_length` answers.
+"""Attention: multi-head or grouped-query (GQA), with RoPE and masks.
 
-The layer's own dims may have any names. Heads of keys and values are `heads`; where several query heads share one, they
-are `heads` x `group`. On a GPU the fused kernel is used where it can do the same; the numbers agree to the dtype's
-precision.
+Queries are at positions `length`, keys and values at `memory_length`. The layer's own dims may have any names. Heads of
+keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the fused kernel
+is used where it can do the same; the numbers agree to the dtype's precision.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 from .. import ops as wf
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
+from ..lower.recorded import fused_attention
 from ..tensor import Tensor
-from .given import has_dims, number, one_dim
-from .position import Stretch, rotated
-from .weights import dropped, full, normal, used
+from .given import check_dim, check_dims, number
+from .position import Stretch, rope
+from .weights import apply_dropout, cast_weight, full, normal
 
 UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
@@ -27,7 +29,10 @@ _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
 
 @public
 class Mask(eqx.Module):
-    """Who sees whom. Positions count from 0 where none are given; segments of a packed batch do not see each other."""
+    """The attention mask: causal, a sliding window, a prefix (prefix LM), segments.
+
+    Positions count from 0 where none are given; segments of a packed batch do not see each other.
+    """
 
     causal: bool = eqx.field(static=True, default=False)
     window: int | None = eqx.field(static=True, default=None)
@@ -53,55 +58,53 @@ class Mask(eqx.Module):
     @classmethod
     @public
     def within(cls, *, positions: Tensor | None = None, segments: Tensor | None = None, **how: Any) -> "Mask":
-        """The mask of a sequence that looks at itself."""
+        """The mask of self-attention: queries and keys have the same positions."""
 
-        def there(x: Tensor | None) -> Tensor | None:
+        def of_keys(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.rename(length="memory_length")
 
         return cls(
             positions=positions,
-            memory_positions=there(positions),
+            memory_positions=of_keys(positions),
             segments=segments,
-            memory_segments=there(segments),
+            memory_segments=of_keys(segments),
             **how,
         )
 
-    def here(self, q: Tensor) -> Tensor:
+    def query_positions(self, q: Tensor) -> Tensor:
         return wf.arange("length", like=q) if self.positions is None else self.positions
 
-    def there(self, k: Tensor) -> Tensor:
+    def key_positions(self, k: Tensor) -> Tensor:
         return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions
 
     def is_seen(self, q: Tensor, k: Tensor) -> Tensor | None:
         """True where a query sees a key; None where all see all."""
-        found: list[Tensor] = []
+        conditions: list[Tensor] = []
         if self.causal or self.window is not None:
-            here, there = self.here(q), self.there(k)
+            here, there = self.query_positions(q), self.key_positions(k)
         if self.causal:
             is_before = there <= here
-            found.append(is_before if self.prefix is None else is_before | (there < self.prefix))
+            conditions.append(is_before if self.prefix is None else is_before | (there < self.prefix))
         if self.window is not None:
-            found.append(there > here - self.window)
+            conditions.append(there > here - self.window)
             if not self.causal:
-                found.append(there < here + self.window)
+                conditions.append(there < here + self.window)
         if self.segments is not None and self.memory_segments is not None:
-            found.append(self.memory_segments == self.segments)
-        if not found:
-            return None
-        seen = found[0]
-        for more in found[1:]:
-            seen = seen & more
-        return seen
+            conditions.append(self.memory_segments == self.segments)
+        is_seen = None
+        for condition in conditions:
+            is_seen = condition if is_seen is None else is_seen & condition
+        return is_seen
 
     @property
     def is_simple(self) -> bool:
         """Whether a kernel that knows nothing of positions and segments can do it."""
-        given = (self.prefix, self.positions, self.memory_positions, self.segments, self.memory_segments)
-        return all(x is None for x in given) and (self.causal or self.window is None)
+        tensors = (self.prefix, self.positions, self.memory_positions, self.segments, self.memory_segments)
+        return all(x is None for x in tensors) and (self.causal or self.window is None)
 
 
 class Attention(eqx.Module):
-    """Queries, keys, values and the way out."""
+    """Multi-head attention; with a `group` of query heads to a head of keys, GQA."""
 
     q: Tensor
     k: Tensor
@@ -112,11 +115,11 @@ class Attention(eqx.Module):
     v_bias: Tensor | None
     o_bias: Tensor | None
     talking: tuple[Tensor, Tensor] | None
-    """Mixes heads before and after the softmax."""
+    """Talking heads: mixes heads before and after the softmax."""
     scale: float = eqx.field(static=True)
     softcap: float | None = eqx.field(static=True)
     rotary: float | None = eqx.field(static=True)
-    """The base of the rotations by position, if there are any."""
+    """The base of RoPE, if there is any."""
     stretch: Stretch | None = eqx.field(static=True)
     fused: bool = eqx.field(static=True)
 
@@ -138,8 +141,8 @@ class Attention(eqx.Module):
         key: Any = None,
     ):
         for dim, name in ((d_model, "d_model"), (heads, "heads"), (d_kv, "d_kv")):
-            one_dim(dim, name)
-        queries = [heads, *([] if group is None else [one_dim(group, "group")]), d_kv]
+            check_dim(dim, name)
+        queries = [heads, *([] if group is None else [check_dim(group, "group")]), d_kv]
         if not isinstance(bias, Sequence) or any(name not in ("q", "k", "v", "o") for name in bias):
             raise TensorError(f"`bias` is {bias!r}", fix="name those of q, k, v and o that have one, e.g. `bias='qkv'`")
         if softcap is not None:
@@ -176,34 +179,34 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """What each position of `h` takes from those of `memory`, or of `h` itself."""
         mask = Mask() if mask is None else mask
-        has_dims(h, [self.q.dims[0]])
+        check_dims(h, [self.q.dims[0]])
         memory = h if memory is None else memory
         here = there = None
         if self.rotary is not None:
-            here = mask.here(h)
-            there = here if memory is h else mask.there(memory)
+            here = mask.query_positions(h)
+            there = here if memory is h else mask.key_positions(memory)
         q = self.query(h, here)
         k, v = self.keys_and_values(memory, there)
         mixed = self.attend(q, k, v, mask=mask, bias=bias, key=key, dropout=dropout)
         return self.out(mixed, rename=rename)
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
-        """The queries of `h`, turned by its positions: [.. length heads (group) d_kv]."""
-        return self._turned(_projected(h, self.q, self.q_bias), position)
+        """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
+        return self._apply_rope(_project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The keys, turned by the positions of `h`, and the values: [.. memory_length heads d_kv]."""
-        k = self._turned(_projected(h, self.k, self.k_bias), position)
-        v = _projected(h, self.v, self.v_bias)
+        """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
+        k = self._apply_rope(_project(h, self.k, self.k_bias), position)
+        v = _project(h, self.v, self.v_bias)
         if h.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
 
-    def _turned(self, x: Tensor, position: Tensor | None) -> Tensor:
+    def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
             return x
         d_kv = self.k.dims[-1]
-        return rotated(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch)
+        return rope(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch)
 
     def attend(
         self,
@@ -218,75 +221,85 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """The mean of the values each query sees, by how well keys answer: as `q`."""
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        if self.fused and is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:]):
-            return fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        d_kv = self.k.dims[-1].name
-        scores = wf.einsum(q, k, over=d_kv)
-        scores = wf.cast(scores, "float32") * self.scale
-        if bias is not None:
-            scores = wf.add(scores, bias, names="subset")
-        if self.softcap is not None:
-            scores = self.softcap * wf.tanh(scores / self.softcap)
-        if self.talking is not None:
-            scores = _talk(scores, self.talking[0])
-        is_seen = mask.is_seen(q, k)
-        if is_seen is not None:
-            scores = wf.where(is_seen, scores, UNSEEN, names="subset")
-        share = wf.softmax(scores, over="memory_length")
-        if self.talking is not None:
-            share = _talk(share, self.talking[1])
-        share = wf.cast(share, v.dtype)
-        share = dropped(share, dropout, key)
-        return wf.einsum(share, v, out=q.dims)
+        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:])
+        if self.fused and is_fusable and _is_on_gpu(q):
+            return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
+        with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
+            d_kv = self.k.dims[-1].name
+            scores = wf.einsum(q, k, over=d_kv)
+            scores = wf.cast(scores, "float32") * self.scale
+            if bias is not None:
+                scores = wf.add(scores, bias, names="subset")
+            if self.softcap is not None:
+                scores = self.softcap * wf.tanh(scores / self.softcap)
+            if self.talking is not None:
+                scores = _mix_heads(scores, self.talking[0])
+            is_seen = mask.is_seen(q, k)
+            if is_seen is not None:
+                scores = wf.where(is_seen, scores, UNSEEN, names="subset")
+            share = wf.softmax(scores, over="memory_length")
+            if self.talking is not None:
+                share = _mix_heads(share, self.talking[1])
+            share = wf.cast(share, v.dtype)
+            share = apply_dropout(share, dropout, key)
+            return wf.einsum(share, v, out=q.dims)
 
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
-        y = wf.einsum(mixed, used(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
+        y = wf.einsum(mixed, cast_weight(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
 
-def _projected(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _project(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     d_model = weight.dims[0]
-    y = wf.einsum(h, used(weight, h.dtype), over=d_model)
+    y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model)
     return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
-def _talk(scores: Tensor, weight: Tensor) -> Tensor:
+def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:
     heads, mixed = weight.dims
     return wf.einsum(scores, wf.cast(weight, scores.dtype), over=heads, rename={mixed.name: heads})
 
 
-# The fused kernel.
+# The fused kernel (flash attention, by cuDNN).
 
 
 def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
-    """Whether the fused kernel takes these: on a GPU, in a narrow float, with all positions of a head at hand."""
-    if not _is_on_gpu(q) or q.dtype not in (jnp.bfloat16, jnp.float16):
+    """Whether the fused kernel takes these.
+
+    They are in a narrow float, and all positions of a head are on one processor.
+    """
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name
-    is_usual = q.dims.names == ("batch", "length", *(dim.name for dim in heads))
     is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
     width = q.size(d_kv)
-    return is_usual and is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
+    return is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
 
 
 def _has_padding(*shapes: Shape) -> bool:
     return any(dim.is_padded for dims in shapes for dim in dims)
 
 
+def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:
+    """While attention is written out that the fused kernel would do on a GPU."""
+    sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
+    return fused_attention(*sizes, causal=causal)
+
+
 def _is_on_gpu(x: Tensor) -> bool:
-    if x._region is None:
+    if x.region is None:
         return jax.default_backend() == "gpu"
-    return x._region.mesh.platform == "gpu"
+    return x.region.mesh.platform == "gpu"
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
-    """Attention by one kernel, on each processor's own batch and heads."""
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
+    """Attention by one fused kernel, on each processor's own batch and heads."""
 
     def kernel(q: Any, k: Any, v: Any) -> Any:
-        joined = q.reshape(*q.shape[:2], -1, q.shape[-1])  # heads and groups
+        queries = q.reshape(*q.shape[:2], -1, q.shape[-1])  # heads and groups in one
         y = jax.nn.dot_product_attention(
-            joined,
+            queries,
             k,
             v,
             scale=scale,

@@ -1,4 +1,7 @@
-"""The feed-forward part of a layer: one matrix up, an activation, one down; or with a gate beside."""
+"""The feed-forward part (MLP) of a Transformer block, plain or gated.
+
+Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU.
+"""
 
 from typing import Any
 
@@ -9,8 +12,8 @@ from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
-from .given import has_dims, one_dim, one_of
-from .weights import dropped, full, normal, used
+from .given import check_choice, check_dim, check_dims
+from .weights import apply_dropout, cast_weight, full, normal
 
 ACTIVATIONS = {
     "relu": wf.relu,
@@ -41,8 +44,8 @@ class FeedForward(eqx.Module):
         bias: bool = False,
         key: Any = None,
     ):
-        self.activation = one_of(activation, ACTIVATIONS, "activation")
-        d_model, d_ff = one_dim(d_model, "d_model"), one_dim(d_ff, "d_ff")
+        self.activation = check_choice(activation, ACTIVATIONS, "activation")
+        d_model, d_ff = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff")
         by_width = d_model.count**-0.5
         self.w_in = normal([d_model, d_ff], stddev=by_width, key=key, name="w_in")
         self.w_gate = normal([d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
@@ -53,9 +56,9 @@ class FeedForward(eqx.Module):
     @public
     def __call__(self, h: Tensor, *, key: Any = None, dropout: float = 0.0, rename: Any = None) -> Tensor:
         """The result; `rename` lets it leave under other names, as in `einsum`."""
-        has_dims(h, self.w_in.dims[:1])
-        w_in = used(self.w_in, h.dtype)
-        w_out = used(self.w_out, h.dtype)
+        check_dims(h, self.w_in.dims[:1])
+        w_in = cast_weight(self.w_in, h.dtype)
+        w_out = cast_weight(self.w_out, h.dtype)
         d_model, d_ff = w_in.dims
         hidden = wf.einsum(h, w_in, over=d_model)
         if self.in_bias is not None:
@@ -64,8 +67,8 @@ class FeedForward(eqx.Module):
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
-            gate = wf.einsum(h, used(self.w_gate, h.dtype), over=d_model)
+            gate = wf.einsum(h, cast_weight(self.w_gate, h.dtype), over=d_model)
             hidden = wf.multiply(activate(gate), hidden, names="subset")
-        hidden = dropped(hidden, dropout, key)
+        hidden = apply_dropout(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
         return y if self.out_bias is None else wf.add(y, wf.cast(self.out_bias, h.dtype), names="subset")

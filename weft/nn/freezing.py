@@ -10,27 +10,31 @@ from typing import Any
 import jax
 
 from ..errors import TensorError, closest, public
-from ..tensor import Tensor, is_tensor
-from .weights import with_kind, written
+from ..tensor import Tensor, is_tensor, with_kind
+from .weights import written
 
 
 @public
 def freeze(model: Any, *patterns: str) -> Any:
-    """The model with the parameters whose paths match a pattern frozen: they get no gradient and no update.
+    """The model with the parameters whose paths match a pattern frozen.
 
-    Patterns are as in a shell: `freeze(model, "embedding.*", "decoder.layers.feed_forward.*")`.
+    They get no gradient, no update and no optimizer state. Patterns are as in a shell:
+    `freeze(model, "embedding.*", "decoder.layers.feed_forward.*")`.
     """
     if not patterns:
         raise TensorError(
             "freeze got no pattern", fix="name paths, e.g. `freeze(model, 'embedding.*')`, or '*' for all"
         )
-    return _marked(model, patterns, True)
+    return _mark(model, patterns, True)
 
 
 @public
 def unfreeze(model: Any, *patterns: str) -> Any:
-    """The model with the parameters whose paths match a pattern trained again; without patterns, all of them."""
-    return _marked(model, patterns or ("*",), False)
+    """The model with the parameters whose paths match a pattern trained again.
+
+    Without patterns all are.
+    """
+    return _mark(model, patterns or ("*",), False)
 
 
 @public
@@ -41,33 +45,34 @@ def paths(model: Any) -> list[str]:
 
 def by_path(model: Any) -> dict[str, Tensor]:
     """All tensors of a model by their paths."""
-    found, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
-    return {written(path): leaf for path, leaf in found if is_tensor(leaf)}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
+    return {written(path): leaf for path, leaf in leaves if is_tensor(leaf)}
 
 
 def map_paths(fn: Callable[[str, Any], Any], model: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
-    """The model with `fn(path, leaf)` in place of every tensor, or what else `is_leaf` says is one."""
+    """The model with `fn(path, leaf)` in place of every leaf; tensors are leaves."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(written(path), leaf), model, is_leaf=is_leaf)
 
 
-def matched(patterns: Any, model: Any) -> set[str]:
+def match_paths(patterns: Any, model: Any) -> set[str]:
     """The paths that match some of the patterns, each of which must match one."""
-    patterns, found = patterns.split() if isinstance(patterns, str) else patterns, set()
+    patterns = patterns.split() if isinstance(patterns, str) else patterns
+    chosen: set[str] = set()
     known = paths(model)
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TensorError(f"{pattern!r:.60} is no pattern of paths", fix="give text, e.g. 'embedding.*'")
-        own = fnmatch.filter(known, pattern)
-        if not own:
+        matches = fnmatch.filter(known, pattern)
+        if not matches:
             raise TensorError(f"no parameter's path matches {pattern!r}", fix=closest(pattern, known))
-        found.update(own)
-    return found
+        chosen.update(matches)
+    return chosen
 
 
-def _marked(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:
-    chosen = matched(patterns, model)
+def _mark(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:
+    chosen = match_paths(patterns, model)
 
     def mark(path: str, x: Any) -> Any:
-        return with_kind(x, frozen=frozen) if path in chosen and x._kind.store is not None else x
+        return with_kind(x, frozen=frozen) if path in chosen and x.kind.store is not None else x
 
     return map_paths(mark, model)

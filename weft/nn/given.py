@@ -1,60 +1,65 @@
-"""Checks of what layers are given, where they are made. Imports tensors, dims and errors alone."""
+"""Checks of the arguments that layers are made with: dims, numbers, choices.
+
+Imports tensors, dims and errors alone. A check gives the value back, or raises.
+"""
 
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
+from ..checks import is_real, is_whole
 from ..dims import Dim
 from ..errors import DimError, TensorError, closest
 from ..tensor import is_tensor
 
 
-def one_dim(given: Any, what: str) -> Dim:
+def check_dim(value: Any, what: str) -> Dim:
     """The dim, if it is one."""
-    if not isinstance(given, Dim):
-        raise DimError(f"`{what}` is {given!r}, which is no dim", fix=f"give one, e.g. `wf.Dim('{what}', 8)`")
-    return given
+    if not isinstance(value, Dim):
+        raise DimError(f"`{what}` is {value!r}, which is no dim", fix=f"give one, e.g. `wf.Dim('{what}', 8)`")
+    return value
 
 
-def one_of(given: Any, known: Iterable[str], what: str) -> str:
+def check_choice(value: Any, known: Iterable[str], what: str) -> str:
     """The word, if it is one of those known."""
-    if given not in (known := tuple(known)):
-        raise TensorError(f"there is no {what} {given!r}", fix=closest(str(given), known))
-    return str(given)
+    if value not in (known := tuple(known)):
+        raise TensorError(f"there is no {what} {value!r}", fix=closest(str(value), known))
+    return str(value)
 
 
 def number(
-    given: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
+    value: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
 ) -> float:
     """The number, if it lies from `least` to below `below`."""
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if not is_number or not least <= given < below or (given == least and not may_be_least):
+    if not is_real(value) or not least <= value < below or (value == least and not may_be_least):
         range_text = f"{'from' if may_be_least else 'above'} {least:g}" + f" and below {below:g}" * (below < 1e9)
         example_text = "" if example is None else f", e.g. `{what}={example}`"
-        raise TensorError(f"`{what}` is {given!r}", fix=f"give a number {range_text}{example_text}")
-    return given
+        raise TensorError(f"`{what}` is {value!r}", fix=f"give a number {range_text}{example_text}")
+    return value
 
 
-def whole(given: Any, what: str, least: int = 1) -> int:
+def whole(value: Any, what: str, least: int = 1) -> int:
     """The whole number, if it is at least so large."""
-    if isinstance(given, bool) or not hasattr(given, "__index__") or int(given) < least:
-        raise TensorError(f"`{what}` is {given!r}", fix=f"give a whole number from {least} on")
-    return int(given)
+    if not is_whole(value, least):
+        raise TensorError(f"`{what}` is {value!r}", fix=f"give a whole number from {least} on")
+    return int(value)
 
 
-def whole_number(given: Any, what: str, *, divides: int, of: str) -> int:
+def check_divisor(value: Any, what: str, *, divides: int, of: str) -> int:
     """The number, if it divides the size `divides` of the dim `of`."""
-    is_whole = hasattr(given, "__index__") and not isinstance(given, bool)
-    if not is_whole or given < 1 or divides % given:
-        near = max(n for n in range(1, divides + 1) if divides % n == 0 and (n == 1 or (is_whole and n <= given)))
+    if not is_whole(value, 1) or divides % value:
+        most = max(1, value) if is_whole(value) else 1
+        near = max(n for n in range(1, divides + 1) if divides % n == 0 and n <= most)
         raise DimError(
-            f"`{what}` is {given!r}, and `{of}` has size {divides}",
+            f"`{what}` is {value!r}, and `{of}` has size {divides}",
             fix=f"give a whole number that divides {divides}, e.g. `{what}={near}`",
         )
-    return int(given)
+    return int(value)
 
 
-def has_dims(x: Any, dims: Iterable[Dim]) -> None:
-    """Raises where `x` is a tensor without one of the dims; what is no tensor, the first operation names."""
+def check_dims(x: Any, dims: Iterable[Dim]) -> None:
+    """Raises where `x` is a tensor without one of the dims.
+
+    What is no tensor, the first operation names.
+    """
     for dim in dims if is_tensor(x) else ():
         x.dims.find(dim)

@@ -9,12 +9,12 @@ from .. import ops as wf
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError, public
 from ..tensor import Tensor, is_tensor
-from .given import has_dims, one_dim
-from .weights import full, normal, used
+from .given import check_dim, check_dims
+from .weights import cast_weight, full, normal
 
 
 class Linear(eqx.Module):
-    """A linear map from the dims `ins` to the dims `outs`, whatever other dims there are.
+    """A linear map from the dims `ins` to the dims `outs`; any other dims stay.
 
     From a dim to itself it has one weight `[d_model d_model_out]`, and the result has `d_model` again.
     """
@@ -27,25 +27,25 @@ class Linear(eqx.Module):
     @public
     def __init__(self, ins: Any, outs: Any, *, key: Any = None, bias: bool = False, stddev: float | None = None):
         self.ins, outs = Shape(new_dims(ins, what="ins")), Shape(new_dims(outs, what="outs"))
-        made = [Dim(f"{d.name}_out", d.size, d.name, d.valid) if self.ins.has(d.name) else d for d in outs]
-        self.names = {new.name: dim for new, dim in zip(made, outs, strict=True) if new.name != dim.name}
+        new_outs = [Dim(f"{d.name}_out", d.size, d.name, d.valid) if self.ins.has(d.name) else d for d in outs]
+        self.names = {new.name: dim for new, dim in zip(new_outs, outs, strict=True) if new.name != dim.name}
         spread = math.prod(dim.count for dim in self.ins) ** -0.5 if stddev is None else stddev
-        self.weight = normal([*self.ins, *made], stddev=spread, key=key, name="weight")
-        self.bias = full(made, 0.0, key=key, name="bias") if bias else None
+        self.weight = normal([*self.ins, *new_outs], stddev=spread, key=key, name="weight")
+        self.bias = full(new_outs, 0.0, key=key, name="bias") if bias else None
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
-        has_dims(x, self.ins)
+        check_dims(x, self.ins)
         self._check_outs(x)
-        weight = used(self.weight, x.dtype)
+        weight = cast_weight(self.weight, x.dtype)
         if self.bias is None:
             return wf.einsum(x, weight, over=self.ins, rename=self.names)
         y = wf.add(wf.einsum(x, weight, over=self.ins), wf.cast(self.bias, x.dtype), names="subset")
         return y.rename(**self.names) if self.names else y
 
     def _check_outs(self, x: Tensor) -> None:
-        made = self.weight.dims.without(self.ins) if is_tensor(x) else ()
-        if twice := next((dim for dim in made if x.dims.has(dim)), None):
+        outs = self.weight.dims.without(self.ins) if is_tensor(x) else ()
+        if twice := next((dim for dim in outs if x.dims.has(dim)), None):
             raise DimError(
                 f"a linear map to `{twice.name}` was given [{x.dims}], which has it already",
                 fix=f"rename it first, e.g. `x.rename({twice.name}='{twice.name}_in')`",
@@ -60,7 +60,7 @@ class Embedding(eqx.Module):
 
     @public
     def __init__(self, ids: Dim, dims: Any, *, key: Any = None, stddev: float = 1.0):
-        self.ids = one_dim(ids, "ids").name
+        self.ids = check_dim(ids, "ids").name
         self.table = normal([ids, *new_dims(dims, what="dims")], stddev=stddev, key=key, name="table")
 
     @public

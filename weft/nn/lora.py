@@ -1,7 +1,7 @@
-"""Fine-tuning with few parameters: to a frozen weight the product of two thin ones is added (LoRA).
+"""LoRA: fine-tuning by low-rank adapters of frozen weights.
 
-Imports the layers' weights. The product is added where the weight is used, layer by layer, so that it is never held
-for all layers at once.
+To a weight the product of two others is added, which go through few channels, the rank. Imports the layers' weights.
+The product is added where the weight is used, layer by layer, so that it is never held for all layers at once.
 """
 
 import math
@@ -13,47 +13,48 @@ import jax
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
 from ..tensor import Tensor, is_tensor, parameter
-from .freezing import freeze, map_paths, matched, unfreeze
+from .freezing import freeze, map_paths, match_paths, unfreeze
 from .given import whole
-from .weights import Adapted, Weight, checked_key, init, own_key, used
+from .weights import LoraWeight, Weight, cast_weight, checked_key, init, key_for
 
 WHERE = ("*.attention.q", "*.attention.v")
 
 
 @public
 def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, alpha: float | None = None) -> Any:
-    """The model with thin weights beside those whose paths match `where`; only the thin ones are trained.
+    """The model with LoRA adapters on the weights whose paths match `where`.
 
-    At first they change nothing. Their product counts `alpha / rank` times; `alpha` is twice the rank unless given.
+    Only the adapters are trained. At first they change nothing. Their product counts `alpha / rank` times; `alpha` is
+    twice the rank unless given.
     """
     checked_key(key)
     rank = whole(rank, "rank")
     if _has_adapters(model):
         raise TensorError("the model has adapters already", fix="fold them in first: `lora.merge(model)`")
-    chosen, scale = matched(where, model), (2.0 if alpha is None else alpha / rank)
+    chosen, scale = match_paths(where, model), (2.0 if alpha is None else alpha / rank)
     mesh, layout = getattr(model, "mesh", None), getattr(model, "layout", None)
     rules = None if layout is None else [*layout.rules, *layout.params, *layout.optimizer]
 
-    def adapted(path: str, x: Any) -> Any:
+    def adapt(path: str, x: Any) -> Any:
         if path not in chosen:
             return x
-        down, up = init(_thin(path, x, Dim("rank", rank)), own_key(key, path), mesh, layout, dims=rules)
-        return Adapted(x, down, up, scale)
+        down, up = init(_low_rank_pair(path, x, Dim("rank", rank)), key_for(key, path), mesh, layout, dims=rules)
+        return LoraWeight(x, down, up, scale)
 
-    return map_paths(adapted, freeze(model, "*"))
+    return map_paths(adapt, freeze(model, "*"))
 
 
 @public
 def merge(model: Any) -> Any:
-    """The model with the adapters folded into their weights, and all of it trained again."""
+    """The model with its LoRA adapters folded in, and all of it trained again."""
     if not _has_adapters(model):
         raise TensorError("the model has no adapters to merge", fix="add some: `lora.add(model, rank=8, key=key)`")
 
     def fold(leaf: Any) -> Any:
         if not _is_adapted(leaf):
             return leaf
-        lies = leaf.weight._array.sharding  # and so does the sum: each processor makes its own slice
-        return parameter(jax.jit(lambda weight: used(weight, weight.weight.dtype), out_shardings=lies)(leaf))
+        sharding = leaf.weight.raw.sharding  # of the sum too: each processor makes its own slice
+        return parameter(jax.jit(lambda weight: cast_weight(weight, weight.weight.dtype), out_shardings=sharding)(leaf))
 
     return unfreeze(jax.tree.map(fold, model, is_leaf=lambda x: _is_adapted(x) or is_tensor(x)))
 
@@ -63,20 +64,23 @@ def _has_adapters(model: Any) -> bool:
 
 
 def _is_adapted(leaf: Any) -> bool:
-    return isinstance(leaf, Adapted)
+    return isinstance(leaf, LoraWeight)
 
 
-def _thin(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
-    """The thin weights: from what `x` reads to the rank, and from there to what it writes; the second is 0 at first."""
+def _low_rank_pair(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
+    """The two weights of an adapter.
+
+    The first leads from what `x` reads to the rank, the second on to what it writes. The second is 0 at first.
+    """
     shared = [dim for dim in x.dims if dim.name in ("layers", "experts")]
-    own = list(x.dims.without(shared))
-    if len(own) < 2 or path.endswith(".table"):
+    dims = list(x.dims.without(shared))
+    if len(dims) < 2 or path.endswith(".table"):
         raise TensorError(
             f"`{path}` has dims [{x.dims}]: no weight of a layer's product",
             fix="adapt such as `*.attention.q` or `*.feed_forward.w_in`",
         )
-    cut = 1 if own[0].name == "d_model" else len(own) - 1
-    ins, outs = own[:cut], own[cut:]
+    cut = 1 if dims[0].name == "d_model" else len(dims) - 1
+    ins, outs = dims[:cut], dims[cut:]
     stack = next((dim for dim in shared if dim.name == "layers"), None)
     experts = [dim for dim in shared if dim.name == "experts"]
     spread, dtype = math.prod(dim.count for dim in ins) ** -0.5, str(x.dtype)

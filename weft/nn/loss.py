@@ -1,4 +1,7 @@
-"""Cross-entropy over a vocab that may be split: never gathered, and need not be held whole in time either."""
+"""Cross-entropy with label smoothing and z-loss, over a vocab that may be split.
+
+The vocab is never gathered, and its logits need not all be held at one time either.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,12 +11,13 @@ import jax
 import numpy as np
 
 from .. import ops as wf
+from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
 from ..lower.meet import need_tensor
 from ..ops.index import integers
 from ..tensor import Tensor, has_values
-from .given import number, whole_number
+from .given import check_divisor, number
 
 
 @public
@@ -27,10 +31,11 @@ def cross_entropy(
     ignore_index: int | None = None,
     check_labels: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Minus the log-probability of each target; and the loss, with label smoothing and `z_loss` times log(sum)**2.
+    """Minus the log-probability of each target; and the loss.
 
-    Targets equal to `ignore_index` give 0 and no gradient. One outside the vocab is an error where its value is known;
-    in a traced program both results are NaN there, and `check_labels` raises after the call.
+    The loss has label smoothing and the z-loss, `z_loss` times log(sum)**2. Targets equal to `ignore_index` give 0 and
+    no gradient. One outside the vocab is an error where its value is known; in a traced program both results are NaN
+    there, and `check_labels` raises after the call.
     """
     logits, targets = need_tensor(logits, "cross_entropy"), integers(targets, "cross_entropy")
     vocab = logits.dim(over)
@@ -40,7 +45,7 @@ def cross_entropy(
     is_target = wf.one_hot(targets, vocab, dtype=bool)
     target = wf.sum(wf.where(is_target, logits, 0.0, names="subset"), over=over)
     total = wf.logsumexp(logits, over=over)
-    is_label = _within(targets, vocab)
+    is_label = _is_label(targets, vocab)
     nll = wf.where(is_label, total - target, math.nan)
     loss = nll
     if smoothing:
@@ -54,23 +59,26 @@ def cross_entropy(
     return wf.where(counts, nll, 0.0), wf.where(counts, loss, 0.0)
 
 
-def _within(targets: Tensor, vocab: Dim) -> Tensor:
+def _is_label(targets: Tensor, vocab: Dim) -> Tensor:
     """Whether each target is an id of the vocab."""
 
-    def is_label(ids: Any) -> Any:
+    def is_within(ids: Any) -> Any:
         return (ids >= 0) & (ids < vocab.count)
 
-    return wf.elementwise(is_label, targets)
+    return wf.elementwise(is_within, targets)
 
 
 def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
-    """Raises where a target that counts lies outside the vocab: now if its value is known, else after the call."""
-    if ignore_index is not None and (isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__")):
+    """Raises where a target that counts is outside the vocab.
+
+    Now if its value is known, else after the call.
+    """
+    if ignore_index is not None and not is_whole(ignore_index):
         raise TensorError(f"`ignore_index` is {ignore_index!r}", fix="give a whole number, e.g. `ignore_index=-100`")
     if has_values(targets.local_array):
         return _check_known(np.asarray(targets.local_array), targets.dims, vocab, ignore_index)
     if check_labels:
-        fits = _within(targets, vocab)
+        fits = _is_label(targets, vocab)
         fits = fits if ignore_index is None else fits | (targets == ignore_index)
         wf.check(fits, f"a label lies outside `{vocab.name}`, which has {vocab.count}", label=targets)
 
@@ -104,7 +112,7 @@ def summed_cross_entropy(
     ignore_index: int | None = None,
     check_labels: bool = False,
 ) -> dict[str, Tensor]:
-    """Sums of losses, of minus log-probabilities, of hits and of weights over all tokens.
+    """Sums over tokens: of losses, minus log-probabilities, hits and weights.
 
     Targets equal to `ignore_index`, and those of weight 0, count nothing; others are checked as in `cross_entropy`.
     With `chunks` the logits of so many pieces of the dim `over` are made one after the other, and again in the
@@ -122,17 +130,17 @@ def summed_cross_entropy(
         y = logits(x)
         nll, loss = cross_entropy(y, targets, smoothing=smoothing, z_loss=z_loss, check_labels=check_labels)
         hit = wf.cast(wf.argmax(wf.stop_gradient(y), over="vocab") == targets, "float32")
-        found = {"loss": loss, "nll": nll, "hits": hit}
+        terms = {"loss": loss, "nll": nll, "hits": hit}
         if weights is not None:
             weights = wf.cast(weights, "float32")
-            found = {name: value * weights for name, value in found.items()} | {"weight": weights}
-        return found
+            terms = {name: value * weights for name, value in terms.items()} | {"weight": weights}
+        return terms
 
     tokens = {} if weights is not None else {"weight": wf.full([], math.prod(dim.count for dim in targets.dims))}
     if chunks == 1:
-        return _summed(part(x, targets, weights)) | tokens
+        return _sum_all(part(x, targets, weights)) | tokens
     size = x.size(over)
-    chunks = whole_number(chunks, "chunks", divides=size, of=over)
+    chunks = check_divisor(chunks, "chunks", divides=size, of=over)
     if (size // chunks) % x.ways(over):
         raise DimError(
             f"a chunk of the loss has {size // chunks} of `{over}`, which is split over {x.ways(over)} processors",
@@ -140,7 +148,7 @@ def summed_cross_entropy(
         )
     if has_values(targets.local_array):  # in the loop below they are not
         _check_labels(targets, jax.eval_shape(logits, x).dim("vocab"), None, check_labels)
-    # Chunks are the fast part, so that a split dim stays as it lies.
+    # Chunks are the fast part, so that a split dim stays split as it is.
     piece, turn = Dim(f"{UNSHOWN}{over}", size // chunks, follows=over), Dim(f"{UNSHOWN}chunk", chunks)
     cut = [wf.split(t, **{over: [piece, turn]}) for t in (x, targets, weights) if t is not None]
 
@@ -152,8 +160,8 @@ def summed_cross_entropy(
     summed = ["loss", "nll", "hits", *([] if weights is None else ["weight"])]
     zeros = wf.zeros(cut[1].dims.without([turn]), like=cut[1], dtype="float32")
     sums, _ = wf.scan(step, dict.fromkeys(summed, zeros), cut, over=turn)
-    return _summed(sums) | tokens
+    return _sum_all(sums) | tokens
 
 
-def _summed(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: wf.sum(value, over=value.dims) for name, value in found.items()}
+def _sum_all(terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: wf.sum(value, over=value.dims) for name, value in terms.items()}

@@ -1,8 +1,10 @@
-"""Mixtures of experts: each token goes to one or two experts, or each expert chooses its tokens.
+"""Mixture of experts (MoE): top-1 (Switch), top-2 or expert-choice routing.
 
-Tokens are routed inside their own sequence, so that what is dropped does not depend on the layout. Expert batches are
-called `expert_batch`, which follows `batch` (where no dim is called so, the first stands for it): under `batch:x` no
-token moves; under `batch:x,experts:x` they go to their experts by one all-to-all and come back by another.
+Each token goes to one or two experts, or each expert chooses its tokens; an expert has room for so many tokens, its
+capacity. The router has a load-balancing loss and a z-loss. Tokens are routed inside their own sequence, so that what
+is dropped does not depend on the layout. Expert batches are called `expert_batch`, which follows `batch` (where no dim
+is called so, the first stands for it): under `batch:x` no token moves; under `batch:x,experts:x` they go to their
+experts by one all-to-all and come back by another.
 """
 
 import functools
@@ -19,8 +21,8 @@ from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
 from .feed_forward import ACTIVATIONS
-from .given import has_dims, number, one_dim, one_of
-from .weights import checked_key, dropped, key_of, normal, used
+from .given import check_choice, check_dim, check_dims, number
+from .weights import apply_dropout, cast_weight, checked_key, fold_key, normal
 
 GATINGS = ("switch", "top2", "choice")
 
@@ -53,9 +55,9 @@ class MixtureOfExperts(eqx.Module):
         gated: bool = False,
         key: Any = None,
     ):
-        d_model, d_ff, experts = one_dim(d_model, "d_model"), one_dim(d_ff, "d_ff"), one_dim(experts, "experts")
-        self.gating = one_of(gating, GATINGS, "gating")
-        self.activation = one_of(activation, ACTIVATIONS, "activation")
+        d_model, d_ff, experts = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff"), check_dim(experts, "experts")
+        self.gating = check_choice(gating, GATINGS, "gating")
+        self.activation = check_choice(activation, ACTIVATIONS, "activation")
         self.capacity = number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
         self.jitter = number(jitter, "jitter", least=0, below=1, example=0.01)
         self.dropout = number(dropout, "dropout", least=0, below=1, example=0.1)
@@ -69,61 +71,64 @@ class MixtureOfExperts(eqx.Module):
 
     @public
     def __call__(self, h: Tensor, *, key: Any = None, drops: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result, as `h`; the losses of the gate; how many places were taken, and how many tokens found none.
+        """The result, as `h`; and the router's report.
 
+        The report has the router's losses, how many places were taken, and how many tokens found none (`dropped`).
         Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence.
         """
         key = None if key is None else checked_key(key)
-        send, combine, told = self.routed(h, key, drops=drops)
+        send, combine, report = self.route(h, key, drops=drops)
         router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
         batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in _batch_of(others)}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
         z = z.rename(**batch, router=experts)
-        z = self.experts(z, key_of(key, 1))
+        z = self.experts(z, fold_key(key, 1))
         z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
-        return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), told
+        return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), report
 
     def experts(self, z: Tensor, key: Any = None) -> Tensor:
         """Each expert's feed-forward part on its own tokens: as `z`."""
         _, d_model, d_ff = self.w_in.dims
-        hidden = wf.einsum(z, used(self.w_in, z.dtype), over=d_model)
+        hidden = wf.einsum(z, cast_weight(self.w_in, z.dtype), over=d_model)
         activate = ACTIVATIONS[self.activation]
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
             hidden = wf.multiply(
-                activate(wf.einsum(z, used(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
+                activate(wf.einsum(z, cast_weight(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
             )
-        hidden = dropped(hidden, self.dropout, key)
-        return wf.einsum(hidden, used(self.w_out, z.dtype), over=d_ff)
+        hidden = apply_dropout(hidden, self.dropout, key)
+        return wf.einsum(hidden, cast_weight(self.w_out, z.dtype), over=d_ff)
 
     def slots(self, length: int, drops: bool) -> Dim:
         """The places an expert has for tokens of one sequence."""
         experts = self.gate.dims[-1].count
         return Dim("slots", slots_for(length, experts, self.gating, self.capacity) if drops else length)
 
-    def routed(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Which token goes to which slot of which expert, with what share of the result it comes back; and the tale."""
+    def route(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Which token goes to which slot of which expert; its share on return; a report."""
         wide = wf.cast(h, "float32")
-        has_dims(h, self.gate.dims[:1])
+        check_dims(h, self.gate.dims[:1])
         if key is not None and self.jitter:
             within = {"minval": 1 - self.jitter, "maxval": 1 + self.jitter}
             noise = wf.random.uniform(jax.random.fold_in(key, 0), h.dims, like=h, dtype="float32", **within)
             wide = wide * noise
         scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
         share = wf.softmax(scores, over="router")
-        if h.dims.has("length"):
-            slots = self.slots(h.dim("length").count, drops)
-            send, combine = _by_experts(share, slots) if self.gating == "choice" else _by_tokens(share, slots, self)
+        choices = _CHOICES[self.gating]
+        if not h.dims.has("length"):
+            send, combine = _join_choices(*_top_experts(share, choices))  # there is room for all
+        elif self.gating == "choice":
+            send, combine = _expert_choice(share, self.slots(h.dim("length").count, drops))
         else:
-            send, combine = _each_its_best(share, _CHOICES[self.gating])
-        return send, combine, _told(scores, share, send)
+            send, combine = _token_choice(share, self.slots(h.dim("length").count, drops), choices)
+        return send, combine, _report(scores, share, send)
 
 
 def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
-    """The dim whose places go to the experts' processors: `batch`, or the first where none is called so."""
+    """The dim that goes to the experts' processors: `batch`, or else the first."""
     return [dim for dim in dims if dim.name == "batch"] or dims[:1]
 
 
@@ -131,7 +136,7 @@ _CHOICES = {"switch": 1, "top2": 2, "choice": 1}
 
 
 def slots_for(length: int, experts: int, gating: str, capacity: float) -> int:
-    """How many tokens of a sequence an expert has room for.
+    """The capacity of an expert: how many tokens of a sequence it has room for.
 
     >>> slots_for(16, 8, "switch", 1.25)
     3
@@ -139,8 +144,11 @@ def slots_for(length: int, experts: int, gating: str, capacity: float) -> int:
     return min(max(math.ceil(length * _CHOICES[gating] * capacity / experts), 1), length)
 
 
-def _told(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
-    """The losses of the gate; how many places were taken, up to two by each token, and how many tokens found none."""
+def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
+    """The load-balancing loss and the router z-loss; the counts of tokens.
+
+    `routed` is how many places were taken, up to two by each token, and `dropped` how many tokens found none.
+    """
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
@@ -155,47 +163,45 @@ def _told(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_tokens(share: Tensor, slots: Dim, experts: MixtureOfExperts) -> tuple[Tensor, Tensor]:
-    """Each token to its best experts, as long as they have room: first choices before second, earlier before later."""
+def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[Tensor, Tensor]:
+    """Top-1 or top-2 routing: each token to its best experts, while they have room.
+
+    First choices come before second ones, earlier tokens before later ones.
+    """
     taken: Any = 0
     sends = []
-    best, parts = _best(share, _CHOICES[experts.gating])
+    best, parts = _top_experts(share, choices)
     for hot in best:
         place = wf.cumsum(hot, over="length") - 1 + taken
         at = wf.cast(wf.sum(place * hot, over="router"), "int32")
         sends.append(hot * wf.one_hot(at, slots))
         taken = taken + wf.sum(hot, over="length")
-    return _joined(sends, parts)
+    return _join_choices(sends, parts)
 
 
-def _each_its_best(share: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-    """Each token to its best experts, which have room for all."""
-    return _joined(*_best(share, choices))
-
-
-def _best(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The best experts of each token, as ones among zeros, and what part of the result each of them gives."""
-    left, found, weights = share, [], []
+def _top_experts(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The best experts of each token, one-hot, and the part of the result it gives."""
+    left, best, weights = share, [], []
     for _ in range(choices):
         hot = wf.one_hot(wf.argmax(left, over="router"), share.dim("router"))
-        found.append(hot)
+        best.append(hot)
         weights.append(wf.sum(share * hot, over="router"))
         left = wf.where(hot > 0, -1.0, left)
     if choices == 1:
-        return found, weights
+        return best, weights
     total = functools.reduce(operator.add, weights)
-    return found, [weight / total for weight in weights]
+    return best, [weight / total for weight in weights]
 
 
-def _joined(sends: Sequence[Tensor], parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Where tokens go, for all their choices together, and the same with what part of the result comes back."""
+def _join_choices(sends: Sequence[Tensor], parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Where tokens go, all choices joined; and the same by their parts on return."""
     send = functools.reduce(operator.add, sends)
     combine = functools.reduce(operator.add, (one * part for one, part in zip(sends, parts, strict=True)))
     return wf.stop_gradient(send), combine
 
 
-def _by_experts(share: Tensor, slots: Dim) -> tuple[Tensor, Tensor]:
-    """Each expert the tokens of a sequence that want it most, so many as it has room for."""
+def _expert_choice(share: Tensor, slots: Dim) -> tuple[Tensor, Tensor]:
+    """Expert-choice routing: each expert takes the tokens that want it most."""
     length = share.dim("length")
     best, places = wf.top_k(share, over="length", k=slots)
     send = wf.one_hot(places, length)

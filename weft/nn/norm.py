@@ -1,4 +1,7 @@
-"""Normalisations: statistics in float32, by one all-reduce where the dims they go over are split."""
+"""Norms: RMSNorm, LayerNorm, ScaleNorm, GroupNorm and BatchNorm.
+
+Statistics are in float32, by one all-reduce where the dims they go over are split.
+"""
 
 import math
 from typing import Any
@@ -9,8 +12,8 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape, new_dims, resolve
 from ..errors import DimError, public
 from ..tensor import Tensor
-from .given import one_dim, whole_number
-from .weights import frozen, full
+from .given import check_dim, check_divisor
+from .weights import full, mark_frozen
 
 EPSILON = 1e-6
 
@@ -79,7 +82,7 @@ class ScaleNorm(eqx.Module):
 
 
 class GroupNorm(eqx.Module):
-    """`x` with mean 0 and variance 1 in each group of channels, over some dims beside them."""
+    """`x` with mean 0 and variance 1 in each group of channels, over some other dims."""
 
     scale: Tensor
     bias: Tensor
@@ -88,8 +91,8 @@ class GroupNorm(eqx.Module):
 
     @public
     def __init__(self, channels: Dim, groups: int, *, key: Any = None, epsilon: float = 1e-5):
-        channels = one_dim(channels, "channels")
-        self.groups = whole_number(groups, "groups", divides=channels.size, of=channels.name)
+        channels = check_dim(channels, "channels")
+        self.groups = check_divisor(groups, "groups", divides=channels.size, of=channels.name)
         self.epsilon = epsilon
         self.scale = full([channels], 1.0, key=key, name="scale")
         self.bias = full([channels], 0.0, key=key, name="bias")
@@ -99,27 +102,27 @@ class GroupNorm(eqx.Module):
         """`over` are the dims beside the channels, such as height and width."""
         (channels,) = self.scale.dims
         wide = wf.cast(x, "float32")
-        beside = _beside(channels, x, over)
-        means, variances = wf.mean_and_var(wide, over=beside)
+        means, variances = wf.mean_and_var(wide, over=_other_dims(channels, x, over))
         # Groups that lie across processors are joined by the few statistics of their channels.
         is_whole = self.groups % x.ways(channels.name) == 0
         group = Dim(f"{UNSHOWN}groups", self.groups, follows=channels.name if is_whole else None)
-        each = Dim(f"{UNSHOWN}{channels.name}", channels.size // self.groups)
-        cut = {channels.name: [group, each]}
-        mean, between = wf.mean_and_var(wf.split(means, **cut), over=each)
-        variance = wf.mean(wf.split(variances, **cut), over=each) + between
+        member = Dim(f"{UNSHOWN}{channels.name}", channels.size // self.groups)
+        cut = {channels.name: [group, member]}
+        mean, between = wf.mean_and_var(wf.split(means, **cut), over=member)
+        variance = wf.mean(wf.split(variances, **cut), over=member) + between
 
         def spread(x: Tensor) -> Tensor:
-            return wf.merge(wf.broadcast(x, [*x.dims, each]), [group, each], into=channels)
+            return wf.merge(wf.broadcast(x, [*x.dims, member]), [group, member], into=channels)
 
         normed = (wide - spread(mean)) * spread(wf.rsqrt(variance + self.epsilon))
         return wf.cast(wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset"), x.dtype)
 
 
 class BatchNorm(eqx.Module):
-    """`x` with mean 0 and variance 1 in each channel, over a whole batch; with running statistics for inference.
+    """`x` with mean 0 and variance 1 in each channel, over a whole batch.
 
-    The batch is the whole one, however it is split: the statistics do not depend on the layout.
+    For inference there are running statistics. The batch is the whole one, however it is split: the statistics do not
+    depend on the layout.
     """
 
     scale: Tensor
@@ -131,7 +134,7 @@ class BatchNorm(eqx.Module):
 
     @public
     def __init__(self, channels: Dim, *, key: Any = None, momentum: float = 0.9, epsilon: float = 1e-5):
-        channels = one_dim(channels, "channels")
+        channels = check_dim(channels, "channels")
         self.momentum, self.epsilon = momentum, epsilon
         self.scale, self.bias = (full([channels], v, key=key, name=n) for v, n in ((1.0, "scale"), (0.0, "bias")))
         self.running_mean = full([channels], 0.0, key=key, name="running_mean", is_trained=False)
@@ -139,44 +142,44 @@ class BatchNorm(eqx.Module):
 
     @public
     def __call__(self, x: Tensor, *, over: Any, training: bool = True) -> tuple[Tensor, "BatchNorm"]:
-        """The result, and this norm with its running statistics moved towards those of the batch."""
+        """The result, and the norm with its running statistics moved to the batch's."""
         wide = wf.cast(x, "float32")
         wide.dims.find(self.scale.dims[0])
         mean, variance = wf.stop_gradient(self.running_mean), wf.stop_gradient(self.running_var)
         moved = self
         if training:
-            mean, variance = wf.mean_and_var(wide, over=self._all_beside(x, over))
-            moved = self._moved(wf.stop_gradient(mean), wf.stop_gradient(variance))
+            mean, variance = wf.mean_and_var(wide, over=self._all_other_dims(x, over))
+            moved = self._move_statistics(wf.stop_gradient(mean), wf.stop_gradient(variance))
         normed = (wide - mean) * wf.rsqrt(variance + self.epsilon)
         y = wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset")
         return wf.cast(y, x.dtype), moved
 
-    def _all_beside(self, x: Tensor, over: Any) -> Shape:
+    def _all_other_dims(self, x: Tensor, over: Any) -> Shape:
         (channels,) = self.scale.dims
-        found = _beside(channels, x, over)
-        if kept := x.dims.without([channels, *found]):
+        dims = _other_dims(channels, x, over)
+        if kept := x.dims.without([channels, *dims]):
             raise DimError(
                 f"`over` leaves out `{kept[0].name}`, and there is one mean for each of `{channels.name}` alone",
                 fix=f"go over all other dims: `over='{' '.join(x.dims.without([channels]).names)}'`",
             )
-        return found
+        return dims
 
-    def _moved(self, mean: Tensor, variance: Tensor) -> "BatchNorm":
+    def _move_statistics(self, mean: Tensor, variance: Tensor) -> "BatchNorm":
         kept = self.momentum
         new = (
             wf.stop_gradient(self.running_mean) * kept + mean * (1 - kept),
             wf.stop_gradient(self.running_var) * kept + variance * (1 - kept),
         )
-        return eqx.tree_at(lambda norm: (norm.running_mean, norm.running_var), self, tuple(map(frozen, new)))
+        return eqx.tree_at(lambda norm: (norm.running_mean, norm.running_var), self, tuple(map(mark_frozen, new)))
 
 
-def _beside(channels: Dim, x: Tensor, over: Any) -> Shape:
-    """The dims `over`, all of them beside the channels."""
+def _other_dims(channels: Dim, x: Tensor, over: Any) -> Shape:
+    """The dims `over`, none of them the channels."""
     x.dims.find(channels)
-    found = resolve(over, x.dims, what="over")
-    if found.has(channels):
+    dims = resolve(over, x.dims, what="over")
+    if dims.has(channels):
         raise DimError(
             f"`over` names `{channels.name}`, which are the channels",
-            fix=f"leave it out: `over='{' '.join(found.without([channels]).names)}'`",
+            fix=f"leave it out: `over='{' '.join(dims.without([channels]).names)}'`",
         )
-    return found
+    return dims

@@ -1,4 +1,4 @@
-"""How positions are told apart: sinusoids, learned vectors, rotations, and T5's biases by distance."""
+"""Positional encodings: sinusoidal, rotary (RoPE), and T5's relative bias."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from ..dims import UNSHOWN, Dim, new_dims
 from ..errors import DimError, closest, public
 from ..lower.meet import need_tensor
 from ..tensor import Tensor
-from .given import number, one_dim
+from .given import check_dim, number
 from .weights import normal
 
 LONGEST_WAVE = 10_000  # of the sinusoids, over 2 pi
@@ -19,8 +19,8 @@ QUARTER_TURN = math.pi / 2
 
 @public
 def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
-    """A sine and a cosine of each wave length, in turn: f32[... d_model]."""
-    slope = -2 * math.log(LONGEST_WAVE) / one_dim(d_model, "d_model").size
+    """The sinusoidal positional encoding, sine and cosine in turn: f32[... d_model]."""
+    slope = -2 * math.log(LONGEST_WAVE) / check_dim(d_model, "d_model").size
     channel = wf.arange(d_model, like=like, dtype="float32")
     pair = channel // 2
     is_cosine = channel % 2
@@ -30,10 +30,10 @@ def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
 
 
 class Stretch(NamedTuple):
-    """Llama 3's waves for sequences longer than the `length` first trained on: the long ones slower by `factor`.
+    """Llama 3's scaling of RoPE, for sequences longer than those of `length` before.
 
-    A wave that turns more than `high` times within `length` stays as it is, one that turns less than `low` times is
-    stretched fully.
+    Long waves are made slower by `factor`. A wave that turns more than `high` times within `length` stays as it is, one
+    that turns less than `low` times is stretched fully.
     """
 
     factor: float
@@ -48,11 +48,14 @@ class Stretch(NamedTuple):
 
 
 @public
-def rotated(
+def rope(
     x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: Stretch | None = None
 ) -> Tensor:
-    """`x` with pairs of channels turned by angles that grow with the position; channel i goes with i + half."""
-    x, position = need_tensor(x, "rotated"), need_tensor(position, "rotated")
+    """Rotary position embedding (RoPE): pairs of channels turned by position.
+
+    Channel i turns with channel i + half.
+    """
+    x, position = need_tensor(x, "rope"), need_tensor(position, "rope")
     size = x.size(over)
     if size % 2:
         raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
@@ -74,7 +77,7 @@ def rotated(
 
 
 class RelativeBias(eqx.Module):
-    """T5's bias of attention by the distance of key and query, the same for all layers of a stack."""
+    """T5's relative position bias of attention, by the distance of key and query."""
 
     table: Tensor
     is_causal: bool = eqx.field(static=True)
@@ -83,7 +86,7 @@ class RelativeBias(eqx.Module):
     @public
     def __init__(self, buckets: Dim, heads: Any, *, is_causal: bool, farthest: int = 128, key: Any = None):
         self.is_causal, self.farthest = is_causal, farthest
-        exact = one_dim(buckets, "buckets").size // (2 if is_causal else 4)
+        exact = check_dim(buckets, "buckets").size // (2 if is_causal else 4)
         if exact < 1:
             raise DimError(
                 f"`buckets` has size {buckets.size}, too few for near and far",
@@ -94,13 +97,13 @@ class RelativeBias(eqx.Module):
 
     @public
     def __call__(self, query: Tensor, memory: Tensor) -> Tensor:
-        """The bias for positions `query` [.. length] and `memory` [.. memory_length]: [heads .. ]."""
+        """The bias [heads ..] for positions [.. length] and [.. memory_length]."""
         buckets = self.table.dims[0]
         return wf.take(self.table, bucket(memory - query, buckets.size, self.is_causal, self.farthest), over=buckets)
 
 
 def bucket(distance: Tensor, buckets: int, is_causal: bool, farthest: int) -> Tensor:
-    """T5's buckets of a signed distance: one each for the near ones, then wider and wider by a logarithm."""
+    """T5's buckets of a signed distance: near ones apart, far ones by a logarithm."""
     start: Any = 0
     if is_causal:
         away = wf.maximum(-distance, 0)

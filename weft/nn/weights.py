@@ -1,8 +1,8 @@
-"""Weights before they have values, and how they get them: as shapes, whole, or each processor its own slice.
+"""Parameters before they have values, and their initialisation under any layout.
 
-Imports the language. A module made without a key holds a `Weight` in the place of each parameter; `init` gives them
-values. These follow from the key and the weight's path alone: no layout changes them, and a weight of stacked layers
-holds what the layers' own weights would.
+Imports the language. They are made as shapes, whole, or each processor its own slice. A module made without a key holds
+a `Weight` in the place of each parameter; `init` gives them values. These follow from the key and the weight's path
+alone: no layout changes them, and a weight of stacked layers holds what the layers' own weights would.
 """
 
 import functools
@@ -14,21 +14,20 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim, Shape
+from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, Region, as_layout, open_region
 from ..mesh import Mesh, as_mesh
-from ..spmd.border import Spmd
-from ..tensor import Tensor, parameter, tensor
-from ..tensor import make as make_tensor
+from ..spmd.border import SpmdFunction
+from ..tensor import Tensor, parameter, tensor, with_kind
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter to be made."""
+    """A parameter without values: its dims, and what its first values are drawn from."""
 
     dims: Shape
     stddev: float = 0.0
@@ -44,8 +43,8 @@ class Weight:
         return self.dims if self.stack is None else Shape([self.stack, *self.dims])
 
 
-class Adapted(eqx.Module):
-    """A weight to which the product of two thin ones is added where it is used."""
+class LoraWeight(eqx.Module):
+    """A weight with a LoRA adapter: to it the product of two of low rank is added."""
 
     weight: Tensor
     down: Tensor
@@ -57,14 +56,14 @@ class Adapted(eqx.Module):
         return self.weight.dims
 
 
-def used(weight: Any, dtype: Any) -> Tensor:
-    """A weight in the dtype it is computed with, and with what adapts it."""
+def cast_weight(weight: Any, dtype: Any) -> Tensor:
+    """A weight in the dtype it is computed with, its LoRA adapter added."""
     if isinstance(weight, Weight):
         raise TensorError("a layer was called before its weights have values", fix="make them: `nn.init(layer, key)`")
-    if not isinstance(weight, Adapted):
+    if not isinstance(weight, LoraWeight):
         return wf.cast(weight, dtype)
-    more = wf.einsum(wf.cast(weight.down, dtype), wf.cast(weight.up, dtype), out=weight.dims)
-    return wf.cast(weight.weight, dtype) + weight.scale * more
+    low_rank = wf.einsum(wf.cast(weight.down, dtype), wf.cast(weight.up, dtype), out=weight.dims)
+    return wf.cast(weight.weight, dtype) + weight.scale * low_rank
 
 
 def normal(dims: Sequence[Dim], *, stddev: float, key: Any = None, name: str = "") -> Any:
@@ -73,16 +72,16 @@ def normal(dims: Sequence[Dim], *, stddev: float, key: Any = None, name: str = "
 
 
 def full(dims: Sequence[Dim], value: float, *, key: Any = None, name: str = "", is_trained: bool = True) -> Any:
-    """A weight whose first values are all one number; with a key, the parameter itself."""
+    """A weight whose first values are one number; with a key, the parameter itself."""
     return _first(Weight(Shape(dims), mean=value, is_trained=is_trained), key, name)
 
 
 def _first(weight: Weight, key: Any, name: str) -> Any:
-    return weight if key is None else whole(weight, own_key(checked_key(key), name))
+    return weight if key is None else init_whole(weight, key_for(checked_key(key), name))
 
 
-def stacked(module: Any, along: Dim) -> Any:
-    """A module without values as so many of them, stacked."""
+def stack(module: Any, along: Dim) -> Any:
+    """A module without values as several of them, stacked along a dim of layers."""
     return map_weights(lambda weight: replace(weight, stack=along), module)
 
 
@@ -93,104 +92,103 @@ def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
 
 def count(module: Any) -> int:
     """How many numbers the weights of a module hold."""
-    found = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
-    return sum(math.prod(dim.count for dim in dims) for dims in found)
+    shapes = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
+    return sum(math.prod(dim.count for dim in dims) for dims in shapes)
 
 
 @public
 def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: Any = None) -> Any:
-    """The module with values for its weights; on a mesh each processor makes only its own slices of them.
+    """The module with values for its weights.
 
-    `dims` are those that rules of the layout may name, if not only those of the weights.
+    On a mesh each processor makes only its own slices of them; the values do not depend on the layout. `dims` are those
+    that rules of the layout may name, if not only those of the weights.
     """
     checked_key(key)
     if (mesh is None) != (layout is None):
         raise RegionError("init got only one of mesh and layout", fix="give both, or neither")
     if mesh is None:
-        return _made(whole, module, key)
+        return _init_each(init_whole, module, key)
     if open_region() is not None:
         raise RegionError("init was called on a mesh inside a region", fix="call it outside, or without a mesh")
     mesh, layout = as_mesh(mesh), as_layout(layout)
-    found = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
-    layout.check_dims({dim.name: dim for dim in found}.values() if dims is None else dims)
-    return _made(functools.partial(in_place, region=Region(mesh, layout)), module, key)
+    stored = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
+    layout.check_dims({dim.name: dim for dim in stored}.values() if dims is None else dims)
+    return _init_each(functools.partial(init_sharded, region=Region(mesh, layout)), module, key)
 
 
 @public
 def shapes(module: Any) -> Any:
-    """The module with shapes in place of values, for `wf.trace`; nothing is allocated."""
+    """The module with shapes in place of values, for `wf.trace`: nothing is made."""
 
     def shape(weight: Weight) -> Tensor:
         dims = weight.stored_dims
-        return _kept(weight, tensor(jax.ShapeDtypeStruct(dims.sizes, weight.dtype), dims))
+        return _as_parameter(weight, tensor(jax.ShapeDtypeStruct(dims.sizes, weight.dtype), dims))
 
     return map_weights(shape, module)
 
 
 def checked_key(key: Any) -> Any:
     """The key, if it is one."""
-    is_key = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(f"the key is {key!r:.60}", fix="make one by `jax.random.key(seed)`")
     return key
 
 
-def _made(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> Any:
+def _init_each(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> Any:
     """The tree with every `Weight` made, each with a key of its own, by its path."""
 
     def at(path: Sequence[Any], weight: Any) -> Any:
         if not isinstance(weight, Weight):
             return weight
-        return make(weight, own_key(key, written(path)))
+        return make(weight, key_for(key, written(path)))
 
     return jax.tree_util.tree_map_with_path(at, module)
 
 
-def with_kind(x: Tensor, **changes: Any) -> Tensor:
-    """The same array as a tensor of another kind."""
-    return make_tensor(x._array, x.dims, x._region, replace(x._kind, **changes))
-
-
 def written(path: Sequence[Any]) -> str:
-    """A path of JAX's as it is written: `decoder.layers.attention.q`."""
+    """A path in a tree as text: `decoder.layers.attention.q`."""
     return ".".join(str(getattr(step, "name", getattr(step, "idx", getattr(step, "key", "")))) for step in path)
 
 
-def key_of(key: Any, part: int) -> Any:
-    """The key of one part of what has a key; none where none is given."""
+def fold_key(key: Any, part: int) -> Any:
+    """The key of one part of what has a key; None of None."""
     return None if key is None else jax.random.fold_in(key, part)
 
 
-def dropped(x: Tensor, rate: float, key: Any) -> Tensor:
+def apply_dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     """`x` with dropout, where a key is given."""
     return x if key is None or not rate else wf.dropout(x, rate, key)
 
 
-def own_key(key: Any, name: str) -> Any:
+def key_for(key: Any, name: str) -> Any:
     """The key of the weight of that name."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def whole(weight: Weight, key: Any) -> Tensor:
+def init_whole(weight: Weight, key: Any) -> Tensor:
     """The weight as a parameter on one processor."""
-    return _kept(weight, _whole(weight.dims, weight.stack, weight.dtype)(key, weight.stddev, weight.mean))
+    make = _compile_whole(weight.dims, weight.stack, weight.dtype)
+    return _as_parameter(weight, make(key, weight.stddev, weight.mean))
 
 
-def in_place(weight: Weight, key: Any, *, region: Region) -> Tensor:
-    """The weight as a parameter that lies as the region stores it; each processor makes its own slice."""
+def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
+    """The weight as a parameter sharded as the region stores it.
+
+    Each processor makes its own slice.
+    """
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
-    make = _in_place(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))
-    return _kept(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
+    make = _compile_sharded(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))
+    return _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
 
 
-def _kept(weight: Weight, values: Tensor) -> Tensor:
-    """The values as a parameter; what is not trained is a tensor like others, that no gradient is taken of."""
-    return parameter(values) if weight.is_trained else frozen(values)
+def _as_parameter(weight: Weight, values: Tensor) -> Tensor:
+    """The values as a parameter; what is not trained is a frozen tensor."""
+    return parameter(values) if weight.is_trained else mark_frozen(values)
 
 
-def frozen(x: Tensor) -> Tensor:
-    """The tensor, that no gradient is taken of."""
+def mark_frozen(x: Tensor) -> Tensor:
+    """The tensor marked as one that no gradient is taken of."""
     return with_kind(x, frozen=True)
 
 
@@ -199,13 +197,13 @@ def frozen(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
+def _compile_whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
     return jax.jit(functools.partial(_first_values, dims, stack, dtype))
 
 
 @functools.cache
-def _in_place(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return Spmd(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
+def _compile_sharded(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
+    return SpmdFunction(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
 
 
 def _first_values(

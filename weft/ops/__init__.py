@@ -1,7 +1,9 @@
-"""The language: one file a family. This is where public names are listed; a new op adds its name here."""
+"""The ops of the language, one file a family; public names are listed here.
 
-import types
+A new op adds its name here.
+"""
 
+from ..namespace import namespace as _namespace
 from . import random
 from .accumulate import accumulate
 from .branches import cond
@@ -125,5 +127,7 @@ from .scatter import gather, scatter_add
 from .slicing import concat, flip, pad, roll, shift, slice, update
 from .uneven import pad_to, unpad, valid
 
-_MODULES = [word for word, value in globals().items() if isinstance(value, types.ModuleType) and value is not random]
-__all__ = sorted(word for word in globals() if not word.startswith("_") and word not in _MODULES)
+__all__ = sorted(
+    word for word, value in globals().items() if not word.startswith("_") and (callable(value) or value is random)
+)
+__dir__, __getattr__ = _namespace(globals(), called="wf")

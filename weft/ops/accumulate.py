@@ -1,4 +1,7 @@
-"""Microbatches: the same loss and gradient with less memory, and one gradient sum at the end."""
+"""Gradient accumulation: a batch as microbatches, one gradient sum at the end.
+
+The same loss and gradient with less memory.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -10,11 +13,12 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr
 
-from ..dims import UNSHOWN, Dim, Shape, union
+from ..checks import is_whole, need_function
+from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..graph import keep_results, uses_inputs
-from ..lower.collectives import as_varying
-from ..lower.meet import brought, gathered_for, need_function, operand, with_layout
+from ..lower.collectives import as_varying, varying
+from ..lower.meet import brought, gathered_for, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import taken_axes
@@ -22,25 +26,25 @@ from ..lower.recorded import bring_in, bringing, note_loop, part_of_block, recor
 from ..lower.trees import map_tensors, slot_of
 from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
 from .branches import outputs
-from .control import sliced
+from .control import trace_on_slice
 
 _TURN = f"{UNSHOWN}microbatch"
 
 
-@recorded_block
+@recorded_block(reason_else="because it is the same for every microbatch, and the rows are split over {axes}")
 def accumulate(
-    fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: Any = "batch", count: int
+    fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, *, over: DimLike = "batch", count: int
 ) -> Tensor:
-    """Σsum / Σweight, where `fn(params, microbatch)` gives (sum, weight), over `count` microbatches.
+    """Gradient accumulation: Σsum / Σweight over `count` microbatches.
 
-    Global row i goes to microbatch i mod count, so no row moves. Differentiated, gradients are summed over
-    processors once, at the end.
+    `fn(params, microbatch)` gives (sum, weight). Global row i goes to microbatch i mod count, so no row moves.
+    Differentiated, gradients are summed over processors once, at the end.
     """
     need_function(fn, "accumulate", takes=2)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_whole(count, 1):
         raise DimError(f"accumulate got count={count!r}", fix="give a whole number of at least 1, e.g. `count=8`")
     name = over.name if isinstance(over, Dim) else over
-    tensors = _having(name, data)
+    tensors = _tensors_with(name, data)
     if not tensors:
         raise DimError(
             f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
@@ -50,40 +54,40 @@ def accumulate(
             operand(leaf, "accumulate")  # raises: the rows of a plain array cannot be dealt out
     need_no_padding(union(*([x.dims.find(name)] for x in tensors)), "accumulate")
     turn = Dim(_TURN, count)
-    note_loop(count, turn.name)
+    note_loop(turn.name)
     # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
     with bringing(brought) if taken_axes() else contextlib.nullcontext():
-        return _accumulated(fn, bring_in(params), bring_in(data), name, turn)
+        return _accumulate(fn, bring_in(params), bring_in(data), name, turn)
 
 
-def _accumulated(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:
-    tensors = _having(name, data)
+def _accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:
+    tensors = _tensors_with(name, data)
     params = map_tensors(lambda x: gathered_for(x, tensors), params)
-    pieces = [_cut(x, name, turn) for x in tensors]
-    inner = [slot_of(x).inner(turn, x._region) for x in pieces]
+    pieces = [_deal_out(x, name, turn) for x in tensors]
+    inner = [slot_of(x).inner(turn, x.region) for x in pieces]
     regions: list[Any] = []
 
     def part(arrays: Sequence[Any]) -> list[Any]:
-        found = (slot.filled(array) for slot, array in zip(inner, arrays, strict=True))
-        microbatch = map_tensors(lambda x: next(found) if x.dims.has(name) else x, data)
-        given = fn(params, microbatch)
-        if not isinstance(given, tuple) or len(given) != 2:
+        slices = (slot.filled(array) for slot, array in zip(inner, arrays, strict=True))
+        microbatch = map_tensors(lambda x: next(slices) if x.dims.has(name) else x, data)
+        pair = fn(params, microbatch)
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
-        scalars = [bring_in(_scalar(x)) for x in given]
-        regions[:] = [x._region for x in scalars]
+        scalars = [bring_in(_scalar(x)) for x in pair]
+        regions[:] = [x.region for x in scalars]
         return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
 
-    arrays = [x._array for x in pieces]
-    total, weight = _summed(sliced(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
+    arrays = [x.raw for x in pieces]
+    total, weight = _sum_microbatches(trace_on_slice(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
     with part_of_block():
         return result(total, (), regions[0]) / result(weight, (), regions[1])
 
 
-def _having(name: Any, data: Any) -> list[Tensor]:
+def _tensors_with(name: Any, data: Any) -> list[Tensor]:
     return [leaf for leaf in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(name)]
 
 
-def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
+def _sum_microbatches(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
     """Σsum and Σweight over the microbatches, where `closed` is the program of one.
 
     Differentiated, each microbatch's gradients are made as soon as its sum is, and added up: nothing of one
@@ -93,8 +97,8 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
 
     def loop(values: Sequence[Any], starts: Sequence[Any], step: Callable[[list[Any]], tuple[Any, Any]]) -> Any:
         def turn(totals: Sequence[Any], piece: Sequence[Any]) -> tuple[Any, Any]:
-            found, each = step([*values[:count], *piece])
-            return [total + x for total, x in zip(totals, found, strict=True)], each
+            terms, kept = step([*values[:count], *piece])
+            return [total + x for total, x in zip(totals, terms, strict=True)], kept
 
         return lax.scan(turn, [_zeros(a) for a in starts], list(values[count:]))
 
@@ -110,8 +114,8 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
         starts = [v for flags in (wanted, both) for v, flag in zip(values[:count], flags[:count], strict=True) if flag]
 
         def step(values: list[Any]) -> tuple[Any, Any]:
-            (total, weight), slopes = _sloped(lambda v: tuple(outputs(closed, v)), values, wanted)
-            _, by_weight = _sloped(lambda v: (outputs(of_weight, v)[0], None), values, both)
+            (total, weight), slopes = _value_and_slopes(lambda v: tuple(outputs(closed, v)), values, wanted)
+            _, by_weight = _value_and_slopes(lambda v: (outputs(of_weight, v)[0], None), values, both)
             ahead = [s for s in (*slopes[:count], *by_weight[:count]) if s is not None]
             return [total, weight, *ahead], [slopes[count:], by_weight[count:]]
 
@@ -129,44 +133,46 @@ def _summed(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
     return summed([*closed.consts, *pieces])
 
 
-def _sloped(fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]) -> tuple[Any, Any]:
-    """What `fn` gives, and the slopes of its first output by the values wanted (None for the rest)."""
+def _value_and_slopes(
+    fn: Callable[[list[Any]], tuple[Any, Any]], values: list[Any], wanted: Sequence[bool]
+) -> tuple[Any, Any]:
+    """What `fn` gives, and its first output's slopes by the values wanted, else None."""
     if not any(wanted):
         return fn(values), [None] * len(values)
 
     def of_wanted(chosen: Sequence[Any]) -> tuple[Any, Any]:
-        found = iter(chosen)
-        return fn([next(found) if flag else value for value, flag in zip(values, wanted, strict=True)])
+        left = iter(chosen)
+        return fn([next(left) if flag else value for value, flag in zip(values, wanted, strict=True)])
 
     chosen = [value for value, flag in zip(values, wanted, strict=True) if flag]
     outputs, slopes = jax.value_and_grad(of_wanted, has_aux=True)(chosen)
-    found = iter(slopes)
-    return outputs, [next(found) if flag else None for flag in wanted]
+    left_slopes = iter(slopes)
+    return outputs, [next(left_slopes) if flag else None for flag in wanted]
 
 
 def _zeros(like: Any) -> Any:
-    kind = like if hasattr(like, "manual_axis_type") else jax.typeof(like)
-    return as_varying(jnp.zeros(kind.shape, kind.dtype), kind.manual_axis_type.varying)
+    aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    return as_varying(jnp.zeros(aval.shape, aval.dtype), varying(like))
 
 
-def _cut(x: Tensor, name: str, turn: Dim) -> Tensor:
-    """`x` with its rows dealt out to the microbatches in turn, which no row has to leave its processor for."""
-    x, marks = with_layout(checked(x), x._region), marks_of(x)
+def _deal_out(x: Tensor, name: str, turn: Dim) -> Tensor:
+    """`x` with its rows dealt out to the microbatches in turn; no row moves."""
+    x, marks = with_layout(checked(x), x.region), marks_of(x)
     position = x.dims.position(name)
     dim, ways = x.dims[position], x.ways(name)
     if dim.size % (ways * turn.size):
         step = ways * turn.size
         raise DimError(
             f"`{name}` (size {dim.size}, split {ways} ways) does not divide into {turn.size} microbatches",
-            state=x._region.state if x._region is not None else "",
+            state=x.region.state if x.region is not None else "",
             fix=f"make it a multiple of {step} (nearest: {-(-dim.size // step) * step}), or choose another `count`",
         )
-    local = x._array.shape[position] // turn.size
-    shape = (*x._array.shape[:position], local, turn.size, *x._array.shape[position + 1 :])
-    pieces = jnp.moveaxis(x._array.reshape(shape), position + 1, 0)
+    local = x.raw.shape[position] // turn.size
+    shape = (*x.raw.shape[:position], local, turn.size, *x.raw.shape[position + 1 :])
+    pieces = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
     dims = Shape([turn, *x.dims.resized({name: dim.size // turn.size})])
     have = ((), *placement(x))
-    return marked(settle(pieces, dims, have, x._region), marks)
+    return marked(settle(pieces, dims, have, x.region), marks)
 
 
 def _scalar(x: Any) -> Any:

@@ -14,37 +14,42 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from ..checks import need_function
 from ..dims import Shape
 from ..errors import TensorError
 from ..layout import Axes, Region
 from ..leaves import array_of
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import aligned
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
 from ..lower.trees import Slot, numbers, put_together, slot_of, take_apart
+from ..record import BRANCHES
 from ..tensor import is_tensor, make
 from .debug import only_where
 
 
-@recorded_block
+@recorded_block()
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` if the predicate, one boolean, holds; else `on_false(*operands)`."""
+    """`on_true(*operands)` where the predicate holds, else `on_false(*operands)`.
+
+    The predicate is one boolean.
+    """
     for branch in (on_true, on_false):
         need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
     rows = differing_by_row(chosen)
     with bringing(brought) if rows else contextlib.nullcontext():
-        return _branched(chosen, rows, on_true, on_false, operands)
+        return _branch(chosen, rows, on_true, on_false, operands)
 
 
-def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Callable[..., Any], operands: Any) -> Any:
+def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Callable[..., Any], operands: Any) -> Any:
     arrays, slots, structure = take_apart(bring_in(operands))
     arrays = numbers(arrays, "the operands of cond")
     branches = [
-        _Branch(recorded_block(fn, name), is_on, slots, structure)
-        for fn, name, is_on in ((on_true, "on_true", lambda: chosen), (on_false, "on_false", lambda: ~chosen))
+        _Branch(recorded_block(name=BRANCHES[holds])(fn), is_on, slots, structure)
+        for fn, holds, is_on in ((on_true, True, lambda: chosen), (on_false, False, lambda: ~chosen))
     ]
     traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)
@@ -55,7 +60,7 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
         # A new function each: JAX keeps what it has traced.
         traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
-    unions = [a.manual_axis_type.varying | b.manual_axis_type.varying for a, b in avals]
+    unions = [varying(a) | varying(b) for a, b in avals]
     for pair in avals:
         if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
             raise TensorError(
@@ -64,22 +69,24 @@ def _branched(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Ca
             )
 
     if rows:
-        results = _both(chosen, traced, arrays, unions)
+        results = _run_both(chosen, traced, arrays, unions)
     else:
         check_agreed(chosen, "cond", traced)
-        results = lax.cond(chosen, *(_retyped(closed, unions) for closed in traced), *arrays)
-    slots = [_joined(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
+        results = lax.cond(chosen, *(_vary_results(closed, unions) for closed in traced), *arrays)
+    slots = [_join_slots(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
     return put_together(results, slots, branches[0].structure)
 
 
-def _retyped(closed: ClosedJaxpr, axes: Sequence[frozenset[str]]) -> Callable[..., Any]:
+def _vary_results(closed: ClosedJaxpr, axes: Sequence[frozenset[str]]) -> Callable[..., Any]:
     """A branch whose results vary over the axes that those of any branch do."""
     return lambda *arrays: [
         as_varying(array, over) for array, over in zip(jaxpr_as_fun(closed)(*arrays), axes, strict=True)
     ]
 
 
-def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], axes: Sequence[frozenset[str]]) -> Any:
+def _run_both(
+    chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], axes: Sequence[frozenset[str]]
+) -> Any:
     """The results of both branches, of which each row of a mapped function keeps one.
 
     This is what JAX makes of a mapped `lax.cond`, done where it is known how the branches' values are typed: all
@@ -87,16 +94,19 @@ def _both(chosen: Any, branches: Sequence[ClosedJaxpr], arrays: Sequence[Any], a
     """
     results = []
     for closed, is_on in zip(branches, (chosen, ~chosen), strict=True):
-        given = [_guarded(array, is_on) for array in (*closed.consts, *arrays)]
-        results.append(outputs(closed, given))
+        values = [_guard(array, is_on) for array in (*closed.consts, *arrays)]
+        results.append(outputs(closed, values))
     return [
         jnp.where(as_varying(chosen, over), as_varying(a, over), as_varying(b, over))
         for a, b, over in zip(*results, [over | varying(chosen) for over in axes], strict=True)
     ]
 
 
-def _guarded(array: Any, is_on: Any) -> Any:
-    """`array`; no gradient flows back to it from rows that took the other branch, where one could be NaN."""
+def _guard(array: Any, is_on: Any) -> Any:
+    """`array`, with no gradient from rows that took the other branch.
+
+    There it could be NaN.
+    """
     if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
         return array
     return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
@@ -108,12 +118,15 @@ def outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
     return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
 
 
-def _joined(a: Slot, b: Slot) -> Slot:
+def _join_slots(a: Slot, b: Slot) -> Slot:
     return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
 
 
 class _Branch:
-    """A branch of `cond` as a function of arrays; its results are brought to one form once the other's is known."""
+    """A branch of `cond` as a function of arrays.
+
+    Its results are brought to one form once the other's is known.
+    """
 
     structure: Any
     leaves: list[Any]
@@ -129,15 +142,15 @@ class _Branch:
             result = bring_in(self.fn(*put_together(arrays, self.operand_slots, self.operand_structure)))
         self.leaves, self.structure = jax.tree.flatten(result, is_leaf=is_tensor)
         if self.order:
-            self.leaves = [self._brought(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
+            self.leaves = [self._bring(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
         self.slots = [slot_of(leaf) for leaf in self.leaves]
         return numbers([array_of(leaf) for leaf in self.leaves], "the result of cond")
 
-    def _brought(self, leaf: Any, dims: Shape | None) -> Any:
+    def _bring(self, leaf: Any, dims: Shape | None) -> Any:
         if dims is None:
             return leaf
         leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf._array, leaf.dims, dims), dims, leaf._region, leaf._kind)
+        return make(aligned(leaf.raw, leaf.dims, dims), dims, leaf.region, leaf.kind)
 
 
 def _check_same(branches: Sequence[_Branch]) -> None:

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..dims import UNSHOWN, Dim, Shape, listed, only, resolve
+from ..checks import need_function
+from ..dims import UNSHOWN, Dim, DimLike, Shape, listed, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
-from ..lower.meet import brought, need_function, need_tensor, operand, rematted, with_layout
+from ..lower.meet import brought, need_tensor, operand, rematted, with_layout
 from ..lower.move import aligned, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
@@ -30,28 +31,29 @@ from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, 
 from .debug import only_where
 from .mapping import is_mapped
 
-_STEP = f"{UNSHOWN}step"
 
-
-@recorded_block
+@recorded_block(reason_else="because the carry starts the same on all of {axes} and differs there after a turn")
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
     xs: Any = None,
     *,
-    over: Any,
+    over: DimLike,
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """`fn(carry, x)` for each `x` along the dim `over` in turn; gives the last carry and all results, stacked."""
+    """`fn(carry, x)` for each `x` along the dim `over`, in turn.
+
+    Gives the last carry, and all results stacked along the dim.
+    """
     need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
     need_no_padding([dim], "scan")
-    note_loop(dim.size, dim.name)
-    inputs, slots, structure = take_apart(_along(xs, dim))
+    note_loop(dim.name)
+    inputs, slots, structure = take_apart(_put_first(xs, dim))
     inner = [slot.inner(dim, slot.region) for slot in slots]
 
     def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -62,13 +64,13 @@ def scan(
             )
         return result
 
-    loop = _Loop(body, carry, "scan", lambda trace: sliced(trace, inputs))
+    loop = _Loop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
     last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
-    outputs = [_stacked(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
+    outputs = [_stack(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
 
 
-def _scanned_dim(over: Any, tensors: Sequence[Tensor]) -> Dim:
+def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:
     names = listed(over, "over")
     if not tensors and len(names) == 1 and isinstance(names[0], Dim):
         return names[0]
@@ -79,42 +81,42 @@ def _scanned_dim(over: Any, tensors: Sequence[Tensor]) -> Dim:
     return only(resolve(over, tensors[0].dims, what="over"), "scan")
 
 
-def _along(xs: Any, dim: Dim) -> Any:
+def _put_first(xs: Any, dim: Dim) -> Any:
     """The inputs of a scan with `dim` first; it must be whole."""
 
     def first(x: Tensor) -> Tensor:
         x, marks = checked(x), marks_of(x)
         dims = Shape([x.dims.find(dim), *x.dims.without([dim])])
-        if x._region is not None and x._region.placement(x.dims)[x.dims.position(dim)]:
-            axes = "+".join(x._region.placement(x.dims)[x.dims.position(dim)])
+        if x.region is not None and x.region.placement(x.dims)[x.dims.position(dim)]:
+            axes = "+".join(x.region.placement(x.dims)[x.dims.position(dim)])
             raise LayoutError(
                 f"scan goes over `{dim.name}` in turn, and `{dim.name}` is split over `{axes}`",
-                state=x._region.state,
+                state=x.region.state,
                 fix=f"rename it to an unsplit dim first (`x.rename({dim.name}='{dim.name}_whole')`), "
                 f"drop `{dim.name}:{axes}`, or use `wf.associative_scan`",
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
-            x = with_layout(x, x._region)
-        return marked(make(aligned(x._array, x.dims, dims), dims, x._region, x._kind), marks)
+            x = with_layout(x, x.region)
+        return marked(make(aligned(x.raw, x.dims, dims), dims, x.region, x.kind), marks)
 
     for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):
         need_tensor(leaf, "scan")
     return map_tensors(first, xs)
 
 
-def sliced(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
-    """The body traced on one slice of each input, taken where it leaves nothing behind."""
-    found = []
+def trace_on_slice(trace: Callable[..., Any], inputs: Sequence[Any]) -> ClosedJaxpr:
+    """The body traced on one slice of each input, taken where it leaves no trace."""
+    traced = []
 
     def take_and_trace(inputs: Sequence[Any]) -> list[Any]:
-        found.append(trace([lax.index_in_dim(x, 0, 0, keepdims=False) for x in inputs]))
+        traced.append(trace([lax.index_in_dim(x, 0, 0, keepdims=False) for x in inputs]))
         return []
 
     jax.make_jaxpr(take_and_trace)(inputs)
-    return found[0]
+    return traced[0]
 
 
-def _stacked(slot: Slot, array: Any, dim: Dim) -> Any:
+def _stack(slot: Slot, array: Any, dim: Dim) -> Any:
     if slot.dims is None:
         return make(array, (dim,), None) if getattr(array, "ndim", 0) == 1 else array
     dims, region, kind = Shape([dim, *slot.dims]), slot.region, replace(slot.kind, equal=frozenset())
@@ -163,7 +165,7 @@ class _Loop:
                     f"the carry of {self.what} enters as {self.structure} and leaves as {structure}",
                     fix="return a carry of the same structure",
                 )
-            self.found = [self._conformed(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
+            self.found = [self._conform(leaf, slot) for leaf, slot in zip(leaves, self.slots, strict=True)]
             extra_arrays, self.extra_slots, self.extra_structure = take_apart(extra)
             results = [
                 as_varying(jnp.asarray(array_of(leaf)), varying(array))
@@ -173,7 +175,7 @@ class _Loop:
 
         return flat
 
-    def _conformed(self, leaf: Any, slot: Slot) -> Any:
+    def _conform(self, leaf: Any, slot: Slot) -> Any:
         if (slot.dims is None) == is_tensor(leaf) or (slot.dims is not None and set(slot.dims) != set(leaf.dims)):
             enters = "a plain value" if slot.dims is None else f"[{slot.dims}]"
             leaves = f"[{leaf.dims}]" if is_tensor(leaf) else "a plain value"
@@ -183,11 +185,11 @@ class _Loop:
             )
         if not is_tensor(leaf):
             return leaf
-        if leaf._region is None or replace(leaf._kind, equal=frozenset()) != replace(slot.kind, equal=frozenset()):
-            leaf = with_layout(leaf, leaf._region or slot.region)
+        if leaf.region is None or replace(leaf.kind, equal=frozenset()) != replace(slot.kind, equal=frozenset()):
+            leaf = with_layout(leaf, leaf.region or slot.region)
         assert slot.dims is not None
-        kind = replace(leaf._kind, equal=leaf._kind.equal | slot.kind.equal)
-        return make(aligned(leaf._array, leaf.dims, slot.dims), slot.dims, leaf._region, kind)
+        kind = replace(leaf.kind, equal=leaf.kind.equal | slot.kind.equal)
+        return make(aligned(leaf.raw, leaf.dims, slot.dims), slot.dims, leaf.region, kind)
 
     def _is_fixed(self, closed: ClosedJaxpr) -> bool:
         """Whether the carry's type came back; if not, the carry adopts what did."""
@@ -195,8 +197,8 @@ class _Loop:
         for i, (leaf, aval) in enumerate(zip(self.found, closed.out_avals, strict=False)):
             slot, array = self.slots[i], self.carry[i]
             if slot.dims is not None and slot_of(leaf) != slot:
-                adopted = with_layout(slot.filled(array), leaf._region) if leaf._kind.is_plain else slot.filled(array)
-                self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted._array, False
+                adopted = with_layout(slot.filled(array), leaf.region) if leaf.kind.is_plain else slot.filled(array)
+                self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted.raw, False
                 continue
             if aval.dtype != array.dtype:
                 if not jax.typeof(array).weak_type:
@@ -211,14 +213,17 @@ class _Loop:
                     f"the carry of {self.what} enters with shape {array.shape} and leaves with {aval.shape}",
                     fix="keep its shape",
                 )
-            elif missing := aval.manual_axis_type.varying - varying(array):
+            elif missing := varying(aval) - varying(array):
                 self.carry[i], is_fixed = as_varying(array, missing), False
         return is_fixed
 
 
-@recorded_block
+@recorded_block()
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-    """`body` of the carry for as long as the condition, one boolean, holds; has no reverse gradient."""
+    """`body` of the carry for as long as the condition holds.
+
+    The condition is one boolean. Has no reverse gradient.
+    """
     need_function(condition, "while_loop", takes=1)
     need_function(body, "while_loop", takes=1)
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
@@ -226,14 +231,17 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
         with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
             loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
     if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
-        last = _turned_together(loop.holds, loop.turn, loop.carry, rows)
+        last = _turn_together(loop.holds, loop.turn, loop.carry, rows)
     else:
         last = lax.while_loop(loop.holds, loop.turn, loop.carry)
     return put_together(last, loop.slots, loop.structure)
 
 
 class _While(_Loop):
-    """The body and the condition of a while loop, traced on a carry of the type that the body gives back."""
+    """The body and the condition of a while loop, traced on a carry of a fixed type.
+
+    The type is that which the body gives back.
+    """
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
         def ask(carry: Any) -> Any:
@@ -269,10 +277,11 @@ def _by_row(carry: Any) -> Any:
 _TURNED_TOGETHER = "because rows split over {axes} end the loop at different turns, and all turn until the last does"
 
 
-def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    """The last carry of a mapped loop that all processors turn equally often, for what they send to each other in it.
+def _turn_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
+    """The last carry of a mapped loop that all processors turn equally often.
 
-    It turns until it is done for every row of every processor; a row for which it is done stays as it is.
+    So what they send to each other in it matches. It turns until it is done for every row of every processor; a row for
+    which it is done stays as it is.
     """
 
     def turn_all(state: Any) -> Any:
@@ -285,13 +294,13 @@ def _turned_together(holds: Callable[..., Any], turn: Callable[..., Any], carry:
     def any_holds(state: Any) -> Any:
         region = open_region()
         assert region is not None
-        with region.record.op("any", reason=_TURNED_TOGETHER):
+        with region.record.unasked("any", _TURNED_TOGETHER):
             return all_max(state[1], rows)
 
     return lax.while_loop(any_holds, turn_all, (carry, holds(carry)))[0]
 
 
-@recorded_block
+@recorded_block()
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
 
@@ -309,9 +318,9 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
     if isinstance(lower, int) and isinstance(upper, int):
         if upper <= lower:
             return carry
-        steps = Dim(_STEP, upper - lower)
+        steps = Dim(UNSHOWN, upper - lower)  # a dim of which no name is shown
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
-        return scan(lambda c, i: (body(i._array, c), None), carry, count, over=steps)[0]
+        return scan(lambda c, i: (body(i.raw, c), None), carry, count, over=steps)[0]
 
     def turn(state: Any) -> Any:
         i, carry = state

@@ -1,12 +1,15 @@
-"""New tensors. With `like=x` each processor makes only its slice; without, they are whole and sliced where they
-meet a split tensor. Nothing is sent either way. Dtypes are those jnp gives, unless they are said.
+"""New tensors: nothing is sent.
+
+With `like=x` each processor makes only its slice; without, they are whole and sliced where they meet a split tensor.
+Dtypes are those jnp gives, unless they are said.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, new_dims
+from ..dims import DimLike, Dims, Shape, new_dims
+from ..dtypes import DTypeLike
 from ..errors import DimError, TensorError
 from ..layout import Placement, Region
 from ..lower.collectives import first_place
@@ -17,19 +20,19 @@ from ..tensor import Tensor, as_dtype, is_tensor, need_room
 
 
 @recorded
-def zeros(dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
+def zeros(dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """A tensor of zeros."""
     return full(dims, 0, like=like, dtype=dtype)
 
 
 @recorded
-def ones(dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
+def ones(dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """A tensor of ones."""
     return full(dims, 1, like=like, dtype=dtype)
 
 
 @recorded
-def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None) -> Tensor:
+def full(dims: Dims, value: Any, *, like: Tensor | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor that holds one value everywhere."""
     value = operand(value, "full")
     if is_tensor(value):
@@ -44,7 +47,7 @@ def full(dims: Any, value: Any, *, like: Tensor | None = None, dtype: Any = None
 
 
 @recorded
-def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = int) -> Tensor:
+def arange(dim: DimLike, *, like: Tensor | None = None, dtype: DTypeLike = int) -> Tensor:
     """0, 1, 2, ... along a dim; of JAX's integers, if not said otherwise."""
     shape, region, placement, sizes = slice_of(dim, like, "arange")
     if len(shape) != 1:
@@ -58,11 +61,11 @@ def arange(dim: Dim | str, *, like: Tensor | None = None, dtype: Any = int) -> T
     return result(places.astype(dtype), shape, region)
 
 
-def slice_of(dims: Any, like: Any, what: str) -> tuple[Shape, Region | None, Placement, tuple[int, ...]]:
+def slice_of(dims: Dims, like: Any, what: str) -> tuple[Shape, Region | None, Placement, tuple[int, ...]]:
     """The shape, region, placement and local sizes of a new tensor."""
     known = need_tensor(like, what).dims if like is not None else ()
     shape = new_dims(dims, what="dims", known=known)
-    region = like._region if like is not None else None
+    region = like.region if like is not None else None
     if region is None:
         return shape, None, ((),) * len(shape), shape.sizes
     placement = region.placement(shape)

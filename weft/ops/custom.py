@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own: jax.custom_vjp for functions of tensors.
+"""Functions with a gradient of their own: jax.custom_vjp for tensors.
 
 Forward and backward are written with wf operations on whole named tensors, so they are right on every layout. The
 arrays that JAX sees in between have one type each: a tensor's slice varies over the axes its dims are split over.
@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checks import need_function
+from ..compat import is_differentiated
 from ..errors import TensorError, folded, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
 from ..lower.collectives import as_varying, from_first, index, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import result
 from ..lower.padding import filled
 from ..lower.recorded import bring_in
@@ -41,7 +43,7 @@ class custom_vjp:
 
     @public
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-        """Sets what runs forward where a gradient is asked for, and what makes the gradient."""
+        """Sets what runs forward for a gradient, and what makes the gradient."""
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient", takes=2)
 
@@ -52,7 +54,7 @@ class custom_vjp:
                 f"{self.__name__} is a custom_vjp without a gradient",  # type: ignore[attr-defined]
                 fix="say how to make one: `f.defvjp(forward, backward)`",
             )
-        args = bring_in(self._bound(args, kwargs))
+        args = bring_in(self._bind(args, kwargs))
         for fn in (self.fn, self.forward, self.backward):
             _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
@@ -60,7 +62,7 @@ class custom_vjp:
         call = _Call(self, _in_region(args, region), region)
         return call.result()
 
-    def _bound(self, args: Any, kwargs: Any) -> Any:
+    def _bind(self, args: Any, kwargs: Any) -> Any:
         """The arguments by position."""
         try:
             bound = inspect.signature(self.fn).bind(*args, **kwargs)
@@ -74,21 +76,25 @@ class custom_vjp:
 
 
 def _in_region(args: Any, region: Region | None) -> Any:
-    """The arguments as the region has them; if one varies from row to row of a mapped dim, all do, and their gradients.
+    """The arguments as tensors of the region.
 
-    Where none does, the function is no row's own: its backward function is given the sum of all rows' gradients.
+    If one varies from row to row of a mapped dim all do, and their gradients. Where none does, the function is no row's
+    own: its backward function is given the sum of all rows' gradients.
     """
     args = map_tensors(lambda x: with_layout(x, region), args)
     if region is None or not region.taken:
         return args
-    arrays = [leaf._array for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    arrays = [leaf.raw for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
     if not any(varying(array) & set(region.taken) for array in arrays):
         return args
-    return map_tensors(lambda x: result(as_varying(x._array, region.taken), x.dims, region), args)
+    return map_tensors(lambda x: result(as_varying(x.raw, region.taken), x.dims, region), args)
 
 
 def _check_closure(fn: Any) -> None:
-    """Raises where a function closes over a tensor whose gradient is asked for: it would get none."""
+    """Raises where `fn` closes over a tensor that is differentiated by.
+
+    Its gradient would be lost.
+    """
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars if code is not None else (), cells, strict=False):
         try:
@@ -96,7 +102,7 @@ def _check_closure(fn: Any) -> None:
         except ValueError:
             continue  # not there yet
         for leaf in jax.tree.leaves(held, is_leaf=is_tensor):
-            if is_tensor(leaf) and type(leaf._array).__name__ in ("JVPTracer", "LinearizeTracer"):
+            if is_tensor(leaf) and is_differentiated(leaf.raw):
                 raise TensorError(
                     f"a custom_vjp closes over `{name}`, a tensor whose gradient is asked for",
                     fix=f"pass `{name}` as an argument, and let `backward` give its gradient",
@@ -104,7 +110,7 @@ def _check_closure(fn: Any) -> None:
 
 
 class _Call:
-    """One call: its arguments, the arrays in them, and what the arrays of its results stand for."""
+    """One call: its arguments, their arrays, and what its results' arrays stand for."""
 
     def __init__(self, owner: custom_vjp, args: Any, region: Region | None):
         self.owner, self.region = owner, region
@@ -124,83 +130,86 @@ class _Call:
         return put_together(arrays, *self.made)
 
     def _args(self, arrays: Sequence[Any]) -> Any:
-        found = (slot.filled(array) for slot, array in zip(self.slots, arrays, strict=True))
-        whole = [next(found) if value else leaf for leaf, value in zip(self.fixed, self.is_value, strict=True)]
+        filled_slots = (slot.filled(array) for slot, array in zip(self.slots, arrays, strict=True))
+        whole = [next(filled_slots) if value else leaf for leaf, value in zip(self.fixed, self.is_value, strict=True)]
         return jax.tree.unflatten(self.structure, whole)
 
-    def _out(self, given: Any) -> tuple[Any, ...]:
-        given = map_tensors(lambda x: equal_elsewhere(with_layout(x, self.region)), given)
-        arrays, slots, structure = take_apart(given)
+    def _out(self, results: Any) -> tuple[Any, ...]:
+        results = map_tensors(lambda x: equal_elsewhere(with_layout(x, self.region)), results)
+        arrays, slots, structure = take_apart(results)
         self.made = slots, structure
         return tuple(numbers(arrays, f"the result of {self.owner.__name__}"))  # type: ignore[attr-defined]
 
     def _forward(self, *arrays: Any) -> tuple[Any, Any]:
         assert self.owner.forward is not None
-        given = self.owner.forward(*self._args(arrays))
-        if not isinstance(given, tuple) or len(given) != 2:
+        pair = self.owner.forward(*self._args(arrays))
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise TensorError(
-                f"the forward function of a custom_vjp gave {type(given).__name__}", fix="return `(result, kept)`"
+                f"the forward function of a custom_vjp gave {type(pair).__name__}", fix="return `(result, kept)`"
             )
-        return self._out(given[0]), given[1]
+        return self._out(pair[0]), pair[1]
 
     def _backward(self, kept: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
         assert self.owner.backward is not None and self.made is not None
-        given = self.owner.backward(kept, put_together(gradients, *self.made))
-        if not isinstance(given, tuple) or len(given) != len(self.counts):
-            what = f"{len(given)} gradients" if isinstance(given, tuple) else type(given).__name__
+        returned = self.owner.backward(kept, put_together(gradients, *self.made))
+        if not isinstance(returned, tuple) or len(returned) != len(self.counts):
+            what = f"{len(returned)} gradients" if isinstance(returned, tuple) else type(returned).__name__
             raise TensorError(
                 f"the backward function of a custom_vjp gave {what} for {len(self.counts)} arguments",
                 fix="return a tuple with one gradient for each argument, None for zero",
             )
-        found = [leaf for count, tree in zip(self.counts, given, strict=True) for leaf in _leaves(tree, count)]
-        values = [leaf for leaf, value in zip(found, self.is_value, strict=True) if value]
+        leaves = [leaf for count, tree in zip(self.counts, returned, strict=True) for leaf in _leaves(tree, count)]
+        values = [leaf for leaf, value in zip(leaves, self.is_value, strict=True) if value]
         return tuple(map(self._gradient, values, self.slots, self.arrays))
 
-    def _gradient(self, given: Any, slot: Slot, array: Any) -> Any:
+    def _gradient(self, gradient: Any, slot: Slot, array: Any) -> Any:
         """The array of a gradient, of the type of the array it is the gradient of."""
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             return np.zeros(array.shape, jax.dtypes.float0)
-        if given is None:
+        if gradient is None:
             return as_varying(jnp.zeros(array.shape, array.dtype), varying(array))
         if slot.dims is None:
-            return jnp.asarray(given.local_array if is_tensor(given) else given).astype(array.dtype)
-        if not is_tensor(given) or set(given.dims) != set(slot.dims):
+            return jnp.asarray(gradient.local_array if is_tensor(gradient) else gradient).astype(array.dtype)
+        if not is_tensor(gradient) or set(gradient.dims) != set(slot.dims):
             raise TensorError(
-                f"the backward function of a custom_vjp gave {given!r:.80} for an argument [{slot.dims}]",
+                f"the backward function of a custom_vjp gave {gradient!r:.80} for an argument [{slot.dims}]",
                 fix="give the gradient of an argument the dims of the argument",
             )
-        given = equal_elsewhere(with_layout(_ordered(given, slot), self.region))
-        slice = filled(given._array.astype(array.dtype), slot.dims, placement(given), 0)  # padding has no gradient
+        gradient = equal_elsewhere(with_layout(_reorder(gradient, slot), self.region))
+        slice = filled(gradient.raw.astype(array.dtype), slot.dims, placement(gradient), 0)  # padding has no gradient
         return _to_one_copy(slice, varying(array), () if self.region is None else self.region.taken)
 
 
 def _leaves(tree: Any, count: int) -> list[Any]:
     if tree is None:
         return [None] * count
-    found = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None or is_tensor(leaf))
-    if len(found) != count:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None or is_tensor(leaf))
+    if len(leaves) != count:
         raise TensorError(
-            f"the backward function of a custom_vjp gave {len(found)} gradients for an argument of {count} tensors",
+            f"the backward function of a custom_vjp gave {len(leaves)} gradients for an argument of {count} tensors",
             fix="give a tree like the argument, None for zero",
         )
-    return found
+    return leaves
 
 
-def _ordered(x: Tensor, slot: Slot) -> Tensor:
+def _reorder(x: Tensor, slot: Slot) -> Tensor:
     assert slot.dims is not None
     order = [x.dims.position(dim) for dim in slot.dims]
-    return x if order == sorted(order) else make(jnp.transpose(x._array, order), slot.dims, x._region, x._kind)
+    return x if order == sorted(order) else make(jnp.transpose(x.raw, order), slot.dims, x.region, x.kind)
 
 
 def equal_elsewhere(x: Tensor) -> Tensor:
-    """`x`, typed as equal over the axes none of its dims is split over; costs an all-reduce where it is not."""
-    if x._region is None or not (axes := tuple(sorted(excess(x)))):
+    """`x`, typed as equal over the axes that none of its dims is split over.
+
+    Costs an all-reduce where it is not typed so.
+    """
+    if x.region is None or not (axes := tuple(sorted(excess(x)))):
         return x
-    return result(from_first(x._array, axes), x.dims, x._region)
+    return result(from_first(x.raw, axes), x.dims, x.region)
 
 
 def _to_one_copy(gradient: Any, wanted: frozenset[str], taken: Axes) -> Any:
-    """The gradient of a value of which each processor along some axes has a copy: all of it goes to the first."""
+    """The gradient of a value with a copy on each processor, given to the first copy."""
     gradient = as_varying(gradient, wanted & set(taken))
     axes = tuple(sorted(wanted - varying(gradient)))
     if not axes:

@@ -26,8 +26,10 @@ from ..lower.recorded import recorded
 from ..tensor import is_tensor, placement
 from .uneven import or_padding
 
+_LOOKS = "because {op} looks at the whole value"
 
-@recorded
+
+@recorded(arguments_before=1, reason=_LOOKS)
 def print(fmt: str, *xs: Any) -> None:
     """Prints `fmt.format(*xs)` with the global values of the tensors, once."""
     if not isinstance(fmt, str):
@@ -42,7 +44,7 @@ def print(fmt: str, *xs: Any) -> None:
             f"print cannot put {len(xs)} values into {fmt!r}: {error}", fix="give one `{}` a value"
         ) from None
     region = common_region([x for x in xs if is_tensor(x)]) or open_region()
-    _once(
+    _call_once(
         lambda *values: builtins.print(f"{fmt.format(*values)}\n", end="", flush=True),
         [whole_value(x) for x in xs],
         region,
@@ -51,11 +53,11 @@ def print(fmt: str, *xs: Any) -> None:
 
 def whole_value(x: Any) -> Any:
     """The global array of a tensor, on every processor; a number as it is."""
-    if not is_tensor(x) or x._region is None:
+    if not is_tensor(x) or x.region is None:
         return x.local_array if is_tensor(x) else x
-    x = with_layout(x, x._region)
-    array = relocate(x._array, placement(x), ((),) * len(x.dims), x._region, all_gather_equal)
-    return equalized(array, x._region)
+    x = with_layout(x, x.region)
+    array = relocate(x.raw, placement(x), ((),) * len(x.dims), x.region, all_gather_equal)
+    return equalized(array, x.region)
 
 
 _is_there: contextvars.ContextVar[tuple[Callable[[], Any], ...]]
@@ -64,7 +66,10 @@ _is_there = contextvars.ContextVar("whether what is traced is for this row", def
 
 @contextlib.contextmanager
 def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
-    """While a body is traced that may run for rows of a mapped function which are not in it: they show nothing."""
+    """While a body is traced that shows nothing for rows that are not in it.
+
+    A mapped function runs it for all rows.
+    """
     token = _is_there.set((*_is_there.get(), is_there))
     try:
         yield
@@ -72,7 +77,7 @@ def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
         _is_there.reset(token)
 
 
-def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
+def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
     """Calls `fn` with the values when the program runs, on one processor alone."""
     if asked := [is_there() for is_there in _is_there.get()]:
         shown, arrays = fn, [functools.reduce(jnp.logical_and, asked), *arrays]
@@ -90,7 +95,7 @@ def _once(fn: Any, arrays: list[Any], region: Region | None) -> None:
 
 
 class Failures:
-    """Failed checks of the programs that run; the call that started one raises what it finds here."""
+    """Failed checks of running programs; the call that started one raises them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +109,7 @@ class Failures:
 
     @contextlib.contextmanager
     def raised_after(self) -> Iterator[None]:
-        """While a program is traced or run whose caller raises what its checks find, once it has run."""
+        """While a program runs whose caller raises, after it, what its checks found."""
         token = self._is_raised_after.set(True)
         try:
             yield
@@ -117,17 +122,20 @@ class Failures:
 
     def raise_first(self) -> None:
         with self._lock:
-            found, self._found = self._found, []
-        if found:
-            raise found[0]
+            failed, self._found = self._found, []
+        if failed:
+            raise failed[0]
 
 
 failures = Failures()
 
 
-@recorded
+@recorded(reason=_LOOKS)
 def check(predicate: Any, message: str, **tensors: Any) -> None:
-    """Raises after the call if the predicate is false anywhere: the message, the first bad index, the values there."""
+    """Raises after the call if the predicate is false anywhere.
+
+    The error has the message, the first bad index, and the values there.
+    """
     if not isinstance(message, str):
         raise TensorError(
             f"check got {message!r} for its message", fix="give a text: `wf.check(x > 0, 'x is negative')`"
@@ -144,7 +152,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     state, at = region.state if region is not None else "", user_line()
     failures.checks_traced += 1
 
-    is_eager = region is None and not isinstance(predicate._array, jax.core.Tracer) and open_region() is None
+    is_eager = region is None and not isinstance(predicate.raw, jax.core.Tracer) and open_region() is None
     is_kept = is_eager or failures.is_raised_after
 
     def report(ok: Any, *values: Any) -> None:
@@ -156,7 +164,7 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
             failures.add(error)
 
     predicate = or_padding(predicate)
-    _once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
+    _call_once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
     if is_eager:
         jax.effects_barrier()
         failures.raise_first()

@@ -1,91 +1,141 @@
 """Einsum: products of any number of tensors, summed over some of their dims.
 
 An all-reduce over the axes of the dims summed out, or one reduce-scatter where the result leaves under a name that
-is split over such an axis. With `overlap` a gather or a reduce-scatter runs as a ring beside the products.
+is split over such an axis. With `overlap` a gather or a reduce-scatter runs as a ring beside the products. All of that
+is planned from the dims first (`_plan`), and then done (`_lower`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, renamed, resolve, union
-from ..errors import DimError, LayoutError, TensorError
+from ..dims import Dim, DimLike, Dims, Shape, renamed, resolve, union
+from ..dtypes import DTypeLike
+from ..errors import DimError, TensorError
+from ..layout import Axes, Placement
 from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
 from ..lower.move import settle
-from ..lower.overlap import renamed_piece, slot_to_scatter, stored_piece
+from ..lower.overlap import RingGather, RingScatter, ring_of_renamed, ring_of_stored, ring_of_sum
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
 from .reshape import rename as rename_dims
 
 
-@recorded
+@recorded(reason_along=SUMS, is_product=True)
 def einsum(
-    *xs: Tensor, out: Any = None, over: Any = None, rename: Any = None, dtype: Any = None, overlap: bool = False
+    *xs: Tensor,
+    out: Dims | None = None,
+    over: Dims | None = None,
+    rename: Mapping[Any, DimLike] | None = None,
+    dtype: DTypeLike | None = None,
+    overlap: bool = False,
 ) -> Tensor:
-    """The product of `xs` with the dims `out`, or with all dims but those summed, `over`.
+    """The product of `xs` with the dims `out`, or with all but those summed, `over`.
 
     `rename={"length": stream}` lets the result leave under a new name, by one reduce-scatter where the axis summed
     is the new dim's. `dtype` is that of the result and of its collective; where it cannot hold a part of the sum (an
     integer for floats, a boolean) the sum is formed and sent as it is without, and cast once. With `overlap=True`,
     where one of two operands would be gathered first or the result reduce-scattered, pieces go round a ring beside the
-    products.
+    products (collective matmul).
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
     if not isinstance(overlap, bool):
         raise TensorError(f"einsum got overlap={overlap!r}", fix="say `overlap=True` or `overlap=False`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
-    dims, names = union(*(x.dims for x in xs)), checked_rename(rename)
-    kept = _kept(dims, out, over)
-    piece = stored_piece(xs) if overlap else None
-    if not _fit(xs, dims) and not any(dims.has(new) for new in names.values()):
-        if overlap and piece is None:
-            piece = renamed_piece(xs, names)
-        if piece is None or piece.is_stored:
-            note_together(xs)
-            xs = tuple(_renamed_first(x, names) for x in xs)
-            dims, kept, names = union(*(x.dims for x in xs)), renamed(kept, names), {}
-    dtype = None if dtype is None else as_dtype(dtype)
-    compute: Any = _Product(xs, dims, kept, _summed_in(xs, dtype))
-    if piece is not None:
-        compute, xs = piece.product(compute, xs, kept), piece.operands(xs)
-    meeting = meet(xs)
-    have = tuple(() if piece is not None and dim == piece.dim else meeting.placement([dim])[0] for dim in kept)
-    partial = meeting.axes([dim for dim in meeting.dims if dims.has(dim) and not kept.has(dim)])
-    if overlap and piece is None:
-        scatter = slot_to_scatter(kept, renamed(kept, names), have, partial, xs)
-        if scatter is not None:
-            compute, have, partial = scatter.product(compute, xs), scatter.after, scatter.left(partial)
-    array = meeting.run(lambda *arrays: compute(*_without_padding(arrays, xs, meeting)), xs)
-    found = settle(array, renamed(kept, names), have, meeting.region, partial=partial)
-    return found if dtype is None else cast(found, dtype)
+    plan = _plan(xs, _kept(union(*(x.dims for x in xs)), out, over), checked_rename(rename), overlap)
+    if dtype is None:
+        return _lower(plan, xs, None)
+    dtype = as_dtype(dtype)
+    return cast(_lower(plan, xs, _sum_dtype(xs, dtype)), dtype)
 
 
-def _summed_in(xs: Sequence[Tensor], dtype: Any) -> Any:
-    """The dtype in which products are summed and sent: the one asked for, where it holds a part of the sum."""
-    natural = jnp.result_type(*(x.dtype for x in xs))
-    if dtype is None or jnp.issubdtype(dtype, jnp.inexact):
+@dataclass(frozen=True)
+class _EinsumPlan:
+    """What an einsum does, said before any of it is done."""
+
+    before: Mapping[str, DimLike]
+    """Renames of the operands, which move them: as they are, two of their dims would be split over one axis."""
+    kept: Shape
+    """The dims of the product, under the names that the operands meet by."""
+    out: Shape
+    """The dims of the result."""
+    gather: RingGather | None
+    """The operand that is gathered by a ring, beside the products."""
+    scatter: RingScatter | None
+    """The dim of the product that is reduce-scattered by a ring, beside the products."""
+    have: Placement
+    """Over which axes each dim of the product is split; `settle` moves it to where the result belongs."""
+    partial: Axes
+    """The axes over which the product is still to be summed: an all-reduce, or a reduce-scatter to a dim of `out`."""
+
+
+def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _EinsumPlan:
+    dims, region = union(*(x.dims for x in xs)), common_region(xs)
+    can_meet = region is None or region.can_meet(dims) or any(dims.has(new) for new in names.values())
+    gather = ring_of_stored(xs) if overlap else None
+    if overlap and gather is None and not can_meet:
+        gather = ring_of_renamed(xs, names)
+    before = names if not can_meet and (gather is None or gather.is_stored) else {}
+    shapes = [renamed(x.dims, _names_in(x, before)) for x in xs]
+    product, result = renamed(kept, before), renamed(kept, names)
+    meeting = Meeting(region, union(*(shapes if gather is None else gather.shapes(shapes))))
+    gathered = None if gather is None else gather.dim  # whole in the product, all pieces having come round
+    have = tuple(() if dim == gathered else meeting.placement([dim])[0] for dim in product)
+    partial = meeting.axes([dim for dim in meeting.dims if union(*shapes).has(dim) and not product.has(dim)])
+    scatter = ring_of_sum(product, result, have, partial, xs) if overlap and gather is None else None
+    if scatter is None:
+        return _EinsumPlan(before, product, result, gather, None, have, partial)
+    return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.left(partial))
+
+
+def _lower(plan: _EinsumPlan, xs: Sequence[Tensor], dtype: Any) -> Tensor:
+    """The einsum as planned: products summed and sent in `dtype`, or as they come."""
+    if plan.gather is not None:
+        plan.gather.note(xs)
+    if plan.before:
+        note_together(xs)
+    named = [rename_dims(x, **own) if (own := _names_in(x, plan.before)) else x for x in xs]
+    product: Any = _Product([x.dims for x in named], plan.kept, dtype)
+    if plan.scatter is not None:
+        product = plan.scatter.product(product, named)
+    if plan.gather is not None:
+        product = plan.gather.product(product, named, plan.kept)
+    operands = named if plan.gather is None else plan.gather.operands(named)
+    meeting = meet(operands)
+    array = meeting.run(lambda *arrays: product(*_without_padding(arrays, operands, meeting)), operands)
+    return settle(array, plan.out, plan.have, meeting.region, partial=plan.partial)
+
+
+def _names_in(x: Tensor, names: Mapping[str, DimLike]) -> dict[str, DimLike]:
+    return {old: new for old, new in names.items() if x.dims.has(old)}
+
+
+def _sum_dtype(xs: Sequence[Tensor], dtype: Any) -> Any:
+    """The dtype in which products are summed and sent.
+
+    It is the one asked for, where that holds a part of the sum.
+    """
+    if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
+    natural = jnp.result_type(*(x.dtype for x in xs))
     if jnp.issubdtype(natural, jnp.inexact):
         return jnp.promote_types(natural, jnp.float32)
     is_wide = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= natural.itemsize
     return dtype if is_wide else None
 
 
-def _renamed_first(x: Tensor, names: dict[str, Any]) -> Tensor:
-    own = {old: new for old, new in names.items() if x.dims.has(old)}
-    return rename_dims(x, **own) if own else x
-
-
 class _Product:
     """The product of local arrays, or of pieces of them."""
 
-    def __init__(self, xs: Sequence[Tensor], dims: Shape, kept: Shape, dtype: Any):
-        numbers = {name: i for i, name in enumerate(dims.names)}
-        self.orders = [[numbers[dim.name] for dim in shape] for shape in (*(x.dims for x in xs), kept)]
+    def __init__(self, shapes: Sequence[Shape], kept: Shape, dtype: Any):
+        numbers = {name: i for i, name in enumerate(union(*shapes).names)}
+        self.orders = [[numbers[dim.name] for dim in shape] for shape in (*shapes, kept)]
         self.dtype = dtype
 
     def __call__(self, *arrays: Any) -> Any:
@@ -105,7 +155,10 @@ class _Product:
         return jnp.einsum(*pairs, self.orders[-1], **how)
 
     def _widened(self, *arrays: Any) -> Any:
-        """Narrow floats summed up in a wide one. Gradients are products in the narrow one again, which is faster."""
+        """Narrow floats summed up in a wide one.
+
+        Gradients are products in the narrow one again, which is faster.
+        """
 
         @jax.custom_jvp
         def widened(*arrays: Any) -> Any:
@@ -118,24 +171,13 @@ class _Product:
         return widened(*arrays)
 
 
-def _fit(xs: Sequence[Tensor], dims: Shape) -> bool:
-    """Whether the operands can meet as they are: no two of their dims are split over one axis."""
-    region = common_region(xs)
-    if region is None:
-        return True
-    try:
-        region.axes(dims)
-    except LayoutError:
-        return False
-    return True
-
-
 def _without_padding(arrays: Sequence[Any], xs: Sequence[Tensor], meeting: Meeting) -> list[Any]:
     # Zero in the padding of every operand: whatever stands there, the products and their gradients are finite.
     return [meeting.filled(array, x.dims, 0) for array, x in zip(arrays, xs, strict=True)]
 
 
-def _kept(dims: Shape, out: Any, over: Any) -> Shape:
+def _kept(dims: Shape, out: Dims | None, over: Dims | None) -> Shape:
+    """The dims that are not summed."""
     if (out is None) == (over is None):
         both = "both `out` and `over`" if out is not None else "neither `out` nor `over`"
         raise DimError(
@@ -145,10 +187,12 @@ def _kept(dims: Shape, out: Any, over: Any) -> Shape:
         )
     if out is not None:
         return resolve(out, dims, what="out")
+    assert over is not None
     return dims.without(resolve(over, dims, what="over"))
 
 
-def checked_rename(rename: Any) -> dict[str, Any]:
+def checked_rename(rename: Any) -> dict[str, DimLike]:
+    """New names by the old ones, if they are given so."""
     if rename is None:
         return {}
     if not isinstance(rename, dict):

@@ -8,7 +8,6 @@ Functions carry the names they have in jnp and jax.nn; `elementwise(fn, ...)` ta
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,27 +15,29 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy import special
 
+from ..checks import need_function
 from ..dims import Dim, union
+from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
 from ..graph import visits
-from ..lower.collectives import level_of
-from ..lower.meet import Meeting, common_region, meet, need_function, operand
+from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
+from ..lower.trees import map_tensors
 from ..operators import operation
 from ..primitives import is_elementwise, row_of
-from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, marked, placement, with_kind
 
 
-@recorded
+@recorded(arguments_before=1)
 def elementwise(fn: Callable[..., Any], *xs: Any, names: str = "any") -> Tensor:
-    """`fn`, an elementwise function of arrays, on tensors and numbers; dims are matched by name.
+    """`fn`, an elementwise function of arrays, on tensors matched by name.
 
     With `names="subset"` one of the tensors must have the dims of all.
     """
     need_function(fn, "elementwise", of="arrays")
     name = getattr(fn, "__name__", "elementwise")
-    return _elementwise(lambda *arrays: _checked_call(fn, name, arrays), name, xs, names)
+    return _elementwise(lambda *arrays: _check_and_call(fn, name, arrays), name, xs, names)
 
 
 def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: str = "any") -> Tensor:
@@ -45,31 +46,40 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: st
     if not tensors:
         raise TensorError(f"{name} got no tensor", fix="give at least one, e.g. `wf.tensor(2.0, [])`")
     _check_names(tensors, name, names)
-    meeting = meet(xs, first=_has_all_dims(tensors))
-    if (kind := _stored_together(tensors)) is not None:
+    meeting = meet(xs, first=_dims_of_widest(tensors))
+    if (kind := _kind_if_stored(tensors)) is not None:
         return _stored_elementwise(fn, name, xs, kind)
 
     def compute(*arrays: Any) -> Any:
         pairs = zip(arrays, xs, strict=True)
-        given = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
+        aligned_arrays = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
         if meeting.dims.is_padded:
-            given = [_along_padding(a, meeting) if is_tensor(x) else a for a, x in zip(given, xs, strict=True)]
-        return _called(fn, name, xs, given)
+            aligned_arrays = [
+                _repeat_along_padding(a, meeting) if is_tensor(x) else a
+                for a, x in zip(aligned_arrays, xs, strict=True)
+            ]
+        return _call(fn, name, xs, aligned_arrays)
 
     array = meeting.run(compute, xs)
     _check_elementwise(array, name, meeting.local_sizes(meeting.dims))
     return result(array, meeting.dims, meeting.region)
 
 
-def _along_padding(array: Any, meeting: Meeting) -> Any:
-    """An aligned array repeated along padded dims, so that what is summed for its gradient leaves padding out."""
+def _repeat_along_padding(array: Any, meeting: Meeting) -> Any:
+    """An aligned array repeated along padded dims.
+
+    So that what is summed for its gradient leaves padding out.
+    """
     sizes = meeting.local_sizes(meeting.dims)
     padded = [size if dim.is_padded else own for dim, size, own in zip(meeting.dims, sizes, array.shape, strict=True)]
     return meeting.guarded(jnp.broadcast_to(array, padded), meeting.dims)
 
 
-def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
-    """`fn` of the arrays, if nothing in it looks at more than one place at a time: that would depend on the slices."""
+def _check_and_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
+    """`fn` of the arrays, if it looks at one place at a time.
+
+    What looks at more would depend on the slices.
+    """
     closed = jax.make_jaxpr(fn)(*arrays)
     rows = (row_of(visit.eqn) for visit in visits(closed.jaxpr) if not is_elementwise(visit.eqn))
     if row := next(rows, None):
@@ -80,8 +90,8 @@ def _checked_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> A
     return fn(*arrays)
 
 
-def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
-    """The dims of the first operand that has those of all others, whose order the result then takes.
+def _dims_of_widest(tensors: Sequence[Tensor]) -> Sequence[Dim]:
+    """The dims of the first operand that has those of all: the order of the result.
 
     A mask named first would else turn round the large tensor it masks.
     """
@@ -90,7 +100,7 @@ def _has_all_dims(tensors: Sequence[Tensor]) -> Sequence[Dim]:
 
 
 def _check_names(tensors: Sequence[Tensor], name: str, names: str) -> None:
-    """Raises where one tensor is to have the dims of all (`names="subset"`) and none has."""
+    """Raises where under `names="subset"` no tensor has the dims of all."""
     if names == "any":
         return
     if names != "subset":
@@ -108,12 +118,12 @@ def _check_names(tensors: Sequence[Tensor], name: str, names: str) -> None:
             )
 
 
-def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+def _call(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence[Any]) -> Any:
     try:
         return fn(*arrays)
     except jax.errors.UnexpectedTracerError:
         raise RegionError(
-            f"{name} got a tensor that left its region, or a traced function, by the back door",
+            f"{name} got a tensor that left its region, or a traced function, other than as its result",
             fix="return it from there, and use what the call gives",
         ) from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -127,23 +137,26 @@ def _called(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequen
         ) from error
 
 
-def _stored_together(tensors: Sequence[Tensor]) -> Kind | None:
-    """The kind of the result where only parameters of one shape meet: it stays stored, and nothing is gathered."""
+def _kind_if_stored(tensors: Sequence[Tensor]) -> Kind | None:
+    """The kind of a result of stored parameters of one shape, which stays stored.
+
+    Nothing is gathered.
+    """
     named = [x for x in tensors if x.dims]
     region = common_region(tensors)
     # Inside a mapped dim even a number differs between processors, and a parameter from outside no longer fits.
-    if not named or region is None or any(x._kind.store is None or x._region is not region for x in named):
+    if not named or region is None or any(x.kind.store is None or x.region is not region for x in named):
         return None
-    together = all(set(x.dims) == set(named[0].dims) and x._kind.cast_to is None for x in named)
+    together = all(set(x.dims) == set(named[0].dims) and x.kind.cast_to is None for x in named)
     together = together and not named[0].dims.is_padded
-    return Kind(store=named[0]._kind.store, sums=named[0]._kind.sums) if together else None
+    return Kind(store=named[0].kind.store, sums=named[0].kind.sums) if together else None
 
 
 def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
     first = next(x for x in xs if is_tensor(x) and x.dims)
-    array = _called(fn, name, xs, [aligned(x._array, x.dims, first.dims) if is_tensor(x) else x for x in xs])
-    _check_elementwise(array, name, first._region.local_sizes(first.dims, placement(first)))
-    return result(array, first.dims, first._region, kind)
+    array = _call(fn, name, xs, [aligned(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
+    _check_elementwise(array, name, first.region.local_sizes(first.dims, placement(first)))
+    return result(array, first.dims, first.region, kind)
 
 
 def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
@@ -155,28 +168,28 @@ def _check_elementwise(array: Any, name: str, sizes: tuple[int, ...]) -> None:
         )
 
 
-def _function(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+def _function(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> Callable[..., Tensor]:
     name = name or fn.__name__
 
     def apply(x: Any, *more: Any) -> Tensor:
         return _elementwise(fn, name, [x, *more])
 
-    return _registered(apply, name)
+    return _register(apply, name, sign)
 
 
-def _binary(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+def _binary(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> Callable[..., Tensor]:
     name = name or fn.__name__
 
     def apply(x: Any, y: Any, *, names: str = "any") -> Tensor:
         return _elementwise(fn, name, [x, y], names)
 
-    return _registered(apply, name)
+    return _register(apply, name, sign)
 
 
-def _registered(apply: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+def _register(apply: Callable[..., Tensor], name: str, sign: str) -> Callable[..., Tensor]:
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
-    return operation(name)(recorded(apply, name))
+    return operation(name)(recorded(name=name, sign=sign)(apply))
 
 
 abs = _function(jnp.abs, "abs")
@@ -212,9 +225,10 @@ erf, erfc, erfinv = _function(_erf, "erf"), _function(_erfc, "erfc"), _function(
 gammaln, digamma = _function(special.gammaln, "gammaln"), _function(special.digamma, "digamma")
 sign, floor, ceil, trunc, rint = map(_function, (jnp.sign, jnp.floor, jnp.ceil, jnp.trunc, jnp.rint))
 round = _function(jnp.round, "round")
-negative, positive, reciprocal = _function(jnp.negative), _function(jnp.positive), _function(jnp.reciprocal)
+negative, positive = _function(jnp.negative, sign="-"), _function(jnp.positive)
+reciprocal = _function(jnp.reciprocal)
 isnan, isinf, isfinite = _function(jnp.isnan), _function(jnp.isinf), _function(jnp.isfinite)
-logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert")
+logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert", sign="~")
 real, imag, conj = _function(jnp.real), _function(jnp.imag), _function(jnp.conj, "conj")
 
 relu, relu6, silu, sigmoid = map(_function, (jax.nn.relu, jax.nn.relu6, jax.nn.silu, jax.nn.sigmoid))
@@ -239,23 +253,25 @@ def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Tensor:
     return _elementwise(lambda a: jax.nn.leaky_relu(a, negative_slope), "leaky_relu", [x])
 
 
-add, subtract, multiply = _binary(jnp.add), _binary(jnp.subtract), _binary(jnp.multiply)
-divide, floor_divide = _binary(jnp.divide, "divide"), _binary(jnp.floor_divide)
-remainder, power = _binary(jnp.remainder, "remainder"), _binary(jnp.power, "power")
+add, subtract = _binary(jnp.add, sign="+"), _binary(jnp.subtract, sign="-")
+multiply, divide = _binary(jnp.multiply, sign="*"), _binary(jnp.divide, "divide", sign="/")
+floor_divide, remainder = _binary(jnp.floor_divide, sign="//"), _binary(jnp.remainder, "remainder", sign="%")
+power = _binary(jnp.power, "power", sign="**")
 maximum, minimum = _binary(jnp.maximum), _binary(jnp.minimum)
 arctan2, hypot, logaddexp = _binary(jnp.arctan2), _binary(jnp.hypot), _binary(jnp.logaddexp)
-equal, not_equal = _binary(jnp.equal), _binary(jnp.not_equal)
-less, less_equal = _binary(jnp.less), _binary(jnp.less_equal)
-greater, greater_equal = _binary(jnp.greater), _binary(jnp.greater_equal)
+equal, not_equal = _binary(jnp.equal, sign="=="), _binary(jnp.not_equal, sign="!=")
+less, less_equal = _binary(jnp.less, sign="<"), _binary(jnp.less_equal, sign="<=")
+greater, greater_equal = _binary(jnp.greater, sign=">"), _binary(jnp.greater_equal, sign=">=")
 logical_and, logical_or, logical_xor = map(_binary, (jnp.logical_and, jnp.logical_or, jnp.logical_xor))
-bitwise_and, bitwise_or, bitwise_xor = map(_binary, (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
-left_shift, right_shift = _binary(jnp.left_shift), _binary(jnp.right_shift)
+bitwise_and, bitwise_or = _binary(jnp.bitwise_and, sign="&"), _binary(jnp.bitwise_or, sign="|")
+bitwise_xor = _binary(jnp.bitwise_xor, sign="^")
+left_shift, right_shift = _binary(jnp.left_shift, sign="<<"), _binary(jnp.right_shift, sign=">>")
 nextafter = _binary(jnp.nextafter)
 
 
 @recorded
 def clip(x: Any, min: Any = None, max: Any = None, *, names: str = "any") -> Tensor:
-    """`x` held between `min` and `max`; either may be left out, and either may be a tensor."""
+    """`x` held between `min` and `max`, each of which may be None or a tensor."""
     if min is not None:
         x = maximum(x, min, names=names)
     return minimum(x, max, names=names) if max is not None else x
@@ -267,24 +283,24 @@ def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
     return _elementwise(jnp.where, "where", [condition, a, b], names)
 
 
-@recorded
-def cast(x: Any, dtype: Any) -> Tensor:
-    """`x` in another dtype. Casting one value twice gives one tensor, so its gradient is summed once."""
+@recorded(is_cast=True)
+def cast(x: Any, dtype: DTypeLike) -> Tensor:
+    """`x` in another dtype.
+
+    Casting one value twice gives one tensor, so its gradient is summed once.
+    """
     dtype = as_dtype(dtype)
     if not is_tensor(operand(x, "cast")):
         return make(jnp.asarray(x, dtype), (), None)
     if x.dtype == dtype:
         return x
-    if x._kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
-        return make(x._array, x.dims, x._region, replace(x._kind, cast_to=dtype))
-    kind = Kind(store=x._kind.store, frozen=x._kind.frozen)
-    if x._region is None or not isinstance(x._array, jax.core.Tracer):
+    if x.kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
+        return with_kind(x, cast_to=dtype)
+    kind = Kind(store=x.kind.store, frozen=x.kind.frozen)
+    if x.region is None or not isinstance(x.raw, jax.core.Tracer):
         made = _elementwise(lambda a: a.astype(dtype), "cast", [x])
-        return make(made._array, made.dims, None, kind) if x._region is None else made
-    if ("cast", dtype) not in x._memo:
-        with level_of(x._array):
-            x._memo["cast", dtype] = result(x._array.astype(dtype), meet([x]).dims, x._region, kind)
-    return x._memo["cast", dtype]
+        return make(made.raw, made.dims, None, kind) if x.region is None else made
+    return hoist(x, ("cast", dtype), lambda: result(x.raw.astype(dtype), meet([x]).dims, x.region, kind))
 
 
 @recorded
@@ -292,4 +308,4 @@ def stop_gradient(x: Any) -> Any:
     """`x`, through which no gradient flows; takes a tree of tensors too."""
     for leaf in jax.tree.leaves(x, is_leaf=is_tensor):
         operand(leaf, "stop_gradient")
-    return lax.stop_gradient(x)
+    return map_tensors(lambda y: marked(y, {"has_gradient": False}), lax.stop_gradient(x))

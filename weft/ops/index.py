@@ -4,16 +4,17 @@ On a split dim each processor looks in its own slice and the parts are added up;
 zero and a zero gradient, on every layout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
+from ..dtypes import DTypeLike, is_key
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
-from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.keys import keys_of, words_of
 from ..lower.meet import common_region, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.recorded import recorded
@@ -21,15 +22,15 @@ from ..tensor import Tensor, as_dtype
 from .reshape import rename
 
 
-@recorded
-def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
-    """The entries of `table` at `ids` along the dim `over`, which the dims of `ids` replace.
+@recorded(reason_along="because {along_is} looked up in, and split over {axes}")
+def take(table: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+    """The entries of `table` at `ids`, whose dims replace the dim `over`.
 
     A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
     are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
     """
     table, ids = need_tensor(table, "take"), integers(ids, "take")
-    if are_keys(table):
+    if is_key(table):
         return keys_of(take(words_of(table), ids, over=over))
     dim = only(resolve(over, table.dims, what="over"), "take")
     if ids.dims.has(dim):
@@ -37,14 +38,14 @@ def take(table: Tensor, ids: Tensor, *, over: Any) -> Tensor:
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
             fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
         )
-    whole = _whole_where_they_clash(table, ids, dim)
+    whole = _unsplit_names(table, ids, dim)
     return look_up(
         table, rename(ids, **whole) if whole else ids, dim, {new.name: ids.dim(d) for d, new in whole.items()}
     )
 
 
-def _whole_where_they_clash(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
-    """New names, which no rule splits, for the dims of `ids` that lie over an axis of the dim looked along."""
+def _unsplit_names(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
+    """Unsplit names for dims of `ids` that share an axis with the dim looked along."""
     region = common_region([table, ids])
     if region is None:
         return {}
@@ -58,23 +59,26 @@ def _whole_where_they_clash(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, D
 
 
 def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
-    """The entries at `ids`, which leave under new names: by a reduce-scatter where the axes looked along are theirs."""
+    """The entries at `ids`, which leave under new names.
+
+    By a reduce-scatter where the new dims are sharded over the axes looked along.
+    """
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
-    own = ids.dims.without(shared)
-    found = Shape([*shared, *before, *own, *after])
-    final = Shape(_in_place(table.dims, dim, ids.dims))
+    ids_dims = ids.dims.without(shared)
+    picked_dims = Shape([*shared, *before, *ids_dims, *after])
+    final = Shape(_replace_dim(table.dims, dim, ids.dims))
     meeting = meet([table, ids], into=None if ids.dims else final, along=dim)  # one place alone is a part of the table
 
     def pick(table_array: Any, ids_array: Any) -> Any:
         if dim.is_padded:
             ids_array = jnp.where(ids_array < dim.count, ids_array, dim.size)
         local = local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
-        table_array = ordered(table_array, table.dims, [*shared, *before, dim, *after])
-        local = ordered(local, ids.dims, [*shared, *own])
+        table_array = reorder(table_array, table.dims, [*shared, *before, dim, *after])
+        local = reorder(local, ids.dims, [*shared, *ids_dims])
         picked = _batched_take(table_array, local, len(shared), len(before))
-        return ordered(picked, found, final)
+        return reorder(picked, picked_dims, final)
 
     array = meeting.run(pick, [table, ids])
     leaving = Shape(names.get(d.name, d) for d in final)
@@ -82,13 +86,13 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
     return settle(array, leaving, have, meeting.region, partial=partial, one_holds=True, kind=meeting.kind)
 
 
-def _in_place(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:
-    """The table's dims with `dim` replaced by those of the ids that are not there already."""
+def _replace_dim(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:
+    """The table's dims, with the ids' new ones in the place of `dim`."""
     others = dims.without([dim])
-    found: list[Dim] = []
+    replaced: list[Dim] = []
     for d in dims:
-        found.extend([new for new in ids if not others.has(new)] if d.name == dim.name else [d])
-    return found
+        replaced.extend([new for new in ids if not others.has(new)] if d.name == dim.name else [d])
+    return replaced
 
 
 def _split_at(dims: Shape, dim: Dim) -> tuple[list[Dim], list[Dim]]:
@@ -96,7 +100,7 @@ def _split_at(dims: Shape, dim: Dim) -> tuple[list[Dim], list[Dim]]:
     return list(dims[:at]), list(dims[at + 1 :])
 
 
-def ordered(array: Any, dims: Any, order: Any) -> Any:
+def reorder(array: Any, dims: Iterable[Dim], order: Iterable[Dim]) -> Any:
     """`array` with its dims in another order."""
     names = [dim.name for dim in dims]
     return jnp.transpose(array, [names.index(dim.name) for dim in order])
@@ -112,13 +116,16 @@ def _batched_take(table: Any, ids: Any, shared: int, axis: int) -> Any:
     if shared:
         return jax.vmap(lambda t, i: _batched_take(t, i, shared - 1, axis))(table, ids)
     inside = (ids >= 0) & (ids < table.shape[axis])
-    picked = _picked(table, jnp.where(inside, ids, 0), axis)
+    picked = _pick(table, jnp.where(inside, ids, 0), axis)
     mask = inside.reshape((1,) * axis + inside.shape + (1,) * (table.ndim - axis - 1))
     return jnp.where(mask, picked, jnp.zeros_like(picked))
 
 
-def _picked(table: Any, ids: Any, axis: int) -> Any:
-    """The entries at ids that are all inside; the gradient of a narrow table is added up in float32."""
+def _pick(table: Any, ids: Any, axis: int) -> Any:
+    """The entries at ids that are all inside.
+
+    The gradient of a narrow table is added up in float32.
+    """
 
     def pick(table: Any, ids: Any) -> Any:
         return jnp.take(table, ids, axis=axis, mode="clip")
@@ -136,7 +143,7 @@ def _picked(table: Any, ids: Any, axis: int) -> Any:
 
 
 @recorded
-def one_hot(ids: Tensor, dim: Dim, *, dtype: Any = "float32") -> Tensor:
+def one_hot(ids: Tensor, dim: Dim, *, dtype: DTypeLike = "float32") -> Tensor:
     """1 where the index along the new dim is the id, 0 elsewhere; nothing is sent."""
     ids = integers(ids, "one_hot")
     if not isinstance(dim, Dim):
@@ -166,10 +173,10 @@ def integers(ids: Any, what: str) -> Tensor:
     return ids
 
 
-def need_kind(into: Any, given: Any, fact: str, name: str) -> None:
-    """Raises where values of one dtype, put among those of another, would lose what they are."""
-    if _rank(given) > _rank(into):
-        raise TensorError(fact, fix=f"cast one: `wf.cast(x, '{given}')` or `wf.cast({name}, '{into}')`")
+def need_kind(into: Any, dtype: Any, fact: str, name: str) -> None:
+    """Raises where values put among those of another dtype would lose what they are."""
+    if _rank(dtype) > _rank(into):
+        raise TensorError(fact, fix=f"cast one: `wf.cast(x, '{dtype}')` or `wf.cast({name}, '{into}')`")
 
 
 def _rank(dtype: Any) -> int:

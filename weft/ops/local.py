@@ -1,4 +1,4 @@
-"""The escape hatch: any JAX function on local slices, a Pallas or cuDNN kernel for instance.
+"""The escape hatch: any JAX function on local slices, as a Pallas kernel.
 
 The caller says which dims the result has, which must be whole, and which are summed; a split dim that is none of
 these would silently differ between processors, and is an error.
@@ -12,17 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, listed, resolve, union
+from ..checks import need_function
+from ..dims import Dim, DimLike, Dims, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..graph import visits
 from ..layout import Region
 from ..lower.collectives import index, varying
-from ..lower.meet import Meeting, meet, need_function, operand
+from ..lower.meet import Meeting, meet, operand
 from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..lower.unchecked import call_unchecked
 from ..primitives import Kind, kind_of
+from ..record import SUMS
 from ..tensor import Tensor, is_tensor
 
 
@@ -32,23 +34,27 @@ class Here:
     def __init__(self, meeting: Meeting):
         self._meeting = meeting
 
-    def start(self, dim: Dim | str) -> Any:
+    def start(self, dim: DimLike) -> Any:
         """The global index at which the local slice of this dim starts."""
-        found = self._meeting.dims.find(dim)
-        axes = self._meeting.axes([found])
-        return index(axes) * self.size(found) if axes else 0
+        named = self._meeting.dims.find(dim)
+        axes = self._meeting.axes([named])
+        return index(axes) * self.size(named) if axes else 0
 
-    def size(self, dim: Dim | str) -> int:
+    def size(self, dim: DimLike) -> int:
         """The local size of this dim."""
         return self._meeting.local_sizes([self._meeting.dims.find(dim)])[0]
 
 
-@recorded
-def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: Any = ()) -> Any:
-    """`fn` of the local arrays of `xs`, giving an array of the dims `out` (or several, for a list of such).
+@recorded(
+    arguments_before=1,
+    reason_along=SUMS,
+    reason_else="because the function given to local calls it over {axes}",
+)
+def local(fn: Callable[..., Any], *xs: Any, out: Dims | Sequence[Dims], whole: Dims = (), summed: Dims = ()) -> Any:
+    """`fn` of the local arrays of `xs`, giving an array of the dims `out`.
 
-    `whole` dims must not be split; `summed` dims come back as partial sums and are added up. If `fn` takes `here`,
-    it is told where its slices lie.
+    A list of such dims is for several arrays. `whole` dims must not be split; `summed` dims come back as partial sums
+    and are added up. If `fn` takes `here`, it is told where its slices lie.
     """
     need_function(fn, "local", of="arrays")
     xs = tuple(operand(x, "local") for x in xs)
@@ -63,8 +69,8 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
     takes_here = "here" in inspect.signature(fn).parameters if _has_signature(fn) else False
 
     run = functools.partial(fn, here=Here(meeting)) if takes_here else fn
-    found = meeting.run(lambda *arrays: _call(run, arrays, meeting.region), xs)
-    arrays = [found] if is_single else list(found) if isinstance(found, list | tuple) else [found]
+    result = meeting.run(lambda *arrays: _call(run, arrays, meeting.region), xs)
+    arrays = [result] if is_single else list(result) if isinstance(result, list | tuple) else [result]
     if len(arrays) != len(shapes):
         raise TensorError(
             f"local's function gave {len(arrays)} arrays, and `out` names {len(shapes)}", fix="match them"
@@ -75,17 +81,17 @@ def local(fn: Callable[..., Any], *xs: Any, out: Any, whole: Any = (), summed: A
                 f"local's function gave {type(array).__name__}", fix="return one array for each shape in `out`"
             )
     _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
-    results = [_settled(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
+    results = [_settle(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
 
 def _call(fn: Callable[..., Any], arrays: Sequence[Any], region: Region | None) -> Any:
-    """`fn` of slices; where JAX refuses it for the types it gives values in a region, traced apart from them."""
+    """`fn` of slices, traced apart where JAX refuses it for its types in a region."""
     places = [i for i, x in enumerate(arrays) if hasattr(x, "dtype")]
 
     def of_slices(*slices: Any) -> Any:
-        given = dict(zip(places, slices, strict=True))
-        return fn(*(given.get(i, x) for i, x in enumerate(arrays)))
+        by_place = dict(zip(places, slices, strict=True))
+        return fn(*(by_place.get(i, x) for i, x in enumerate(arrays)))
 
     slices = [arrays[i] for i in places]
     try:
@@ -119,18 +125,21 @@ def _gradients(fn: Callable[..., Any], *slices: Any) -> Any:
 
     def of_floats(*floats: Any) -> list[Any]:
         left = iter(floats)
-        found = fn(*(next(left) if is_one else x for x, is_one in zip(slices, differs, strict=True)))
-        return [x for x in map(jnp.asarray, jax.tree.leaves(found)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        result = fn(*(next(left) if is_one else x for x, is_one in zip(slices, differs, strict=True)))
+        return [x for x in map(jnp.asarray, jax.tree.leaves(result)) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     results, pull_back = jax.vjp(of_floats, *(x for x, is_one in zip(slices, differs, strict=True) if is_one))
     return pull_back(results)
 
 
 def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any], shapes: Sequence[Shape]) -> None:
-    """Raises where results differ over an axis that neither an operand nor a dim of the result accounts for."""
+    """Raises where results differ over an axis that nothing accounts for.
+
+    Neither an operand nor a dim of the result does.
+    """
     if meeting.region is None:
         return
-    known = {axis for x in xs if is_tensor(x) for axis in varying(x._array) | set(meeting.axes(x.dims))}
+    known = {axis for x in xs if is_tensor(x) for axis in varying(x.raw) | set(meeting.axes(x.dims))}
     for array, shape in zip(arrays, shapes, strict=True):
         if differing := varying(array) - known - set(meeting.axes(shape)):
             raise LayoutError(
@@ -141,7 +150,7 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
             )
 
 
-def _settled(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
+def _settle(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
     sizes = meeting.local_sizes(shape)
     array = jnp.asarray(array)
     if array.shape != sizes:

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 from jax import lax
 
-from ..dims import Dim, Shape, listed, only, union
+from ..checks import need_function
+from ..dims import Dim, DimLike, Shape, listed, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import from_first, varying
-from ..lower.meet import common_region, need_function, with_layout
+from ..lower.meet import common_region, with_layout
 from ..lower.move import common, relocate, settle
 from ..lower.padding import filled
 from ..lower.recorded import note_loop, recorded_block
@@ -28,7 +29,7 @@ _is_mapped: contextvars.ContextVar[bool] = contextvars.ContextVar("inside a mapp
 
 
 @contextlib.contextmanager
-def _mapped() -> Iterator[None]:
+def _mapping() -> Iterator[None]:
     token = _is_mapped.set(True)
     try:
         yield
@@ -42,8 +43,11 @@ def is_mapped() -> bool:
 
 
 @public
-def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
-    """`fn` of each slice along the dim `over`; arguments without that dim go to every call as they are."""
+def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
+    """`fn` of each slice along the dim `over`.
+
+    Arguments without that dim go to every call as they are.
+    """
 
     need_function(fn, "vmap")
 
@@ -54,43 +58,47 @@ def vmap(fn: Callable[..., Any], *, over: Any) -> Callable[..., Any]:
         dim = _mapped_dim(over, tensors)
         region = _region_of(tensors)
         taken = axes_taken(dim, region, tensors)
-        note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+        note_loop(dim.name, examples=dim.size // (region.ways(taken) if region is not None else 1))
         inner = region.within(taken) if region is not None else None
-        leaves = [_filled(prepared(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
+        leaves = [_fill_padding(prepare(leaf, dim, region, inner, taken), dim, region, taken) for leaf in leaves]
         slots = [_inner_slot(leaf, dim, inner) for leaf in leaves]
         axes = [leaf.dims.position(dim) if is_tensor(leaf) and leaf.dims.has(dim) else None for leaf in leaves]
-        found: list[Any] = []
+        form: list[Any] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            with opened(inner or open_region()), _mapped():
-                given = map_tensors(
-                    lambda x: with_layout(x, inner or x._region), fn(*put_together(arrays, slots, structure))
+            with opened(inner or open_region()), _mapping():
+                results_inside = map_tensors(
+                    lambda x: with_layout(x, inner or x.region), fn(*put_together(arrays, slots, structure))
                 )
-            results, *found[:] = take_apart(given)
+            results, *form[:] = take_apart(results_inside)
             return numbers(results, "the result of vmap")
 
-        arrays = numbers([leaf._array if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
+        arrays = numbers([leaf.raw if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
         results = jax.vmap(flat, in_axes=tuple(axes), out_axes=0)(*arrays)
-        outputs = [_outer(slot, array, dim, region, taken) for slot, array in zip(found[0], results, strict=True)]
-        return jax.tree.unflatten(found[1], outputs)
+        outputs = [_add_dim(slot, array, dim, region, taken) for slot, array in zip(form[0], results, strict=True)]
+        return jax.tree.unflatten(form[1], outputs)
 
-    return recorded_block(mapped, "vmap")
+    because = "because it is the same for every {over}, which is split over {axes}"
+    return recorded_block(name="vmap", is_mapped=True, reason_else=because)(mapped)
 
 
-def _mapped_dim(over: Any, tensors: list[Any]) -> Dim:
+def _mapped_dim(over: DimLike, tensors: list[Any]) -> Dim:
     names = listed(over, "over")
-    found = union(*([x.dims.find(name) for name in names if x.dims.has(name)] for x in tensors))
+    at_hand = union(*([x.dims.find(name) for name in names if x.dims.has(name)] for x in tensors))
     for name in names:
-        if not found.has(name):
+        if not at_hand.has(name):
             known = " ".join(dict.fromkeys(repr(dim) for x in tensors for dim in x.dims))
             raise DimError(
                 f"vmap goes over {over!r}, which no argument has: [{known}]", fix="name a dim of an argument"
             )
-    return only(Shape(found.find(name) for name in names), "vmap")
+    return only(Shape(at_hand.find(name) for name in names), "vmap")
 
 
 def _region_of(tensors: list[Any]) -> Region | None:
-    """Where a function is mapped: within a map around it, even if nothing of that is among its arguments."""
+    """Where a function is mapped: within a map around it, where there is one.
+
+    Even if nothing of that is among its arguments.
+    """
     region, here = common_region(tensors), open_region()
     return here if region is not None and region.encloses(here) else region
 
@@ -103,8 +111,8 @@ def axes_taken(dim: Dim, region: Region | None, tensors: list[Any]) -> Axes:
     return functools.reduce(common, held)
 
 
-def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
-    """A mapped tensor split as agreed; one that is not mapped, varying over the axes taken."""
+def prepare(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, taken: Axes) -> Any:
+    """A mapped tensor sharded as agreed; any other, varying over the axes taken."""
     if not is_tensor(leaf) or region is None or inner is None:
         return leaf
     marks = marks_of(leaf)
@@ -113,23 +121,26 @@ def prepared(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, t
     leaf = with_layout(leaf, region)
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
-    placed = relocate(leaf._array, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
+    placed = relocate(leaf.raw, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
     equal = varying(placed) - {axis for axes in want.values() for axis in axes}
     return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
 
 
-def _filled(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
-    """A mapped tensor with its first row in place of padding, where a loop might never end and a slope be infinite."""
+def _fill_padding(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
+    """A mapped tensor with its first row in place of padding.
+
+    With padding a loop might never end, and a slope be infinite.
+    """
     if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
         return leaf
-    array, at = leaf._array, leaf.dims.position(dim)
+    array, at = leaf.raw, leaf.dims.position(dim)
     own, ways = array.shape[at], region.ways(taken) if region is not None else 1
     first = lax.stop_gradient(lax.slice_in_dim(array, 0, 1, axis=at))
     if (ways - 1) * own >= dim.count:  # the last processor has padding alone
         first = from_first(first, taken)
     placed = tuple(taken if place == at else () for place in range(len(leaf.dims)))
     return marked(
-        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf._region, leaf._kind), marks_of(leaf)
+        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf.region, leaf.kind), marks_of(leaf)
     )
 
 
@@ -141,7 +152,7 @@ def _inner_slot(leaf: Any, dim: Dim, inner: Region | None) -> Slot:
     return slot_of(leaf).inner(dim, inner)
 
 
-def _outer(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
+def _add_dim(slot: Slot, array: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
     if slot.dims is None and array.ndim > 1:
         return array
     region = region or slot.region  # a constant was mapped, by a function that closes over tensors of a region

@@ -1,4 +1,4 @@
-"""Mean and variance over split dims by one all-reduce, as exact as the two-pass form.
+"""Mean and variance over split dims by one all-reduce, as exact as in two passes.
 
 Imports the reductions. Summed squares cancel where the mean is large against the spread, and no processor knows the
 mean before the exchange. So each sends its own mean cut into short pieces whose sums and products are exact in f32;
@@ -11,37 +11,44 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..dims import Dims
 from ..lower.collectives import all_reduce, as_varying
 from ..lower.recorded import recorded
 from ..tensor import Tensor
-from .reduce import Reduction, accumulated_in, given_as
+from .reduce import Reduction, accumulator_dtype, mean_dtype
 
 
 @recorded
-def var(x: Tensor, *, over: Any = None) -> Tensor:
-    """The variance of `x` over the dims `over` (ddof 0); one all-reduce where they are split."""
+def var(x: Tensor, *, over: Dims | None = None) -> Tensor:
+    """The variance of `x` over the dims `over` (ddof 0).
+
+    One all-reduce where they are split.
+    """
     r = Reduction(x, over, "var")
-    return r.reduced(_moments(r)[1])
+    return r.finish(_moments(r)[1])
 
 
 @recorded
-def mean_and_var(x: Tensor, *, over: Any = None) -> tuple[Tensor, Tensor]:
-    """The mean of `x` over the dims `over` and the variance (ddof 0), in one all-reduce for both."""
+def mean_and_var(x: Tensor, *, over: Dims | None = None) -> tuple[Tensor, Tensor]:
+    """The mean and the variance (ddof 0) of `x` over the dims `over`.
+
+    One all-reduce for both where they are split.
+    """
     r = Reduction(x, over, "mean_and_var")
     mean, variance = _moments(r)
-    return r.reduced(mean), r.reduced(variance)
+    return r.finish(mean), r.finish(variance)
 
 
 def _moments(r: Reduction) -> tuple[Any, Any]:
-    given = given_as(r.x.dtype)
-    exact = accumulated_in(r.x.dtype, None) == jnp.float32 and r.axes and not r.gone.is_padded
+    dtype = mean_dtype(r.x.dtype)
+    exact = accumulator_dtype(r.x.dtype, None) == jnp.float32 and r.axes and not r.gone.is_padded
     compute = _in_one_exchange if exact else _in_two_passes
 
     def run(a: Any) -> Any:
-        return compute(as_varying(a.astype(accumulated_in(a.dtype, None)), r.axes), r)
+        return compute(as_varying(a.astype(accumulator_dtype(a.dtype, None)), r.axes), r)
 
     mean, variance = r.local(run, padding=0)
-    return mean.astype(given), variance.astype(jnp.finfo(given).dtype)
+    return mean.astype(dtype), variance.astype(jnp.finfo(dtype).dtype)
 
 
 def _in_two_passes(a: Any, r: Reduction) -> tuple[Any, Any]:
@@ -49,7 +56,7 @@ def _in_two_passes(a: Any, r: Reduction) -> tuple[Any, Any]:
         return all_reduce(jnp.sum(terms, axis=r.positions), r.axes) / r.count
 
     mean = average(a)
-    rest = r.filled(a - jnp.expand_dims(mean, r.positions), 0)
+    rest = r.fill(a - jnp.expand_dims(mean, r.positions), 0)
     return mean, average(jnp.square(jnp.abs(rest)) if jnp.iscomplexobj(rest) else jnp.square(rest))
 
 
@@ -67,7 +74,7 @@ def _in_one_exchange(a: Any, r: Reduction) -> tuple[Any, Any]:
         scale = _scale(_is_large(mean, r.ways))
         square = jnp.mean(jnp.square((a - mean) * scale), axis=r.positions)
         pieces = _pieces(jnp.squeeze(mean, r.positions), jnp.squeeze(rest, r.positions), square, r.ways)
-        return _joined(all_reduce(pieces, r.axes), r.ways)
+        return _join(all_reduce(pieces, r.axes), r.ways)
 
     @moments.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -99,10 +106,10 @@ def _scale(is_large: Any, power: int = -70) -> Any:
 
 
 def _pieces(mean: Any, rest: Any, square: Any, ways: int) -> Any:
-    """What one processor sends: its mean in three pieces, and their products; `rest` is what rounding took from it.
+    """What one processor sends: its mean in three pieces, and their products.
 
-    The pieces have 7, 7 and 10 bits, so that sums of the first and of their products are exact over 1,024 processors.
-    The products of a large mean, and its `square`, are scaled.
+    `rest` is what rounding took from the mean. The pieces have 7, 7 and 10 bits, so that sums of the first and of their
+    products are exact over 1,024 processors. The products of a large mean, and its `square`, are scaled.
     """
     is_large = _is_large(mean, ways)
     a, high = _cut(mean, 7), _cut(mean, 14)
@@ -113,10 +120,11 @@ def _pieces(mean: Any, rest: Any, square: Any, ways: int) -> Any:
     return jnp.stack([*sent, a * a, a * b, 2 * a * c + b * b, square + 2 * b * c + c * c + lost])
 
 
-def _joined(sums: Any, ways: int) -> tuple[Any, Any]:
-    """Mean and variance out of the summed pieces: shifted by the mean's own first pieces, all that is large cancels.
+def _join(sums: Any, ways: int) -> tuple[Any, Any]:
+    """Mean and variance out of the summed pieces.
 
-    Of means some of which are large and some are not, the variance is about the largest float: it is infinite.
+    Shifted by the mean's own first pieces, all that is large cancels. Of means some of which are large and some are
+    not, the variance is about the largest float: it is infinite.
     """
     is_finite, count = jnp.isfinite(sums[0]), jnp.round(sums[3] / _MARK)
     is_large = count > 0

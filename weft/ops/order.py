@@ -1,4 +1,4 @@
-"""Order along one dim: the place of an extreme, the k largest, running sums and maxima, sorting.
+"""Order along one dim: argmax, top k, running sums and maxima, sorting.
 
 On a split dim each processor works on its slice and what is exchanged is small: one value (and its place) for an
 extreme, k for `top_k`, one total for what runs along; `sort` moves the split to another dim and back. NaN, ties and
@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim
+from ..dims import Dim, DimLike
 from ..errors import DimError, TensorError
 from ..lower.along import Along
 from ..lower.collectives import (
@@ -30,7 +30,7 @@ from ..lower.recorded import recorded
 from ..tensor import Tensor
 
 
-def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:
+def _need_order(x: Any, over: DimLike, what: str, padding: Any) -> Along:
     """The dim to go along, of a tensor whose values have an order."""
     along = Along(x, over, what, padding=padding)
     if jnp.issubdtype(along.x.dtype, jnp.complexfloating):
@@ -42,26 +42,26 @@ def _ordered(x: Any, over: Any, what: str, padding: Any) -> Along:
 
 
 @recorded
-def argmax(x: Tensor, *, over: Any) -> Tensor:
-    """The place along the dim `over` where `x` is largest: the first one, and NaN wins."""
+def argmax(x: Tensor, *, over: DimLike) -> Tensor:
+    """The first place along the dim `over` where `x` is largest; NaN wins."""
     return _place(x, over, "argmax", lax.argmax, all_max, lowest)
 
 
 @recorded
-def argmin(x: Tensor, *, over: Any) -> Tensor:
-    """The place along the dim `over` where `x` is smallest: the first one, and NaN wins."""
+def argmin(x: Tensor, *, over: DimLike) -> Tensor:
+    """The first place along the dim `over` where `x` is smallest; NaN wins."""
     return _place(x, over, "argmin", lax.argmin, all_min, highest)
 
 
 def _place(
-    x: Any, over: Any, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
+    x: Any, over: DimLike, what: str, local: Callable[..., Any], across: Callable[..., Any], worst: Callable[[Any], Any]
 ) -> Tensor:
-    along = _ordered(x, over, what, worst)
+    along = _need_order(x, over, what, worst)
 
     def best(a: Any) -> tuple[Any, Any]:
         a = lax.stop_gradient(a)
         place = local(a, along.position, jnp.int32)
-        return place, _picked(a, jnp.expand_dims(place, along.position), along.position)
+        return place, _pick(a, jnp.expand_dims(place, along.position), along.position)
 
     if not along.axes:
         return along.replaced(along.local(lambda a: best(a)[0].astype(int)), ())
@@ -73,18 +73,19 @@ def _place(
     return along.replaced(all_min(place, along.axes).astype(int), ())
 
 
-def _picked(a: Any, places: Any, position: int) -> Any:
+def _pick(a: Any, places: Any, position: int) -> Any:
     """The entries at places that are all inside."""
     return jnp.take_along_axis(a, places, axis=position, mode="promise_in_bounds")
 
 
 @recorded
-def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
-    """The `k` largest values along the dim `over`, largest first, and their places; both have `k` in its stead.
+def top_k(x: Tensor, *, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
+    """The `k` largest values along the dim `over`, largest first, and their places.
 
-    Of equal values the first comes first, and NaN is largest. On a split dim each processor sends its own k.
+    Both have the dim `k` in its stead. Of equal values the first comes first, and NaN is largest. On a split dim each
+    processor sends its own k.
     """
-    along = _ordered(x, over, "top_k", lowest)
+    along = _need_order(x, over, "top_k", lowest)
     _check_k(along, k)
     at, count = along.position, min(k.size, along.own)
     width = along.x.dtype.itemsize
@@ -96,7 +97,7 @@ def top_k(x: Tensor, *, over: Any, k: Dim) -> tuple[Tensor, Tensor]:
         values = all_gather_equal(values, along.axes, at)
         places = all_gather_equal(places + along.start(), along.axes, at)
         values, chosen = _largest(values, k.size, at)
-        places = _picked(places, chosen, at)
+        places = _pick(places, chosen, at)
     else:
         values, places = along.local(lambda a: _largest(a, k.size, at))
     return along.replaced(values, (k,)), along.replaced(places, (k,))
@@ -119,29 +120,38 @@ def _check_k(along: Along, k: Any) -> None:
 
 
 def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
-    """The `count` largest along an axis, and where they stand; the gradient goes where they stood."""
+    """The `count` largest along an axis, and where they stand.
+
+    The gradient goes to those places.
+    """
     keys = lax.stop_gradient(a)
     if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN or a zero with a sign would be ordered by it
         keys = jnp.where(jnp.isnan(keys), jnp.full_like(keys, jnp.nan), keys)
         keys = jnp.where(keys == 0, jnp.zeros_like(keys), keys)
     places = lax.top_k(keys, count, axis=position)[1]
-    return _picked(a, places, position), places
+    return _pick(a, places, position), places
 
 
 @recorded
-def cumsum(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The running sum of `x` along the dim `over`, each value included; from the end with `reverse`."""
-    return _running(x, over, reverse, "cumsum", jnp.cumsum, jnp.add, 0)
+def cumsum(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The running sum of `x` along the dim `over`, each value included.
+
+    From the end with `reverse`.
+    """
+    return _run_along(x, over, reverse, "cumsum", jnp.cumsum, jnp.add, 0)
 
 
 @recorded
-def cumprod(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The running product of `x` along the dim `over`, each value included; from the end with `reverse`."""
-    return _running(x, over, reverse, "cumprod", jnp.cumprod, jnp.multiply, 1)
+def cumprod(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The running product of `x` along the dim `over`, each value included.
+
+    From the end with `reverse`.
+    """
+    return _run_along(x, over, reverse, "cumprod", jnp.cumprod, jnp.multiply, 1)
 
 
-def _running(
-    x: Any, over: Any, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
+def _run_along(
+    x: Any, over: DimLike, reverse: bool, what: str, scan: Callable[..., Any], join: Callable[..., Any], neutral: int
 ) -> Tensor:
     along = Along(x, over, what, padding=neutral)
     at = along.position
@@ -149,25 +159,25 @@ def _running(
     def run(a: Any) -> Any:
         if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4:
             a = a.astype("float32")
-        return _reversed(scan(_reversed(a, reverse, at), axis=at), reverse, at)
+        return _flip_if(scan(_flip_if(a, reverse, at), axis=at), reverse, at)
 
-    found = along.local(run)
+    running = along.local(run)
     if along.axes:
-        before = scan(_totals(found, along, reverse), axis=0)
+        before = scan(_totals(running, along, reverse), axis=0)
         none = jnp.full_like(before[:1], neutral)
-        found = join(_for_here(jnp.concatenate([none, before[:-1]]), along, reverse), found)
+        running = join(_for_here(jnp.concatenate([none, before[:-1]]), along, reverse), running)
     is_float = jnp.issubdtype(along.x.dtype, jnp.floating)
-    return along.same_shape(found.astype(along.x.dtype) if is_float else found)
+    return along.same_shape(running.astype(along.x.dtype) if is_float else running)
 
 
-def _reversed(a: Any, reverse: bool, position: int) -> Any:
+def _flip_if(a: Any, reverse: bool, position: int) -> Any:
     return jnp.flip(a, position) if reverse else a
 
 
-def _totals(found: Any, along: Along, reverse: bool) -> Any:
-    """The last value of every processor's slice, in the order in which they follow each other, on a new first axis."""
-    end = lax.index_in_dim(found, 0 if reverse else along.own - 1, along.position, keepdims=False)
-    return _reversed(all_gather(end[None], along.axes, 0), reverse, 0)
+def _totals(running: Any, along: Along, reverse: bool) -> Any:
+    """The last value of every processor's slice, in order, on a new first axis."""
+    end = lax.index_in_dim(running, 0 if reverse else along.own - 1, along.position, keepdims=False)
+    return _flip_if(all_gather(end[None], along.axes, 0), reverse, 0)
 
 
 def _for_here(before: Any, along: Along, reverse: bool) -> Any:
@@ -178,21 +188,21 @@ def _for_here(before: Any, along: Along, reverse: bool) -> Any:
 
 
 @recorded
-def cummax(x: Tensor, *, over: Any, reverse: bool = False) -> Tensor:
-    """The largest value of `x` so far along the dim `over`; from the end with `reverse`.
+def cummax(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
+    """The largest value of `x` so far along the dim `over`.
 
-    NaN wins. The gradient goes to the first place that holds the value.
+    From the end with `reverse`. NaN wins. The gradient goes to the first place that holds the value.
     """
-    along = _ordered(x, over, "cummax", lowest)
+    along = _need_order(x, over, "cummax", lowest)
     at = along.position
-    found = along.local(lambda a: _reversed(_running_max(_reversed(a, reverse, at), at), reverse, at))
+    running = along.local(lambda a: _flip_if(_running_max(_flip_if(a, reverse, at), at), reverse, at))
     if along.axes:
-        before = _running_max(_totals(found, along, reverse), 0)
+        before = _running_max(_totals(running, along, reverse), 0)
         before = _for_here(jnp.concatenate([before[:1], before[:-1]]), along, reverse)
         here = index(along.axes)
         is_first = here == (along.ways - 1 if reverse else 0)
-        found = jnp.where(is_first | _exceeds(found, before), found, before)
-    return along.same_shape(found)
+        running = jnp.where(is_first | _exceeds(running, before), running, before)
+    return along.same_shape(running)
 
 
 def _exceeds(a: Any, b: Any) -> Any:
@@ -203,22 +213,22 @@ def _exceeds(a: Any, b: Any) -> Any:
 
 
 def _running_max(a: Any, position: int) -> Any:
-    """The running maximum along an axis; of equal values the first stays, however the work is cut."""
+    """The running maximum along an axis; of equal values the first stays."""
     keys = as_ordered(lax.stop_gradient(a))
     best = lax.cummax(keys, axis=position)
     is_new = keys > jnp.roll(best, 1, axis=position)  # at the first place, whatever it says, the place is 0
     places = jnp.where(is_new, lax.broadcasted_iota("int32", a.shape, position), 0)
-    return _picked(a, lax.cummax(places, axis=position), position)
+    return _pick(a, lax.cummax(places, axis=position), position)
 
 
 @recorded
-def sort(x: Tensor, *, over: Any) -> Tensor:
-    """`x` in ascending order along the dim `over`; equal values keep their order, and NaN comes last.
+def sort(x: Tensor, *, over: DimLike) -> Tensor:
+    """`x` in ascending order along the dim `over`, stably; NaN comes last.
 
     A split dim is made whole while another takes its axes, by two all-to-alls. Where none divides, processors merge
     with each other by pairs, or gather the whole, whichever sends less.
     """
-    along = _ordered(x, over, "sort", _last)
+    along = _need_order(x, over, "sort", _last)
     at = along.position
     if not along.axes:
         return along.same_shape(along.local(lambda a: jnp.sort(a, axis=at)))
@@ -226,7 +236,7 @@ def sort(x: Tensor, *, over: Any) -> Tensor:
     sizes = [size if i != at else 0 for i, size in enumerate(slices.shape)]
     target = next((i for i, size in enumerate(sizes) if size and size % along.ways == 0), None)
     if target is None and _merging_is_less(along.ways, slices.dtype.itemsize):
-        return along.same_shape(_merged(slices, along))
+        return along.same_shape(_merge_slices(slices, along))
     if target is None:
         whole = jnp.sort(all_gather_equal(slices, along.axes, at), axis=at)
         return along.same_shape(own_slice(whole, along.axes, at, along.ways))
@@ -240,15 +250,18 @@ def _last(dtype: Any) -> Any:
 
 
 def _merging_is_less(ways: int, width: int) -> bool:
-    """Whether a network of merges sends less than a gather does; places travel with the values, to order ties by."""
+    """Whether a network of merges sends less than a gather does.
+
+    Places travel with the values, to order ties by.
+    """
     if ways & (ways - 1):
         return False
     depth = ways.bit_length() - 1
     return depth * (depth + 1) // 2 * (width + 4) < (ways - 1) * width
 
 
-def _merged(slices: Any, along: Along) -> Any:
-    """The slices of a power of two of processors, sorted as one by a bitonic network of merges."""
+def _merge_slices(slices: Any, along: Along) -> Any:
+    """Slices sorted as one by a bitonic network of merges; for a power of two."""
     at, own, here = along.position, along.own, index(along.axes)
     places = lax.broadcasted_iota("int32", slices.shape, at) + along.start()
     held = list(lax.sort([slices, places], dimension=at, num_keys=2))

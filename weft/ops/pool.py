@@ -1,5 +1,6 @@
-"""Pooling and upsampling along named dims: each processor gets the halo its part of the result needs."""
+"""Pooling and upsampling along named dims, by halo exchange."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,11 +16,14 @@ from ..lower.move import aligned, result
 from ..lower.padding import lowest, need_no_padding
 from ..lower.recorded import note_over, recorded
 from ..tensor import Tensor
-from .reduce import given_as
+from .conv import Padding, Steps
+from .reduce import mean_dtype
 
 
 @recorded
-def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
+def max_pool(
+    x: Tensor, *, window: Mapping[Any, int], stride: Steps | None = None, padding: Padding = "VALID"
+) -> Tensor:
     """The largest value in each window: `window={"height": 2, "width": 2}`; NaN wins.
 
     The stride is the window's size, if not given; `padding` as in `conv`. What is padded is never the largest.
@@ -29,32 +33,34 @@ def max_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALI
     seen = view.halos(x, fill=least)
 
     def compute(array: Any) -> Any:
-        return _reduced(array, least, lax.max, view, x.dims)
+        return _reduce_windows(array, least, lax.max, view, x.dims)
 
-    return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
+    return result(meet([seen]).run(compute, [seen]), _dims_after(x, view), view.after.region)
 
 
 @recorded
-def avg_pool(x: Tensor, *, window: Any, stride: Any = None, padding: Any = "VALID") -> Tensor:
-    """The mean of each window, over what lies inside the tensor: pads are not counted.
+def avg_pool(
+    x: Tensor, *, window: Mapping[Any, int], stride: Steps | None = None, padding: Padding = "VALID"
+) -> Tensor:
+    """The mean of each window, over what is inside the tensor: pads do not count.
 
     The stride is the window's size, if not given; `padding` as in `conv`.
     """
     x, view = _view(x, window, stride, padding, "avg_pool")
-    given = given_as(x.dtype)
+    dtype = mean_dtype(x.dtype)
     seen = view.halos(x)
 
     def compute(array: Any) -> Any:
-        array = array.astype(jnp.promote_types(given, jnp.float32))
-        total = _reduced(array, np.zeros((), array.dtype), lax.add, view, x.dims)
+        array = array.astype(jnp.promote_types(dtype, jnp.float32))
+        total = _reduce_windows(array, np.zeros((), array.dtype), lax.add, view, x.dims)
         for s in view.stretches:
             total = total / aligned(_counts(s, view), [s.dim], x.dims).astype(total.dtype)
-        return total.astype(given)
+        return total.astype(dtype)
 
-    return result(meet([seen]).run(compute, [seen]), _after(x, view), view.after.region)
+    return result(meet([seen]).run(compute, [seen]), _dims_after(x, view), view.after.region)
 
 
-def _view(x: Any, window: Any, stride: Any, padding: Any, what: str) -> tuple[Tensor, View]:
+def _view(x: Any, window: Mapping[Any, int], stride: Steps | None, padding: Padding, what: str) -> tuple[Tensor, View]:
     x = need_tensor(x, what)
     if x.dtype == bool:
         raise TensorError(f"{what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
@@ -73,21 +79,21 @@ def _view(x: Any, window: Any, stride: Any, padding: Any, what: str) -> tuple[Te
     return x, View(meet([x]), stretches)
 
 
-def _sizes_by_dim(given: Any, dims: Shape, what: str, name: str) -> tuple[Shape, dict[str, int]]:
+def _sizes_by_dim(sizes: Any, dims: Shape, what: str, name: str) -> tuple[Shape, dict[str, int]]:
     """The dims a dict names, and a whole number for each."""
-    if not isinstance(given, dict) or not given:
-        raise DimError(f"{what} got {name}={given!r}", fix=f"give a dim and its size: `{name}={{'height': 2}}`")
-    found = Shape(dims.find(dim) for dim in given)
-    need_no_padding(found, what)
-    note_over(found)
-    return found, each(given, found, what, name)
+    if not isinstance(sizes, dict) or not sizes:
+        raise DimError(f"{what} got {name}={sizes!r}", fix=f"give a dim and its size: `{name}={{'height': 2}}`")
+    named = Shape(dims.find(dim) for dim in sizes)
+    need_no_padding(named, what)
+    note_over(named)
+    return named, each(sizes, named, what, name)
 
 
-def _after(x: Tensor, view: View) -> Shape:
+def _dims_after(x: Tensor, view: View) -> Shape:
     return Shape(view.after.dims.find(dim.name) for dim in x.dims)
 
 
-def _reduced(array: Any, start: Any, combine: Any, view: View, dims: Shape) -> Any:
+def _reduce_windows(array: Any, start: Any, combine: Any, view: View, dims: Shape) -> Any:
     sizes, strides, pads = [1] * array.ndim, [1] * array.ndim, [(0, 0)] * array.ndim
     for s in view.stretches:
         at = dims.position(s.dim.name)
@@ -111,8 +117,8 @@ def _counts(s: Stretch, view: View) -> Any:
 
 
 @recorded
-def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
-    """`x` with some dims so many times as large: `by={"height": 2}`, as jax.image.resize has it.
+def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Tensor:
+    """`x` with dims so many times as large, `by={"height": 2}`, as jax.image.resize.
 
     "nearest" repeats each value, and nothing is sent; "linear" goes straight from the middle of each to the middle of
     the next, and stays at the outermost value beyond its middle: one place of each neighbour is sent.
@@ -140,14 +146,17 @@ def upsample(x: Tensor, *, by: Any, method: str = "nearest") -> Tensor:
         array = array.astype(jnp.promote_types(x.dtype, jnp.float32))
         for s in view.stretches:
             at = x.dims.position(s.dim.name)
-            array = _between(_with_edges(array, at, s, view), at, times[s.dim.name])
+            array = _interpolate(_with_edges(array, at, s, view), at, times[s.dim.name])
         return array.astype(x.dtype)
 
     return result(meet([seen]).run(compute, [seen]), after, view.after.region)
 
 
 def _with_edges(array: Any, at: int, s: Stretch, view: View) -> Any:
-    """The array with one place more on either side of a dim; beyond the ends of the whole the outermost value."""
+    """The array with one place more on either side of a dim.
+
+    Beyond the ends of the whole it is the outermost value.
+    """
     if not view.axes(s):
         return jnp.pad(array, [(1, 1) if i == at else (0, 0) for i in range(array.ndim)], mode="edge")
     low, inner, high = jnp.split(array, [1, array.shape[at] - 1], axis=at)
@@ -157,7 +166,7 @@ def _with_edges(array: Any, at: int, s: Stretch, view: View) -> Any:
     return jnp.concatenate([low, inner, high], axis=at)
 
 
-def _between(array: Any, at: int, times: int) -> Any:
+def _interpolate(array: Any, at: int, times: int) -> Any:
     """`times` values around each but the outermost, on the lines to its neighbours."""
     size = array.shape[at] - 2
     low, inner, high = (lax.slice_in_dim(array, i, i + size, axis=at) for i in range(3))

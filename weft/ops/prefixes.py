@@ -1,4 +1,4 @@
-"""`associative_scan`: all prefixes of a sequence under a function of two elements that is associative.
+"""`associative_scan`: all prefixes of a sequence under an associative function.
 
 On a split dim each processor joins the elements of its slice, one total each is exchanged, and what came before is
 joined on. The function sees elements, without the dim, as in `vmap`: its axes are taken.
@@ -12,23 +12,25 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from ..dims import Dim, Shape, only, resolve, same_size
+from ..checks import need_function
+from ..dims import Dim, DimLike, Shape, only, resolve, same_size
 from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import all_gather, as_varying, index, varying
-from ..lower.meet import common_region, need_function, need_tensor, with_layout
+from ..lower.meet import common_region, need_tensor, with_layout
 from ..lower.move import aligned, result, settle
 from ..lower.recorded import forgetting, note_loop, recorded_block
 from ..tensor import Tensor, is_tensor
-from .control import sliced
-from .mapping import axes_taken, prepared
+from .control import trace_on_slice
+from .mapping import axes_taken, prepare
 
 
-@recorded_block
-def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> Any:
-    """The prefixes of `xs`, a tree of tensors, along the dim `over`, joined by `fn`; the same tree with the same dims.
+@recorded_block(is_mapped=True, reason_else="because associative_scan goes over {over}, split over {axes}")
+def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: DimLike) -> Any:
+    """Parallel prefix scan: prefixes of `xs` along the dim `over`, joined by `fn`.
 
-    `fn(a, b)` joins two elements, trees of tensors without that dim, of which `a` came first. It must be associative.
+    `xs` is a tree of tensors; the result is the same tree with the same dims. `fn(a, b)` joins two elements, trees of
+    tensors without that dim, of which `a` came first. It must be associative.
     """
     need_function(fn, "associative_scan", takes=2)
     leaves, structure = jax.tree.flatten(xs, is_leaf=is_tensor)
@@ -40,13 +42,13 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
         same_size(dim, x.dims.find(dim))
     region = common_region(tensors)
     taken = axes_taken(dim, region, tensors)
-    note_loop(dim.size // (region.ways(taken) if region is not None else 1), dim.name)
+    note_loop(dim.name)
     inner = region.within(taken) if region is not None else None
     shapes = [x.dims.without([dim]) for x in tensors]
     at = _shared_position(tensors, dim)
     orders = [[*dims[:at], dim, *dims[at:]] for dims in shapes]
     arrays = [
-        aligned(prepared(x, dim, region, inner, taken)._array, x.dims, order)
+        aligned(prepare(x, dim, region, inner, taken).raw, x.dims, order)
         for x, order in zip(tensors, orders, strict=True)
     ]
     join = _Join(fn, arrays, at, shapes, structure, inner)
@@ -61,12 +63,12 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: Any) -> An
 
 def _shared_position(tensors: Sequence[Tensor], dim: Dim) -> int:
     """Where the dim stands in all of them, so that none is transposed; or first."""
-    found = {x.dims.position(dim) for x in tensors}
-    return found.pop() if len(found) == 1 else 0
+    positions = {x.dims.position(dim) for x in tensors}
+    return positions.pop() if len(positions) == 1 else 0
 
 
 class _Join:
-    """The function traced once on two elements, and the arrays that hold the elements, of the type it gives back.
+    """The function traced once on two elements, and the arrays of all elements.
 
     The elements lie along the axis `at` of the arrays.
     """
@@ -86,12 +88,12 @@ class _Join:
         mark: int | None = None
         for _ in range(16):
             closed, mark = forgetting(
-                lambda: sliced(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
+                lambda: trace_on_slice(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
-            found = [aval.manual_axis_type.varying for aval in closed.out_avals]
-            if all(axes == varying(array) for axes, array in zip(found, self.arrays, strict=True)):
+            axes_of_results = [varying(aval) for aval in closed.out_avals]
+            if all(axes == varying(array) for axes, array in zip(axes_of_results, self.arrays, strict=True)):
                 break
-            self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, found, strict=True)]
+            self.arrays = [as_varying(array, axes) for array, axes in zip(self.arrays, axes_of_results, strict=True)]
         else:
             raise AssertionError("the type of an element did not settle")
         self.run = jaxpr_as_fun(closed)
@@ -103,18 +105,18 @@ class _Join:
         # A new function each time: JAX keeps what it has traced.
         def flat(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
             with opened(self.inner or open_region()):
-                return self._joined(left, right)
+                return self._join(left, right)
 
         return flat
 
-    def _joined(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+    def _join(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         leaves, structure = jax.tree.flatten(self.fn(self._element(left), self._element(right)), is_leaf=is_tensor)
         if structure != self.structure:
             raise TensorError(
                 f"the function of associative_scan takes elements {self.structure} and gives {structure}",
                 fix="return one element: a tree of the same structure",
             )
-        found = []
+        arrays = []
         for leaf, array, dims in zip(leaves, left, self.shapes, strict=True):
             if not is_tensor(leaf) or set(leaf.dims) != set(dims):
                 given = f"[{leaf.dims}]" if is_tensor(leaf) else type(leaf).__name__
@@ -128,8 +130,8 @@ class _Join:
                     fix=f"give `xs` as {leaf.dtype}, or cast in the function: `wf.cast(x, '{array.dtype}')`",
                 )
             leaf = with_layout(leaf, self.inner)
-            found.append(as_varying(aligned(leaf._array, leaf.dims, dims), varying(array)))
-        return found
+            arrays.append(as_varying(aligned(leaf.raw, leaf.dims, dims), varying(array)))
+        return arrays
 
     def _element(self, arrays: Sequence[Any]) -> Any:
         return jax.tree.unflatten(
@@ -141,24 +143,24 @@ class _Join:
         return jax.vmap(lambda a, b: self.run(*a, *b), in_axes=self.at, out_axes=self.at)(left, right)
 
     def prefixes(self, taken: Axes) -> list[Any]:
-        """All prefixes, along the axis of the elements, which is split over the axes taken."""
+        """All prefixes, along the axis of the elements, sharded over the axes taken."""
         at = self.at
-        found = lax.associative_scan(self, self.arrays, axis=at)
+        inside = lax.associative_scan(self, self.arrays, axis=at)
         if not taken:
-            return found
-        last = found[0].shape[at] - 1
-        ends = [lax.slice_in_dim(a, last, last + 1, axis=at) for a in found]
+            return inside
+        last = inside[0].shape[at] - 1
+        ends = [lax.slice_in_dim(a, last, last + 1, axis=at) for a in inside]
         totals = lax.associative_scan(self, [all_gather(a, taken, at) for a in ends], axis=at)
         is_first = index(taken) == 0
 
-        def kept(array: Any) -> Any:
+        def keep(array: Any) -> Any:
             # Nothing came before the first slice: what is joined there is not used, nor may its gradient be.
             return jnp.where(is_first, lax.stop_gradient(array), array)
 
         before = [
-            kept(lax.dynamic_index_in_dim(total, jnp.maximum(index(taken) - 1, 0), at, keepdims=False))
+            keep(lax.dynamic_index_in_dim(total, jnp.maximum(index(taken) - 1, 0), at, keepdims=False))
             for total in totals
         ]
         join = jax.vmap(lambda element: self.run(*before, *element), in_axes=at, out_axes=at)
-        joined = join([kept(array) for array in found])
-        return [jnp.where(is_first, a, b) for a, b in zip(found, joined, strict=True)]
+        joined = join([keep(array) for array in inside])
+        return [jnp.where(is_first, a, b) for a, b in zip(inside, joined, strict=True)]

@@ -13,14 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Dim, Shape, only, resolve
-from ..elsewhere import RANDOM, unknown_name
-from ..errors import DimError, TensorError, folded
+from ..dims import Dim, DimLike, Dims, Shape, only, resolve
+from ..dtypes import DTypeLike, is_key
+from ..elsewhere import RANDOM
+from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
 from ..lower.collectives import as_varying, index
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
+from ..namespace import namespace
 from ..tensor import Tensor, as_dtype, is_tensor, make
 from .create import slice_of
 from .elementwise import cast, where
@@ -28,7 +30,7 @@ from .order import argmax
 
 
 @recorded
-def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
+def normal(key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """Samples of the standard normal distribution."""
     kind = _float(dtype, "random.normal")
     return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, kind))
@@ -36,7 +38,7 @@ def normal(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = floa
 
 @recorded
 def uniform(
-    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0
+    key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Tensor:
     """Samples uniform in [minval, maxval)."""
     low, high, kind = _number(minval, "minval"), _number(maxval, "maxval"), _float(dtype, "random.uniform")
@@ -48,7 +50,7 @@ def uniform(
 
 @recorded
 def truncated_normal(
-    key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float, lower: Any = -2.0, upper: Any = 2.0
+    key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float, lower: Any = -2.0, upper: Any = 2.0
 ) -> Tensor:
     """Samples of the standard normal distribution between `lower` and `upper`."""
     low, high, kind = _number(lower, "lower"), _number(upper, "upper"), _float(dtype, "random.truncated_normal")
@@ -63,7 +65,7 @@ def truncated_normal(
 
 
 @recorded
-def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
+def bernoulli(key: Any, dims: Dims, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
     """True with probability `p`."""
     chance = _number(p, "p")
     if isinstance(chance, int | float):
@@ -74,14 +76,16 @@ def bernoulli(key: Any, dims: Any, *, like: Tensor | None = None, p: Any = 0.5) 
 
 
 @recorded
-def gumbel(key: Any, dims: Any, *, like: Tensor | None = None, dtype: Any = float) -> Tensor:
+def gumbel(key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """Samples of the standard Gumbel distribution."""
     kind = _float(dtype, "random.gumbel")
     return _sample(key, dims, like, "random.gumbel", lambda k, sizes: jax.random.gumbel(k, sizes, kind, mode="low"))
 
 
 @recorded
-def randint(key: Any, dims: Any, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: Any = int) -> Tensor:
+def randint(
+    key: Any, dims: Dims, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: DTypeLike = int
+) -> Tensor:
     """Whole numbers uniform in [minval, maxval)."""
     kind = as_dtype(dtype)
     if not jnp.issubdtype(kind, jnp.integer):
@@ -95,23 +99,26 @@ def randint(key: Any, dims: Any, *, minval: Any, maxval: Any, like: Tensor | Non
 
 
 @recorded
-def categorical(key: Any, logits: Tensor, *, over: Any) -> Tensor:
-    """One place along the dim `over` for each of the rest, with chances softmax(logits)."""
+def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
+    """A place along the dim `over` for each of the rest, by chances softmax(logits)."""
     what = "random.categorical"
     logits = need_tensor(logits, what)
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TensorError(
             f"{what} got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
         )
-    key, dim = _checked_key(key, what), only(resolve(over, logits.dims, what="over"), what)
+    key, dim = _need_key(key, what), only(resolve(over, logits.dims, what="over"), what)
     noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
     return argmax(noise + logits, over=dim)
 
 
 @recorded
 def split(key: Any, dim: Dim) -> Tensor:
-    """A key for each place along a new dim, for `wf.scan` and `wf.vmap`: a tensor of keys, which samplers take."""
-    key = _checked_key(key, "random.split")
+    """A tensor of keys, one for each place along a new dim.
+
+    For `wf.scan` and `wf.vmap`; samplers take one.
+    """
+    key = _need_key(key, "random.split")
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
         raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
@@ -122,7 +129,10 @@ def split(key: Any, dim: Dim) -> Tensor:
 
 @recorded
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
-    """`x` with each value zero with probability `rate`, the rest scaled to keep the mean."""
+    """Dropout: each value zero with probability `rate`, the rest scaled.
+
+    So that the mean stays.
+    """
     x, rate = need_tensor(x, "dropout"), _number(rate, "rate")
     if isinstance(rate, int | float):
         if not 0 <= rate < 1:
@@ -130,11 +140,11 @@ def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
         if rate == 0:
             return x
     keep = 1 - rate
-    mask = bernoulli(_checked_key(key, "dropout"), x.dims, like=x, p=keep)
+    mask = bernoulli(_need_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
-def _float(dtype: Any, what: str) -> Any:
+def _float(dtype: DTypeLike, what: str) -> Any:
     dtype = as_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TensorError(
@@ -144,7 +154,7 @@ def _float(dtype: Any, what: str) -> Any:
 
 
 def _number(value: Any, what: str) -> Any:
-    if _is_key(value):
+    if is_key(value):
         raise TensorError(f"`{what}` is a random key", fix="mind the order: `wf.dropout(x, rate, key)`")
     value = operand(value, f"random ({what})")
     if is_tensor(value):
@@ -171,32 +181,28 @@ def _whole(value: Any, what: str) -> Any:
     return value
 
 
-def _sample(key: Any, dims: Any, like: Tensor | None, what: str, sampler: Any) -> Tensor:
+def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) -> Tensor:
     """The slice that is due here of `sampler` on the whole shape."""
-    key = _checked_key(key, what)
+    key = _need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
     is_sliced = any(placement) or shape.is_padded
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_sliced(shape, placement, sizes))
+        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes))
     return result(sampler(key, sizes), shape, region)
 
 
-def _is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _checked_key(key: Any, what: str) -> Any:
+def _need_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
-    if is_tensor(key) and _is_key(key):
+    if is_tensor(key) and is_key(key):
         raise TensorError(
             f"{what} got a tensor of keys, [{key.dims}]",
             fix=f"take one at a time: `wf.scan(fn, carry, keys, over='{key.dims[0].name}')`, or wf.vmap",
         )
     if key is None:
         raise TensorError(f"{what} got no key", fix="give one made by `jax.random.key(seed)`")
-    if not _is_key(key) or key.shape != ():
+    if not is_key(key) or key.shape != ():
         raise TensorError(
             f"{what} got {getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', []))} for its key",
             fix="give one key made by `jax.random.key(seed)` (`jax.random.PRNGKey` makes old-style ones)",
@@ -209,8 +215,11 @@ def _checked_key(key: Any, what: str) -> Any:
     return key
 
 
-def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key whose bits are the slice, due on this processor, of those on the whole shape without padding."""
+def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
+    """A kind of key whose bits are this processor's slice of those of the whole.
+
+    The whole has no padding.
+    """
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
@@ -234,7 +243,10 @@ def _sliced(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
 
 
 def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
-    """The row-major index in the whole of every local element, as the high and low words of 64 bits."""
+    """The row-major index in the whole of every local element, in two words.
+
+    The high and the low word of 64 bits.
+    """
     high = low = jnp.zeros(sizes, "uint32")
     is_long = math.prod(dim.count for dim in shape) > 2**32
     for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
@@ -263,7 +275,4 @@ __all__ = [
     "bernoulli", "categorical", "gumbel", "normal", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
-
-@folded
-def __getattr__(name: str) -> Any:
-    raise unknown_name("wf.random", name, __all__, RANDOM)
+__dir__, __getattr__ = namespace(globals(), called="wf.random", written=RANDOM)

@@ -1,31 +1,33 @@
-"""Reductions and the softmax family: an all-reduce over the axes of the dims reduced, nothing if none is split.
+"""Reductions and the softmax family: an all-reduce over the dims' axes.
 
-What JAX has no collective for (prod) is one small gather of each processor's part. NaN, infinities and ties
-mean what they mean in jnp, wherever the slices lie.
+Nothing is sent if none is split. What JAX has no collective for (prod) is one small gather of each processor's part.
+NaN, infinities and ties mean what they mean in jnp, wherever the slices lie.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Shape, renamed, resolve
+from ..dims import DimLike, Dims, Shape, renamed, resolve
+from ..dtypes import DTypeLike
 from ..layout import Axes
 from ..lower.collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
 from ..lower.meet import Meeting, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.padding import highest, lowest
 from ..lower.recorded import recorded
+from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .einsum import checked_rename
 from .elementwise import cast
 
 
 class Reduction:
-    """The dims of one reduction: which go, where they stand, over which axes they are split."""
+    """The dims of one reduction: which go, their positions, and their axes."""
 
     def __init__(self, x: Tensor, over: Any, what: str):
         self.x = need_tensor(x, what)
@@ -39,13 +41,13 @@ class Reduction:
 
     def local(self, compute: Callable[[Any], Any], *, padding: Any) -> Any:
         """`compute` of the slice, with a value in its padding that changes nothing."""
-        return self.meeting.run(lambda a: compute(self.filled(a, padding)), [self.x])
+        return self.meeting.run(lambda a: compute(self.fill(a, padding)), [self.x])
 
-    def filled(self, array: Any, value: Any) -> Any:
-        """The slice with `value` in the padding of the dims that go; `value` may depend on the dtype."""
+    def fill(self, array: Any, value: Any) -> Any:
+        """The slice with `value`, or its value for a dtype, in the padding that goes."""
         return self.meeting.filled(array, self.x.dims, value, self.gone)
 
-    def reduced(self, array: Any, *, partial: Axes = (), rename: Any = None) -> Tensor:
+    def finish(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
         dims = renamed(self.kept, checked_rename(rename))
         return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
 
@@ -53,53 +55,61 @@ class Reduction:
         return result(array, self.x.dims, self.meeting.region)
 
 
-@recorded
-def sum(x: Tensor, *, over: Any = None, rename: Any = None, dtype: Any = None) -> Tensor:
+@recorded(reason_along=SUMS)
+def sum(
+    x: Tensor, *, over: Dims | None = None, rename: Mapping[Any, DimLike] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """`x` added up over the dims `over`; `rename` and `dtype` as in `einsum`."""
     r = Reduction(x, over, "sum")
     dtype = None if dtype is None else as_dtype(dtype)
     array = r.local(lambda a: jnp.sum(a, axis=r.positions, dtype=dtype), padding=0)
-    return r.reduced(array, partial=r.axes, rename=rename)
+    return r.finish(array, partial=r.axes, rename=rename)
 
 
-@recorded
-def mean(x: Tensor, *, over: Any = None, dtype: Any = None) -> Tensor:
+@recorded(reason_along=SUMS)
+def mean(x: Tensor, *, over: Dims | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """The mean of `x` over the dims `over`; `dtype` as in `einsum`."""
     r = Reduction(x, over, "mean")
     dtype = None if dtype is None else as_dtype(dtype)
-    sent = given_as(r.x.dtype) if dtype is None else dtype
+    sent = mean_dtype(r.x.dtype) if dtype is None else dtype
     if not jnp.issubdtype(sent, jnp.inexact):  # a part of the mean is no whole number
-        sent = accumulated_in(r.x.dtype, dtype)
+        sent = accumulator_dtype(r.x.dtype, dtype)
 
     def part(a: Any) -> Any:
-        total = jnp.sum(a, axis=r.positions, dtype=accumulated_in(a.dtype, dtype))
+        total = jnp.sum(a, axis=r.positions, dtype=accumulator_dtype(a.dtype, dtype))
         return (total / r.count).astype(sent)
 
-    found = r.reduced(r.local(part, padding=0), partial=r.axes)
-    return found if dtype is None else cast(found, dtype)
+    average = r.finish(r.local(part, padding=0), partial=r.axes)
+    return average if dtype is None else cast(average, dtype)
 
 
-def given_as(dtype: Any) -> Any:
+def mean_dtype(dtype: Any) -> Any:
     """The float that jnp gives a mean in, of values of this dtype."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
     return as_dtype("float64" if dtype.itemsize == 8 else "float32")
 
 
-def accumulated_in(dtype: Any, asked: Any) -> Any:
-    """The float in which a mean is formed, of values of this dtype where that one is asked for."""
-    return jnp.promote_types(asked or given_as(dtype), jnp.float32)
+def accumulator_dtype(dtype: Any, asked: Any) -> Any:
+    """The float in which a mean of this dtype is formed, where one is asked for."""
+    return jnp.promote_types(asked or mean_dtype(dtype), jnp.float32)
 
 
 @recorded
-def max(x: Tensor, *, over: Any = None) -> Tensor:
-    """The largest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+def max(x: Tensor, *, over: Dims | None = None) -> Tensor:
+    """The largest value of `x` over the dims `over`; NaN wins.
+
+    Complex numbers go by their real parts first.
+    """
     return _extreme(x, over, "max", _local_max, all_max, lowest)
 
 
 @recorded
-def min(x: Tensor, *, over: Any = None) -> Tensor:
-    """The smallest value of `x` over the dims `over`; NaN wins. Complex numbers go by their real parts first."""
+def min(x: Tensor, *, over: Dims | None = None) -> Tensor:
+    """The smallest value of `x` over the dims `over`; NaN wins.
+
+    Complex numbers go by their real parts first.
+    """
     return _extreme(x, over, "min", _local_min, all_min, highest)
 
 
@@ -121,7 +131,7 @@ def _extreme(
 ) -> Tensor:
     r = Reduction(x, over, what)
     if not r.axes and not jnp.issubdtype(r.x.dtype, jnp.complexfloating):
-        return r.reduced(r.local(lambda a: local(a, axis=r.positions), padding=worst))
+        return r.finish(r.local(lambda a: local(a, axis=r.positions), padding=worst))
 
     # As jnp has it, the gradient is shared by all places that hold the extreme value, on whichever processor.
     @jax.custom_jvp
@@ -136,47 +146,47 @@ def _extreme(
         count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)
         return best, all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count
 
-    return r.reduced(r.local(lambda a: extreme(as_varying(a, r.axes)), padding=worst))
+    return r.finish(r.local(lambda a: extreme(as_varying(a, r.axes)), padding=worst))
 
 
 @recorded
-def prod(x: Tensor, *, over: Any = None) -> Tensor:
+def prod(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """The product of `x` over the dims `over`."""
     r = Reduction(x, over, "prod")
     array = r.local(lambda a: jnp.prod(a, axis=r.positions), padding=1)
     if r.axes:
         array = jnp.prod(all_gather_equal(array[None], r.axes, 0), axis=0)
-    return r.reduced(array)
+    return r.finish(array)
 
 
 @recorded
-def any(x: Tensor, *, over: Any = None) -> Tensor:
+def any(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether any value of `x` over the dims `over` is true."""
     r = Reduction(x, over, "any")
     array = r.local(lambda a: jnp.any(a, axis=r.positions), padding=False)
-    return r.reduced(all_max(array, r.axes))
+    return r.finish(all_max(array, r.axes))
 
 
 @recorded
-def all(x: Tensor, *, over: Any = None) -> Tensor:
+def all(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """Whether all values of `x` over the dims `over` are true."""
     r = Reduction(x, over, "all")
     array = r.local(lambda a: jnp.all(a, axis=r.positions), padding=True)
-    return r.reduced(all_min(array, r.axes) if r.axes else array)
+    return r.finish(all_min(array, r.axes) if r.axes else array)
 
 
 @recorded
-def logsumexp(x: Tensor, *, over: Any = None) -> Tensor:
+def logsumexp(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """log(sum(exp(x))) over the dims `over`, without overflow."""
     r = Reduction(_floats(x, "logsumexp"), over, "logsumexp")
     if not r.axes:
-        return r.reduced(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions), padding=-jnp.inf))
+        return r.finish(r.local(lambda a: jax.nn.logsumexp(a, axis=r.positions), padding=-jnp.inf))
     _, shift, total = _shifted_exp(r, only_finite=True)
-    return r.reduced(jnp.log(total) + jnp.squeeze(shift, r.positions))
+    return r.finish(jnp.log(total) + jnp.squeeze(shift, r.positions))
 
 
 @recorded
-def softmax(x: Tensor, *, over: Any = None) -> Tensor:
+def softmax(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) over the dims `over`, without overflow."""
     r = Reduction(_floats(x, "softmax"), over, "softmax")
     if not r.axes:
@@ -186,7 +196,7 @@ def softmax(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 @recorded
-def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
+def log_softmax(x: Tensor, *, over: Dims | None = None) -> Tensor:
     """x - logsumexp(x) over the dims `over`."""
     r = Reduction(_floats(x, "log_softmax"), over, "log_softmax")
     if not r.axes:
@@ -196,7 +206,7 @@ def log_softmax(x: Tensor, *, over: Any = None) -> Tensor:
 
 
 def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, Any]:
-    """The local array, the largest value (dims kept), and the sum of exp of the difference."""
+    """The local array, its largest value (dims kept), and the sum of exp(a - that)."""
     a = r.local(lambda a: as_varying(a, r.axes), padding=-jnp.inf)
     if jnp.iscomplexobj(a) and not only_finite:  # by which the angles of the logarithm are counted
         shift = all_max(jnp.max(lax.stop_gradient(a), axis=r.positions, keepdims=True), r.axes)
@@ -209,4 +219,4 @@ def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, 
 
 def _floats(x: Any, what: str) -> Tensor:
     x = need_tensor(x, what)
-    return cast(x, given_as(x.dtype))
+    return cast(x, mean_dtype(x.dtype))

@@ -12,12 +12,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..dims import Dim, Shape, new_dims, only, resolve, union
+from ..dims import Dim, DimLike, Dims, Shape, new_dims, only, resolve, union
+from ..dtypes import is_key
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
 from ..lower.collectives import all_gather_equal
 from ..lower.exchange import picked
-from ..lower.keys import are_keys, keys_of, words_of
+from ..lower.keys import keys_of, words_of
 from ..lower.meet import meet, need_tensor
 from ..lower.move import aligned, gather_of, relocate, settle
 from ..lower.padding import need_no_padding
@@ -26,15 +27,18 @@ from ..tensor import Kind, Tensor
 
 
 @recorded
-def split(x: Tensor, **parts: Any) -> Tensor:
-    """`x` with a dim cut into several, the first the slowest: `split(x, d_model=[heads, d_kv])`; several at once."""
+def split(x: Tensor, **parts: Dims) -> Tensor:
+    """`x` with a dim cut into several: `split(x, d_model=[heads, d_kv])`.
+
+    The first is the slowest. Several dims may be cut at once.
+    """
     x = need_tensor(x, "split")
     for name, into in parts.items():
         x = _split_one(x, name, into)
     return x
 
 
-def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
+def _split_one(x: Tensor, name: str, into: Dims) -> Tensor:
     dim = x.dim(name)
     if isinstance(into, list | tuple) and into and all(isinstance(part, int) for part in into):
         named = ", ".join(f"wf.Dim('{name}_{i}', {part})" for i, part in enumerate(into, 1))
@@ -52,7 +56,7 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
     axes, region, kind = meeting.axes([dim]), meeting.region, meeting.kind
     array = meeting.run(lambda a: a, [x])
     have = meeting.placement(x.dims)
-    kept = _dividing(axes, pieces[0].size, region)
+    kept = _axes_dividing(axes, pieces[0].size, region)
     if kept != axes and region is not None:
         wanted = region.placement(dims, kind.store)[position : position + len(pieces)]
         if any(wanted) and set(axes_in(wanted)) <= set(axes):
@@ -71,7 +75,10 @@ def _split_one(x: Tensor, name: str, into: Any) -> Tensor:
 
 
 def _with_padding(dim: Dim, pieces: Shape) -> Shape:
-    """The parts of a dim; its padding is that of the first, which must hold whole ones of the rest."""
+    """The parts of a padded dim, whose padding is that of the first part.
+
+    It must hold whole ones of the rest.
+    """
     rest = math.prod(pieces.sizes[1:])
     if dim.is_padded and dim.count % rest:
         need_no_padding([dim], "split")
@@ -79,10 +86,10 @@ def _with_padding(dim: Dim, pieces: Shape) -> Shape:
 
 
 def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) -> np.ndarray:
-    """Which places of these dims, joined into one, each processor along the axes holds where they lie as placed."""
+    """Which places of these dims, joined, each processor along the axes holds."""
     ways = [region.mesh.axes[axis] for axis in axes]
     whole = np.arange(math.prod(dim.size for dim in dims)).reshape([dim.size for dim in dims])
-    found = []
+    held = []
     for here in np.ndindex(*ways):
         at = dict(zip(axes, here, strict=True))
         block = whole
@@ -91,11 +98,11 @@ def _places(dims: Sequence[Dim], placed: Placement, axes: Axes, region: Region) 
             for axis in own:
                 first = first * region.mesh.axes[axis] + at[axis]
             block = block.take(np.arange(first * size, (first + 1) * size), axis=position)
-        found.append(block.reshape(-1))
-    return np.array(found)
+        held.append(block.reshape(-1))
+    return np.array(held)
 
 
-def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
+def _axes_dividing(axes: Axes, size: int, region: Region | None) -> Axes:
     """The first of these axes over which a size divides."""
     kept = axes
     while region is not None and kept and size % region.ways(kept):
@@ -104,8 +111,11 @@ def _dividing(axes: Axes, size: int, region: Region | None) -> Axes:
 
 
 @recorded
-def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
-    """`x` with several dims joined into one, the first the slowest: `merge(x, [heads, d_kv], into=d_model)`."""
+def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
+    """`x` with dims joined into one: `merge(x, [heads, d_kv], into=d_model)`.
+
+    The first is the slowest.
+    """
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
     if not pieces:
@@ -135,10 +145,10 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     if region is not None and any(have[first + 1 : first + len(pieces)]):
         # Only the first may be split while they are joined; it takes what the result wants, if it can.
         wanted = region.placement(target, kind.store)[first]
-        lead = _dividing(wanted, pieces[0].size, region)
+        lead = _axes_dividing(wanted, pieces[0].size, region)
         own = have[first : first + len(pieces)]
         if lead != wanted and set(wanted) <= set(axes_in(own)):
-            return _merged_by_places(array, have, pieces, first, target, region, kind)
+            return _merge_by_places(array, have, pieces, first, target, region, kind)
         want: Placement = (*have[:first], lead, *((),) * (len(pieces) - 1), *have[first + len(pieces) :])
         array, have = relocate(array, have, want, region, gather_of(kind)), want
     shape = list(array.shape)
@@ -147,10 +157,13 @@ def merge(x: Tensor, dims: Any, *, into: Dim) -> Tensor:
     return settle(array.reshape(shape), target, placed, region, kind=kind)
 
 
-def _merged_by_places(
+def _merge_by_places(
     array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region, kind: Kind
 ) -> Tensor:
-    """Dims joined where none of them can take the axes of the result: each processor gets the places it lacks."""
+    """Dims joined where none of them can take the axes of the result.
+
+    Each processor gets the places it lacks.
+    """
     own, wanted = have[first : first + len(pieces)], region.placement(target, kind.store)[first]
     axes = axes_in(own)
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
@@ -193,10 +206,10 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
 
 
 @recorded
-def unstack(x: Tensor, *, over: Any) -> tuple[Tensor, ...]:
-    """The slices of `x` along the dim `over`, which is gathered first where it is split."""
+def unstack(x: Tensor, *, over: DimLike) -> tuple[Tensor, ...]:
+    """The slices of `x` along the dim `over`, gathered first where it is split."""
     x = need_tensor(x, "unstack")
-    if are_keys(x):
+    if is_key(x):
         return tuple(keys_of(part) for part in unstack(words_of(x), over=over))
     dim = only(resolve(over, x.dims, what="over"), "unstack")
     rest = x.dims.without([dim])

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from ..checks import need_function
 from ..errors import TensorError, closest, folded, public
 from ..leaves import is_data
-from ..lower.meet import need_function, need_tensor, rematted
+from ..lower.meet import need_tensor, rematted
 from ..lower.recorded import bring_in, recorded
 from ..lower.trees import numbers
 from ..tensor import is_tensor, make, marked, marks_of
@@ -24,7 +25,10 @@ _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given i
 
 @public
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
-    """`fn`, recomputed in the backward pass; only values marked by `wf.name` with a name in `save` are kept."""
+    """Activation checkpointing: `fn`, recomputed in the backward pass.
+
+    Only values marked by `wf.name` with a name in `save` are kept.
+    """
     need_function(fn, "remat")
     if isinstance(save, str):
         save = save.split()
@@ -42,8 +46,8 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         marks = [marks_of(leaf) if is_tensor(leaf) else {} for leaf in leaves]
 
         def run(values: Sequence[Any]) -> Any:
-            found = iter(values)
-            whole: list[Any] = [next(found) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
+            left = iter(values)
+            whole: list[Any] = [next(left) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
             for x, before in zip(whole, marks, strict=True):
                 if is_tensor(x):
                     marked(x, before)
@@ -52,7 +56,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             try:
                 with rematted():
                     inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
-                    given = fn(*inner_args, **inner_kwargs)
+                    result = fn(*inner_args, **inner_kwargs)
             finally:
                 _named.reset(token)
             if missing := next((word for word in save if word not in named), None):
@@ -60,10 +64,10 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
                     f"remat is to keep `{missing}`, a name nothing in it has", fix=closest(missing, named)
                 )
             numbers(
-                [leaf for leaf in jax.tree.leaves(given, is_leaf=is_tensor) if not is_tensor(leaf)],
+                [leaf for leaf in jax.tree.leaves(result, is_leaf=is_tensor) if not is_tensor(leaf)],
                 "the result of remat",
             )
-            return given
+            return result
 
         policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None
         values = [leaf for leaf, value in zip(leaves, is_value, strict=True) if value]
@@ -79,4 +83,4 @@ def name(x: Any, label: str) -> Any:
     if not isinstance(label, str):
         raise TensorError(f"name got {label!r} for the name", fix="give a word: `wf.name(x, 'attn')`")
     _named.get(set()).add(label)
-    return make(checkpoint_name(x._array, label), x.dims, x._region, x._kind)
+    return make(checkpoint_name(x.raw, label), x.dims, x.region, x.kind)

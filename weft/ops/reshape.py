@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import new_dims, renamed, union
+from ..dims import DimLike, Dims, new_dims, renamed, union
 from ..errors import DimError
 from ..lower.collectives import as_varying
 from ..lower.meet import Meeting, meet, need_tensor
@@ -19,21 +19,21 @@ from ..tensor import Tensor, make
 
 
 @operation("rename")
-@recorded
-def rename(x: Tensor, **names: Any) -> Tensor:
+@recorded(is_rename=True)
+def rename(x: Tensor, **names: DimLike) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")
     dims = renamed(x.dims, names)
-    if x._region is None:
-        return make(x._array, dims, None, x._kind)
+    if x.region is None:
+        return make(x.raw, dims, None, x.kind)
     meeting = meet([x], into=dims)
     array = meeting.run(lambda a: a, [x])
-    return settle(array, dims, meeting.placement(x.dims), x._region, kind=meeting.kind)
+    return settle(array, dims, meeting.placement(x.dims), x.region, kind=meeting.kind)
 
 
 @recorded
-def broadcast(x: Tensor, dims: Any) -> Tensor:
-    """`x` repeated along the dims it lacks, with its dims in the order of `dims`; nothing is sent."""
+def broadcast(x: Tensor, dims: Dims) -> Tensor:
+    """`x` repeated along the dims it lacks, in the order of `dims`; nothing is sent."""
     x = need_tensor(x, "broadcast")
     shape = new_dims(dims, what="dims", known=x.dims)
     for dim in x.dims:
@@ -43,7 +43,7 @@ def broadcast(x: Tensor, dims: Any) -> Tensor:
                 fix=f"add `{dim.name}`, or sum over it first: `wf.sum(x, over='{dim.name}')`",
             )
     union(shape, x.dims)  # one size for each name
-    meeting = Meeting(x._region, union(x.dims, shape))
+    meeting = Meeting(x.region, union(x.dims, shape))
     sizes, axes = meeting.local_sizes(shape), meeting.axes(shape)
 
     def spread(array: Any) -> Any:

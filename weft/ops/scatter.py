@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, Shape, only, resolve, union
+from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
 from ..errors import DimError, TensorError
 from ..lower.collectives import as_varying, varying
 from ..lower.meet import meet, need_tensor, note_together
@@ -18,17 +18,17 @@ from ..lower.move import settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
 from .elementwise import elementwise
-from .index import integers, local_ids, look_up, need_kind, ordered
+from .index import integers, local_ids, look_up, need_kind, reorder
 from .reshape import rename
 
 _WHOLE = f"{UNSHOWN}whole"  # a name no rule splits
 
 
 @recorded
-def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
-    """The entries of `x` at `ids` along the dim `over`, which the ids have at a size of their own.
+def gather(x: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+    """The entries of `x` at `ids` along the dim `over`, as jnp.take_along_axis.
 
-    The result has that size, as in jnp.take_along_axis; other dims are matched by name.
+    The ids have that dim at a size of their own, which the result has then; other dims are matched by name.
     """
     x, ids = need_tensor(x, "gather"), integers(ids, "gather")
     dim = only(resolve(over, x.dims, what="over"), "gather")
@@ -40,8 +40,11 @@ def gather(x: Tensor, ids: Tensor, *, over: Any) -> Tensor:
     many = ids.dims.find(dim.name)
     note_together([x, ids])
     others = x.dims.without([dim])
-    found = _elements(union(others, ids.dims))
-    if _elements(x.dims) * x.dtype.itemsize <= found * x.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize:
+    found_elements = _elements(union(others, ids.dims))
+    if (
+        _elements(x.dims) * x.dtype.itemsize
+        <= found_elements * x.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
+    ):
         whole = dim.renamed(_WHOLE)
         return look_up(rename(x, **{dim.name: whole}), ids, whole, {})
     return look_up(x, rename(ids, **{dim.name: _WHOLE}), dim, {_WHOLE: many})
@@ -52,8 +55,8 @@ def _elements(dims: Shape) -> int:
 
 
 @recorded
-def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor:
-    """`x` with `updates` added at `ids` along the dim `over`; several at one place add up.
+def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Tensor:
+    """`x` with `updates` added at `ids` along the dim `over`; equal ids add up.
 
     The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over. Where
     what is added comes to zero, `x` stays as it is, to the sign of a zero.
@@ -63,16 +66,19 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: Any) -> Tensor
     _check_updates(x, ids, updates, dim)
     note_together([x, ids, updates])
     if not ids.dims.has(dim.name):
-        return _added(x, _scattered(x, ids, updates, dim, dim))
+        return _add(x, _scatter(x, ids, updates, dim, dim))
     sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
     if _elements(x.dims) * x.dtype.itemsize <= sent:
-        return _added(x, _scattered(x, ids, updates, dim, dim.renamed(_WHOLE)))
+        return _add(x, _scatter(x, ids, updates, dim, dim.renamed(_WHOLE)))
     ids, updates = (rename(t, **{dim.name: _WHOLE}) for t in (ids, updates))
-    return _added(x, _scattered(x, ids, updates, dim, dim))
+    return _add(x, _scatter(x, ids, updates, dim, dim))
 
 
-def _added(x: Tensor, total: Tensor) -> Tensor:
-    """`x` + `total`, and `x` itself where the total is zero: sums over processors forget the sign of a zero."""
+def _add(x: Tensor, total: Tensor) -> Tensor:
+    """`x` + `total`, and `x` itself where the total is zero.
+
+    Sums over processors forget the sign of a zero.
+    """
 
     @jax.custom_jvp
     def add(a: Any, b: Any) -> Any:
@@ -82,8 +88,11 @@ def _added(x: Tensor, total: Tensor) -> Tensor:
     return elementwise(add, x, total) if jnp.issubdtype(x.dtype, jnp.inexact) else x + total
 
 
-def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:
-    """Zeros of the shape of `x` with the updates added; made along `target`, a whole dim or `dim` itself."""
+def _scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:
+    """Zeros like `x` with the updates added, made along `target`.
+
+    That is a whole dim, or `dim` itself.
+    """
     others = x.dims.without([dim])
     shared = Shape(d for d in others if ids.dims.has(d.name))
     own, rest = ids.dims.without(shared), others.without(shared)
@@ -96,10 +105,10 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -
     def add(_: Any, ids_array: Any, array: Any) -> Any:
         ids_array = meeting.filled(ids_array, ids.dims, -1, own)
         local = local_ids(as_varying(ids_array, axes), size, meeting.axes([target]))
-        local = ordered(local, ids.dims, [*shared, *own])
-        array = ordered(as_varying(array, axes), updates.dims, [*shared, *own, *rest]).astype(kind)
+        local = reorder(local, ids.dims, [*shared, *own])
+        array = reorder(as_varying(array, axes), updates.dims, [*shared, *own, *rest]).astype(kind)
         added = _batched_add(local, array, size, len(shared), len(own))
-        return ordered(added, [*shared, target, *rest], made).astype(x.dtype)
+        return reorder(added, [*shared, target, *rest], made).astype(x.dtype)
 
     array = meeting.run(add, [0, ids, updates])  # in the order of the op's operands
     return settle(array, x.dims, meeting.placement(made), meeting.region, partial=meeting.axes(own))

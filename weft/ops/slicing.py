@@ -1,4 +1,4 @@
-"""Stretches along a dim: slice, pad, concat, flip, roll, shift, update, and indexing by name.
+"""Along a dim: slice, pad, concat, flip, roll, shift, update, indexing by name.
 
 Along a split dim each processor gets its part of the result from those that hold it (`exchange.window`); the dim keeps
 its name with its new size.
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import UNSHOWN, Dim, Shape, union
+from ..checks import is_whole
+from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..lower.along import ANYTHING, Along, places
 from ..lower.collectives import first_place, permute
@@ -29,7 +30,7 @@ from .index import need_kind, take
 from .reshape import rename
 
 
-def _windowed(
+def _take_window(
     along: Along,
     starts: Callable[[int, int], int],
     size: int,
@@ -38,7 +39,7 @@ def _windowed(
     place: int = 0,
     fill: Any = 0,
 ) -> Tensor:
-    """The tensor whose dim has `size`; processor i's part, of n, starts at `starts(i, n)` of what is.
+    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`.
 
     What it is made of has the first place among the op's operands, if not said otherwise.
     """
@@ -54,23 +55,23 @@ def _windowed(
 
 
 def _whole(value: Any, what: str, name: str, least: int | None = None) -> int:
-    value = _known(value)
+    value = _as_int(value)
     if isinstance(value, jax.core.Tracer):
         fix = f"give a number that is known while tracing, e.g. `{name}=1`, or an argument that is static"
         raise DimError(f"{what} got {name}={value!r}, and sizes may not be traced", fix=fix)
-    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+    if not is_whole(value, least):
         wanted = "a whole number" if least is None else f"a whole number of at least {least}"
         raise DimError(f"{what} got {name}={value!r}", fix=f"give {wanted}, e.g. `{name}=1`")
     return value
 
 
-def _known(value: Any) -> Any:
+def _as_int(value: Any) -> Any:
     """A whole number of NumPy's as one of Python's: it is known now, and checked now."""
     return int(value) if isinstance(value, np.integer) else value
 
 
 @recorded
-def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
+def slice(x: Tensor, *, over: DimLike, start: Any, size: int) -> Tensor:
     """`size` values along the dim `over` from `start` on; `start` may be traced."""
     along = Along(x, over, "slice", padding=ANYTHING)
     size, there = _whole(size, "slice", "size", 1), along.dim.count
@@ -78,24 +79,27 @@ def slice(x: Tensor, *, over: Any, start: Any, size: int) -> Tensor:
         raise DimError(
             f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
         )
-    start, along = _known(start), along.rearranged(size)
-    if isinstance(start, int) and not isinstance(start, bool):
+    start, along = _as_int(start), along.rearranged(size)
+    if is_whole(start):
         if not 0 <= start <= there - size:
             raise DimError(
                 f"slice takes [{start}, {start + size}) of `{along.dim.name}` (size {there})",
                 fix=f"start between 0 and {there - size}",
             )
-        return _windowed(along, lambda i, n: start + i * n, size)
+        return _take_window(along, lambda i, n: start + i * n, size)
     return _slice_at(along, start, size)
 
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
-    """From a traced start: each processor puts in what it holds, and the parts are added up where they belong."""
+    """A slice from a traced start.
+
+    Each processor puts in what it holds, and the parts are added up where they belong.
+    """
     start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = along.resized(size)
 
     def compute(array: Any, start: Any) -> Any:
-        start = _clipped(start, along.dim.count - size)
+        start = _clip(start, along.dim.count - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
         return cut_at(array, along.position, start - along.start(), size)
@@ -115,25 +119,28 @@ def _one_integer(value: Any, fact: str, fix: str) -> Any:
     return operand(value, "an index")
 
 
-def _clipped(at: Any, last: int) -> Any:
+def _clip(at: Any, last: int) -> Any:
     """A place between 0 and `last`, in a dtype that holds any place."""
     return jnp.clip(at.astype("int32") if at.dtype.itemsize < 4 else at, 0, last)
 
 
 @recorded
-def pad(x: Tensor, *, over: Any, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
+def pad(x: Tensor, *, over: DimLike, before: int = 0, after: int = 0, value: Any = 0) -> Tensor:
     """`x` with `before` and `after` values more along the dim `over`."""
     along = Along(x, over, "pad")
     before, after = _whole(before, "pad", "before", 0), _whole(after, "pad", "after", 0)
     size = along.dim.size + before + after
     if _is_number(along.x, value):
-        return _windowed(along, lambda i, n: i * n - before, size, fill=value)
-    made = _windowed(along, lambda i, n: i * n - before, size)
-    return _filled(made, along.dim.name, before, before + along.dim.size, value)
+        return _take_window(along, lambda i, n: i * n - before, size, fill=value)
+    made = _take_window(along, lambda i, n: i * n - before, size)
+    return _fill_outside(made, along.dim.name, before, before + along.dim.size, value)
 
 
 def _is_number(x: Tensor, value: Any) -> bool:
-    """Whether what `x` is to be filled with is known now; zero goes into any dtype, others are checked."""
+    """Whether what `x` is to be filled with is known now.
+
+    Zero goes into any dtype; other numbers are checked.
+    """
     if not isinstance(value, int | float):
         return False
     if value != 0:
@@ -154,7 +161,7 @@ def _check_filling(x: Tensor, value: Any) -> None:
     )
 
 
-def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
+def _fill_outside(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
     """`x` with `value` outside the stretch [first, last) of a dim."""
     _check_filling(x, value)
     meeting = meet([x, value])
@@ -168,33 +175,39 @@ def _filled(x: Tensor, name: str, first: int, last: int, value: Any) -> Tensor:
 
 
 @recorded
-def shift(x: Tensor, *, over: Any, by: int, fill: Any = 0) -> Tensor:
-    """`x` moved along the dim `over` by `by` places towards higher indices; what comes in is `fill`."""
+def shift(x: Tensor, *, over: DimLike, by: int, fill: Any = 0) -> Tensor:
+    """`x` moved along the dim `over` by `by` places; what comes in is `fill`.
+
+    Towards higher indices, if `by` is positive.
+    """
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
     if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):
-        return _windowed(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
-    moved = _windowed(along, lambda i, n: i * n - by, along.dim.size)
-    return _filled(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
+        return _take_window(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
+    moved = _take_window(along, lambda i, n: i * n - by, along.dim.size)
+    return _fill_outside(moved, along.dim.name, max(by, 0), along.dim.count + min(by, 0), fill)
 
 
 @recorded
-def roll(x: Tensor, *, over: Any, by: int) -> Tensor:
+def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
     along, by = Along(x, over, "roll", padding=ANYTHING), _whole(by, "roll", "by")
     along = along.rearranged(along.dim.size)
     by %= along.dim.count
     if along.dim.is_padded:  # what leaves the values at one end comes in at the other
-        low = _windowed(along, lambda i, n: i * n - by + along.dim.count, along.dim.size)
-        high = _windowed(along, lambda i, n: i * n - by, along.dim.size)
-        return _joined(low, high, along.dim.name, by)
+        low = _take_window(along, lambda i, n: i * n - by + along.dim.count, along.dim.size)
+        high = _take_window(along, lambda i, n: i * n - by, along.dim.size)
+        return _join_at(low, high, along.dim.name, by)
     if by > along.dim.size // 2:  # the shorter way round
         by -= along.dim.size
-    return _windowed(along, lambda i, n: i * n - by, along.dim.size, wraps=True)
+    return _take_window(along, lambda i, n: i * n - by, along.dim.size, wraps=True)
 
 
 @recorded
-def flip(x: Tensor, *, over: Any) -> Tensor:
-    """`x` with the dim `over` in reverse order; each slice goes to the processor it is mirrored to."""
+def flip(x: Tensor, *, over: DimLike) -> Tensor:
+    """`x` with the dim `over` in reverse order.
+
+    Each slice goes to the processor it is mirrored to.
+    """
     along = Along(x, over, "flip", padding=ANYTHING)
     along = along.rearranged(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
@@ -212,7 +225,7 @@ def flip(x: Tensor, *, over: Any) -> Tensor:
 
 
 @recorded
-def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
+def concat(xs: Sequence[Tensor], *, over: DimLike) -> Tensor:
     """Tensors joined along the dim `over`, which may differ in size between them."""
     if not isinstance(xs, list | tuple) or not xs:
         raise TensorError(f"concat got {xs!r:.60}", fix="give a list of tensors: `wf.concat([x, y], over='channels')`")
@@ -228,19 +241,19 @@ def concat(xs: Sequence[Tensor], *, over: Any) -> Tensor:
             )
     note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
-    if all(a.x._kind.store is not None for a in alongs):
+    if all(a.x.kind.store is not None for a in alongs):
         alongs = [a.rearranged(total) for a in alongs]
     made: Tensor | None = None
     begin = 0
     for place, a in enumerate(alongs):
-        part = _windowed(a, lambda i, n, begin=begin: i * n - begin, total, place=place)  # type: ignore[misc]
-        made = part if made is None else _joined(made, part, alongs[0].dim.name, begin)
+        part = _take_window(a, lambda i, n, begin=begin: i * n - begin, total, place=place)  # type: ignore[misc]
+        made = part if made is None else _join_at(made, part, alongs[0].dim.name, begin)
         begin += a.dim.size
     assert made is not None
     return made
 
 
-def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
+def _join_at(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
     """`left` up to the place `at` of a dim, `right` from there on."""
     meeting = meet([left, right], first=left.dims, into=left.dims)
     position, axes = left.dims.position(name), meeting.axes([left.dim(name)])
@@ -254,7 +267,7 @@ def _joined(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
 
 
 @recorded
-def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
+def update(x: Tensor, new: Tensor, *, over: DimLike, at: Any) -> Tensor:
     """`x` with `new` in place of what it holds from index `at` of the dim `over` on.
 
     `new` lacks that dim (one place) or has a stretch of it. Nothing of `x` moves. `at` may be traced; it is clipped.
@@ -263,8 +276,8 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
     stretch, there = new.dim(along.dim.name).size if new.dims.has(along.dim.name) else 1, along.dim.count
     if stretch > there:
         raise DimError(f"update puts {stretch} into `{along.dim.name}` (size {there})", fix=f"give at most {there}")
-    at = _known(at)
-    if isinstance(at, int) and not isinstance(at, bool):
+    at = _as_int(at)
+    if is_whole(at):
         if not 0 <= at <= there - stretch:
             raise DimError(
                 f"update puts [{at}, {at + stretch}) into `{along.dim.name}` (size {there})",
@@ -279,9 +292,9 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
         )
     if isinstance(at, int):
         if new.dims.has(along.dim.name) and not along.dim.is_padded and Along(new, along.dim.name, "update").axes:
-            return _exchanged_into(x, new, along.dim, at)
+            return _update_split(x, new, along.dim, at)
         at = jnp.asarray(at, "int32")
-    whole = _without_split(new, along.dim.name)
+    whole = _make_whole(new, along.dim.name)
     meeting = meet([x, whole, at], first=x.dims)
     target = Shape(Dim(_STRETCH, stretch) if d.name == along.dim.name else d for d in x.dims)
     axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
@@ -289,7 +302,7 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
     def compute(array: Any, value: Any, at: Any) -> Any:
         value = aligned(value, whole.dims, target).astype(array.dtype)
         value = jnp.broadcast_to(value, [stretch if i == along.position else n for i, n in enumerate(array.shape)])
-        first = _clipped(at, there - stretch) - first_place(axes, own)
+        first = _clip(at, there - stretch) - first_place(axes, own)
         if not axes:
             return lax.dynamic_update_slice_in_dim(array, value, first, along.position)
         return _put_in(array, value, first, along.position)
@@ -297,19 +310,23 @@ def update(x: Tensor, new: Tensor, *, over: Any, at: Any) -> Tensor:
     return result(meeting.run(compute, [x, whole, at]), x.dims, meeting.region)
 
 
-def _exchanged_into(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
-    """`x` with new values that are split along the dim as well: each processor gets those that fall into its slice."""
+def _update_split(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
+    """`x` with new values that are split along the dim as well.
+
+    Each processor gets those that fall into its slice.
+    """
     note_together([x, new])
-    spread = _windowed(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
+    spread = _take_window(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
     here = arange(spread.dim(dim.name), like=spread)
     is_new = logical_and(greater_equal(here, at), less(here, at + new.size(dim.name)))
     return where(logical_not(is_new), x, cast(spread, x.dtype))  # in the order of the dims of `x`
 
 
 def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
-    """A slice with that part of `new` that falls into it, of which place 0 falls on `first`, inside or outside.
+    """A slice with that part of `new` that falls into it.
 
-    Only a stretch is read, changed and written, so that a slice carried by a loop is changed in place.
+    Place 0 of `new` falls on `first`, inside or outside. Only a stretch is read, changed and written, so that a slice
+    carried by a loop is changed in place.
     """
     own, stretch = array.shape[position], new.shape[position]
     size = min(own, stretch)
@@ -325,16 +342,16 @@ def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
 _STRETCH = f"{UNSHOWN}stretch"
 
 
-def _without_split(new: Tensor, name: str) -> Tensor:
-    """The new values with their stretch under a name no rule splits, so that every processor has all of it."""
+def _make_whole(new: Tensor, name: str) -> Tensor:
+    """The new values whole on every processor, under a name that no rule splits."""
     return rename(new, **{name: _STRETCH}) if new.dims.has(name) else new
 
 
 @operation("getitem")
 def getitem(x: Tensor, place: Any) -> Tensor:
-    """`x["length", 3:7]`: a stretch of a dim; `x["length", ::2]`: every other place; `x["length", 3]`: one, without it.
+    """`x["length", 3:7]`: a stretch of a dim; `x["length", 3]`: one place.
 
-    Several pairs may stand in a row.
+    `x["length", ::2]` is every other place; one place is without the dim. Several pairs may stand in a row.
     """
     x = need_tensor(x, "indexing")
     pairs = place if isinstance(place, tuple) else (place,)
@@ -349,41 +366,42 @@ def getitem(x: Tensor, place: Any) -> Tensor:
 
 
 def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
-    at = _known(at)
+    at = _as_int(at)
     if isinstance(at, builtins.slice):
-        at = builtins.slice(*map(_known, (at.start, at.stop, at.step)))
-        if not all(
-            part is None or (isinstance(part, int) and not isinstance(part, bool)) for part in (at.start, at.stop)
-        ):
+        at = builtins.slice(*map(_as_int, (at.start, at.stop, at.step)))
+        if not all(part is None or is_whole(part) for part in (at.start, at.stop)):
             raise DimError(
                 f"a stretch of `{dim.name}` from {at.start!r} to {at.stop!r}",
                 fix=f"give whole numbers, e.g. 0:{dim.size}; where the start is traced: "
                 f"`wf.slice(x, over='{dim.name}', start=start, size=1)`",
             )
-        if at.step == 0 or not (at.step is None or (isinstance(at.step, int) and not isinstance(at.step, bool))):
+        if at.step == 0 or not (at.step is None or is_whole(at.step)):
             raise DimError(
                 f"a stretch of `{dim.name}` with step {at.step!r}", fix="give a whole number that is not 0, e.g. 0:8:2"
             )
         first, last, step = at.indices(dim.count)
-        found = builtins.range(first, last, step)
-        if not found:
+        places = builtins.range(first, last, step)
+        if not places:
             shown = f"{first}:{last}" if step == 1 else f"{first}:{last}:{step}"
             raise DimError(
                 f"the stretch {shown} of `{dim.name}` (size {dim.count}) is empty",
                 fix="take at least one place, e.g. 0:1",
             )
         if step != 1:
-            return _strided(x, over=dim, places=found)
+            return _slice_strided(x, over=dim, places=places)
         return slice(x, over=dim, start=first, size=last - first)
-    if isinstance(at, int) and not isinstance(at, bool):
+    if is_whole(at):
         if not -dim.count <= at < dim.count:
             raise DimError(f"place {at} of `{dim.name}` (size {dim.count})", fix=f"use one from 0 to {dim.count - 1}")
         at = jnp.asarray(at % dim.count, "int32")
     return take(x, _scalar(at, dim.name), over=dim)
 
 
-def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
-    """Places along a dim at equal distances, in either direction; each processor gets its own from who holds them."""
+def _slice_strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
+    """Places along a dim at equal distances, in either direction.
+
+    Each processor gets its own from those that hold them.
+    """
     along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
     dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position
@@ -399,7 +417,7 @@ def _strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
     return result(along.meeting.run(compute, [along.x]), dims, along.meeting.region, kind)
 
 
-_strided = recorded(_strided, "slice")
+_slice_strided = recorded(name="slice")(_slice_strided)
 
 
 def _scalar(at: Any, name: str) -> Tensor:

@@ -1,29 +1,31 @@
-"""Sizes that do not divide: a dim is padded, openly, and from then on behaves as if it had its own size.
+"""Sizes that do not divide: a dim is padded, openly.
 
-The padding is part of the dim, so every operation knows of it: reductions, products, softmax, orderings and lookups
-leave it out, no gradient flows to it, and random numbers are those of the dim without it.
+From then on it behaves as if it had its own size. The padding is part of the dim, so every operation knows of it:
+reductions, products, softmax, orderings and lookups leave it out, no gradient flows to it, and random numbers are those
+of the dim without it.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape, only, resolve
+from ..dims import DimLike, Dims, Shape, only, resolve
 from ..errors import DimError
 from ..lower.meet import need_tensor
 from ..lower.move import result
 from ..lower.padding import validity
 from ..lower.recorded import recorded
-from ..tensor import Tensor, is_tensor, make
+from ..tensor import Tensor, make
 from .create import slice_of
 from .elementwise import logical_not, logical_or
 from .slicing import pad, slice
 
 
 @recorded
-def pad_to(x: Tensor, dim: Dim | str, multiple: int) -> Tensor:
-    """`x` with zeros after the dim `dim`, so that its size is a multiple; they are padding and count nowhere."""
+def pad_to(x: Tensor, dim: DimLike, multiple: int) -> Tensor:
+    """`x` with padding after the dim `dim`, to a multiple in size.
+
+    It is zero, and counts nowhere.
+    """
     x = need_tensor(x, "pad_to")
     found = only(resolve(dim, x.dims, what="dim"), "pad_to")
     if found.is_padded:
@@ -34,28 +36,32 @@ def pad_to(x: Tensor, dim: Dim | str, multiple: int) -> Tensor:
             fix=f"take it off first: `wf.unpad(x, '{found.name}')`",
         )
     target = found.padded_to(multiple)
-    if isinstance(x._array, jax.ShapeDtypeStruct):
+    if isinstance(x.raw, jax.ShapeDtypeStruct):
         dims = Shape(target if d.name == target.name else d for d in x.dims)
-        return make(jax.ShapeDtypeStruct(dims.sizes, x._array.dtype), dims, None, x._kind)
+        return make(jax.ShapeDtypeStruct(dims.sizes, x.raw.dtype), dims, None, x.kind)
     padded = pad(x, over=found, after=target.size - found.size) if target.is_padded else x
     shape = Shape(target if d.name == target.name else d for d in padded.dims)
-    return make(padded._array, shape, padded._region, x._kind if padded._region is None else padded._kind)
+    return make(padded.raw, shape, padded.region, x.kind if padded.region is None else padded.kind)
 
 
 @recorded
-def unpad(x: Tensor, dim: Dim | str) -> Tensor:
+def unpad(x: Tensor, dim: DimLike) -> Tensor:
     """`x` without the padding of the dim `dim`, which has its own size again."""
     x = need_tensor(x, "unpad")
     found = only(resolve(dim, x.dims, what="dim"), "unpad")
     made = slice(x, over=found, start=0, size=found.count) if found.is_padded else x
-    return make(made._array, made.dims, None, x._kind) if made._region is None else made
+    return make(made.raw, made.dims, None, x.kind) if made.region is None else made
 
 
 @recorded
-def valid(dims: Any, *, like: Tensor | None = None) -> Tensor:
-    """True where a tensor of these dims holds values, False in its padding; of a tensor, its own mask."""
-    if is_tensor(dims):
-        dims, like = dims.dims, dims if like is None else like
+def valid(dims: Dims | Tensor, *, like: Tensor | None = None) -> Tensor:
+    """True where a tensor of these dims holds values, False in its padding.
+
+    Of a tensor, its own mask.
+    """
+    if isinstance(dims, Tensor):
+        like = dims if like is None else like
+        dims = dims.dims
     shape, region, placement, sizes = slice_of(dims, like, "valid")
     mask = validity(shape, placement, sizes)
     array = jnp.ones(sizes, bool) if mask is None else jnp.broadcast_to(mask, sizes)

@@ -1,4 +1,4 @@
-"""Foresight: what a program will need and how fast it will be on machines that need not be there."""
+"""Planning: what a program needs and how fast it is on machines not at hand."""
 
 from .compile import Proof, compiled_for
 from .cost import OpCost, Plan

@@ -1,4 +1,4 @@
-"""What a layout may say: the rules one mesh axis can hold together, and the shapes a mesh can have.
+"""The choices of a search: sets of rules for one mesh axis, shapes of meshes.
 
 A layout is one set of rules for each axis (`batch` and `d_ff` over x, `heads` over y, ...). Which sets are legal
 follows from the tensors of one traced program: no tensor may have two of its dims on one axis. So sets are found once,
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ..dims import UNSHOWN, Dim
+from ..dims import Dim
 from ..errors import LayoutError, closest
 from ..layout import Layout, Region
 from ..mesh import Mesh
@@ -25,13 +25,16 @@ MOST_RULES = 12
 MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
 
-Rules = tuple[str, ...]
-Shape = tuple[int, ...]
+RuleSet = tuple[str, ...]
+MeshShape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The dims of a tensor of the program, and whether it is a parameter, which `params.` rules may split further."""
+class TensorDims:
+    """The dims of a tensor, and whether it is a parameter.
+
+    Rules that begin with `params.` may split a parameter further.
+    """
 
     dims: tuple[Dim, ...]
     is_parameter: bool
@@ -42,42 +45,45 @@ class Choices:
 
     def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
         self.tensors = tensors_of(program, args)
-        self.rules = self._usual(args) if rules is None else self._known(rules)
+        self.rules = self._default_rules(args) if rules is None else self._check_rules(rules)
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
-        self._follows = {dim.name: dim.follows for kept in self.tensors for dim in kept.dims if dim.follows}
+        self._follows = {dim.name: dim.follows for tensor in self.tensors for dim in tensor.dims if dim.follows}
         self.sets = self._legal_sets()
 
-    def _usual(self, args: Any) -> Rules:
-        """What is searched where no dims are named: what a model among the arguments says of itself, else every dim."""
+    def _default_rules(self, args: Any) -> RuleSet:
+        """What is searched where no dims are named.
+
+        A model among the arguments may say it of itself; else it is every dim.
+        """
         names = self._names(self.tensors)
-        stored = [f"params.{name}" for name in self._names([kept for kept in self.tensors if kept.is_parameter])]
-        found = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
-        if (own := _searched_dims(args)) is not None:
-            found = [rule for rule in own if rule in (*names, *stored)]
-        elif len(found) > MOST_RULES:
-            found = [rule for rule in found if rule not in stored]
-        if not found:
+        stored = [f"params.{name}" for name in self._names([tensor for tensor in self.tensors if tensor.is_parameter])]
+        rules = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
+        if (searched := _searched_dims(args)) is not None:
+            rules = [rule for rule in searched if rule in (*names, *stored)]
+        elif len(rules) > MOST_RULES:
+            rules = [rule for rule in rules if rule not in stored]
+        if not rules:
             raise LayoutError(
                 "the program has no dim that can be split",
                 state=f"dims of the program: {', '.join(names) or 'none'}",
                 fix="give it tensors with dims of 2 and more",
             )
-        return tuple(found)
+        return tuple(rules)
 
     @property
-    def left_out(self) -> Rules:
+    def left_out(self) -> RuleSet:
         """The dims of the program that are not searched, though they could be split."""
         return tuple(name for name in self._names(self.tensors) if name not in self.rules and self._divisor(name) > 1)
 
-    def _names(self, tensors: Sequence[Kept]) -> list[str]:
-        """The dims of these tensors as they come; those that follow another take its rule."""
-        dims = (dim for kept in tensors for dim in kept.dims)
-        return list(dict.fromkeys(d.name for d in dims if d.follows is None and not d.name.startswith(UNSHOWN)))
+    def _names(self, tensors: Sequence[TensorDims]) -> list[str]:
+        """The dims of these tensors, but for those that follow another's rule."""
+        dims = (dim for tensor in tensors for dim in tensor.dims)
+        return list(dict.fromkeys(d.name for d in dims if d.follows is None and d.is_shown))
 
-    def _known(self, rules: Sequence[str]) -> Rules:
+    def _check_rules(self, rules: Sequence[str]) -> RuleSet:
         """The rules a person named, each of which must match a dim of the program."""
-        names = sorted({dim.name for kept in self.tensors for dim in kept.dims if not dim.name.startswith(UNSHOWN)})
-        stored = sorted({dim.name for kept in self.tensors if kept.is_parameter for dim in kept.dims})
+        names = sorted({dim.name for tensor in self.tensors for dim in tensor.dims if dim.is_shown})
+        stored = sorted({dim.name for tensor in self.tensors if tensor.is_parameter for dim in tensor.dims})
         for rule in rules:
             store, _, name = rule.rpartition(".")
             if name not in (stored if store else names) or store not in ("", "params"):
@@ -85,23 +91,26 @@ class Choices:
                     f"there is no dim `{rule}` to search over",
                     state=f"dims of the program: {', '.join(names)}"
                     + (f"   of its parameters: {', '.join(stored)}" if store else ""),
-                    fix=closest(rule, [f"params.{each}" for each in stored] if store else names),
+                    fix=closest(rule, [f"params.{dim}" for dim in stored] if store else names),
                 )
         return tuple(dict.fromkeys(rules))
 
     def _divisor(self, rule: str) -> int:
         name = rule.rpartition(".")[2]
-        return math.gcd(*(dim.size for kept in self.tensors for dim in kept.dims if dim.name == name))
+        return math.gcd(*(dim.size for tensor in self.tensors for dim in tensor.dims if dim.name == name))
 
-    def _legal_sets(self) -> list[Rules]:
-        """Every set one axis can hold, the empty one first; of sets that place all tensors alike, the shortest."""
-        found: dict[Any, Rules] = {}
-        larger: list[Rules] = [()]
+    def _legal_sets(self) -> list[RuleSet]:
+        """Every set of rules one axis can hold, the empty one first.
+
+        Of sets that place all tensors alike, the shortest is kept.
+        """
+        sets: dict[Any, RuleSet] = {}
+        larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
-            legal = [(rules, placed) for rules in larger if (placed := self.placed(rules)) is not None]
-            for rules, placed in legal:
-                found.setdefault(placed, rules)
-            if len(found) > MOST_SETS:
+            legal = [(rules, split) for rules in larger if (split := self.split_dims(rules)) is not None]
+            for rules, split in legal:
+                sets.setdefault(split, rules)
+            if len(sets) > MOST_SETS:
                 raise LayoutError(
                     f"{len(self.rules)} dims make more than {MOST_SETS:,} sets of rules for one axis",
                     state=f"searched: {', '.join(self.rules)}",
@@ -112,20 +121,23 @@ class Choices:
                 for rules, _ in legal
                 for more in self.rules[self.rules.index(rules[-1]) + 1 if rules else 0 :]
             ]
-        return list(found.values())
+        return list(sets.values())
 
-    def placed(self, rules: Rules) -> tuple[str | None, ...] | None:
-        """For each tensor of the program the dim that lies over an axis with these rules; None where two do."""
+    def split_dims(self, rules: RuleSet) -> tuple[str | None, ...] | None:
+        """For each tensor the dim that an axis with these rules splits.
+
+        None where it would split two dims of one tensor.
+        """
         layout = Layout(dict.fromkeys(rules, AXES[0]))
         region = Region(Mesh({AXES[0]: 2}), layout)
-        found = []
-        for kept in self.tensors:
+        split = []
+        for tensor in self.tensors:
             try:
-                axes = region.axes(kept.dims, "params" if kept.is_parameter else None)
+                axes = region.axes(tensor.dims, "params" if tensor.is_parameter else None)
             except LayoutError:
                 return None
-            found.append(next((dim.name for dim, held in zip(kept.dims, axes, strict=True) if held), None))
-        return tuple(found)
+            split.append(next((dim.name for dim, held in zip(tensor.dims, axes, strict=True) if held), None))
+        return tuple(split)
 
     def divisor(self, rule: str) -> int:
         """What every size of a rule's dim is a multiple of."""
@@ -138,17 +150,17 @@ class Choices:
             for rule in self.rules
             if any(held == (rule,) for held in self.sets)
         ]
-        found = {1}
+        counts = {1}
         for _ in range(axes):
-            found |= {a * b for a in found for each in ways for b in each if a * b < below}
-        return max(n for n in found if self._can(n, ways, axes))
+            counts |= {a * b for a in counts for of_rule in ways for b in of_rule if a * b < below}
+        return max(count for count in counts if self._can_divide(count, ways))
 
-    def _can(self, count: int, ways: list[list[int]], axes: int) -> bool:
+    def _can_divide(self, count: int, ways: list[list[int]]) -> bool:
         """Whether dims, each at most as often as it divides, cut into so many parts."""
-        left = {1}
-        for each in ways:
-            left |= {a * b for a in left for b in each if count % (a * b) == 0}
-        return count in left
+        products = {1}
+        for of_rule in ways:
+            products |= {a * b for a in products for b in of_rule if count % (a * b) == 0}
+        return count in products
 
     def rule_of(self, dim: str) -> str:
         """The rule a dim is split by: its own, or that of the dim it follows."""
@@ -157,17 +169,17 @@ class Choices:
     @functools.cached_property
     def parameters(self) -> set[tuple[str, ...]]:
         """The dims of parameters, whole and as a loop over their first dim sees them."""
-        names = [tuple(dim.name for dim in kept.dims) for kept in self.tensors if kept.is_parameter]
-        return {*names, *(each[1:] for each in names)}
+        names = [tuple(dim.name for dim in tensor.dims) for tensor in self.tensors if tensor.is_parameter]
+        return {*names, *(dims[1:] for dims in names)}
 
-    def layout(self, rules: Sequence[Rules], axes: Sequence[str]) -> Layout:
-        """The layout that gives each axis its rules, the rules in the order of the program's dims."""
+    def layout(self, rules: Sequence[RuleSet], axes: Sequence[str]) -> Layout:
+        """The layout that gives each axis its rules, in the order of the dims."""
         written = {rule: [axis for axis, held in zip(axes, rules, strict=True) if rule in held] for rule in self.rules}
         return Layout({rule: held for rule, held in written.items() if held})
 
 
 def _searched_dims(args: Any) -> Sequence[str] | None:
-    """The dims that a model among the arguments says are worth splitting (`searched_dims`)."""
+    """The `searched_dims` of a model among the arguments: those worth splitting."""
 
     def says(x: Any) -> bool:
         return hasattr(type(x), "searched_dims")
@@ -175,15 +187,18 @@ def _searched_dims(args: Any) -> Sequence[str] | None:
     return next((x.searched_dims for x in jax.tree.leaves(args, is_leaf=says) if says(x)), None)
 
 
-def tensors_of(program: Program, args: Any) -> list[Kept]:
+def tensors_of(program: Program, args: Any) -> list[TensorDims]:
     """The tensors of a program and of its arguments, those of like dims once."""
-    given = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
-    kept = [Kept(tuple(leaf.dims), leaf._kind.store is not None) for leaf in given]
-    return list(dict.fromkeys([*kept, *(Kept(tuple(placed.dims), False) for placed in program.tensors)]))
+    arguments = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
+    tensors = [TensorDims(tuple(leaf.dims), leaf.kind.store is not None) for leaf in arguments]
+    tensors += [TensorDims(tuple(placed.dims), False) for placed in program.tensors]
+    return list(dict.fromkeys(tensors))
 
 
-def shapes(processors: int, most_axes: int) -> list[Shape]:
-    """Every way to write a number of processors as a product of at most so many sizes, each at least 2, in any order.
+def shapes(processors: int, most_axes: int) -> list[MeshShape]:
+    """Every mesh shape of so many processors with at most so many axes.
+
+    Each size is at least 2; sizes stand in every order.
 
     >>> shapes(8, 2)
     [(8,), (2, 4), (4, 2)]
@@ -191,7 +206,7 @@ def shapes(processors: int, most_axes: int) -> list[Shape]:
     return [shape for count in range(1, most_axes + 1) for shape in _products(processors, count)] or [(1,)]
 
 
-def _products(number: int, count: int) -> Iterator[Shape]:
+def _products(number: int, count: int) -> Iterator[MeshShape]:
     if count == 1:
         if number > 1:
             yield (number,)
@@ -201,6 +216,6 @@ def _products(number: int, count: int) -> Iterator[Shape]:
             yield from ((size, *rest) for rest in _products(number // size, count - 1))
 
 
-def named(shape: Shape) -> dict[str, int]:
+def named_axes(shape: MeshShape) -> dict[str, int]:
     """A mesh of this shape with axes called x, y, z."""
     return dict(zip(AXES, shape, strict=False))

@@ -1,4 +1,4 @@
-"""Proof by compiling: a program compiled for a real target without owning one, and what XLA says of it.
+"""Proof by compiling: what XLA says of a program on a target one need not own.
 
 The program is lowered here and compiled in a process of its own (`compile_child`), since some failures of these
 compilers end the process. The compilers are optional extras of the package.
@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from ..errors import WeftError
-from ..layout import Layout, Region, as_layout
+from ..layout import as_layout
 from ..mesh import Mesh, as_mesh
-from ..program.ledger import size_text
-from ..spmd import spmd
-from ..spmd.arguments import with_statics
+from ..spmd import bind
+from ..text import columns, size_text
 from .sent import Sent
 from .targets import Target, read_target
 
@@ -49,7 +47,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Proof:
-    """What XLA says of a program it has compiled for a target: bytes on one processor, and what is sent."""
+    """What XLA says of a compiled program: bytes on one processor, collectives."""
 
     target: str
     argument_bytes: int
@@ -65,28 +63,27 @@ class Proof:
     @property
     def sent_bytes(self) -> dict[str, int]:
         """Bytes of all calls over each group of axes, as a program's ledger counts them."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for sent in self.collectives:
             axes = "+".join(sent.axes)
-            found[axes] = found.get(axes, 0) + sent.bytes * sent.count
-        return found
+            totals[axes] = totals.get(axes, 0) + sent.bytes * sent.count
+        return totals
 
     def beside(self, program: "Program") -> str:
         """XLA's figures beside those Weft found by reading the program."""
         memory = program.memory_on(read_target(self.target).kind)
-        own: dict[str, int] = {}
+        planned: dict[str, int] = {}
         for row in program.ledger:
             axes = "+".join(axis for axis in program.mesh.axes if axis in row.axes)
-            own[axes] = own.get(axes, 0) + row.bytes * row.count
+            planned[axes] = planned.get(axes, 0) + row.bytes * row.count
         rows = [("", "Weft", f"XLA for {self.target}")]
         rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
         low, high = map(size_text, memory.range)
         rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
-        for axes in dict.fromkeys([*own, *self.sent_bytes]):
-            pair = size_text(own.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
+        for axes in dict.fromkeys([*planned, *self.sent_bytes]):
+            pair = size_text(planned.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
             rows.append((f"sent over {axes or 'no axis'}", *pair))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(columns(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
@@ -96,29 +93,30 @@ class Proof:
 def compiled_for(
     fn: Callable[..., Any], args: Sequence[Any], mesh: Any, layout: Any, target: str, *, timeout: float = 1800
 ) -> Proof:
-    """What XLA says of `fn(*args)` on a mesh under a layout, compiled for a target like `"h100:1x64x8"`.
+    """What XLA says of `fn(*args)`, compiled for a target like `h100:1x64x8`.
 
     Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
     compiler: weft's extras `cuda` and `tpu`.
     """
     mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
-    _check(machine, mesh)
-    arrays, donated, run = _flat(fn, args, mesh, layout)
-    exported = _exported(run, arrays, machine)
+    _check_target(machine, mesh)
+    bound = bind(fn, mesh, layout)
+    shapes, run = bound.flat(*args)
+    exported = _export(run, shapes, machine)
     request = {
         "exported": exported,
-        "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in arrays],
+        "shapes": [(x.shape, x.dtype, x.weak_type, x.sharding.spec) for x in shapes],
         "needed": exported.module_kept_var_idx,  # jit leaves out arguments that nothing needs
-        "donated": [i for i, is_gone in enumerate(donated) if is_gone],
+        "donated": [i for i, taken in enumerate(bound.inputs(*args)) if taken.is_donated],
         "mesh": str(mesh),
-        "target": target,
+        "target": machine,
     }
-    found = _run_child(pickle.dumps(request), machine, timeout)
-    collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in found.pop("collectives"))
-    return Proof(target=target, collectives=collectives, **found)
+    answer = _run_child(pickle.dumps(request), machine, timeout)
+    collectives = tuple(Sent(**{**sent, "axes": tuple(sent["axes"])}) for sent in answer.pop("collectives"))
+    return Proof(target=target, collectives=collectives, **answer)
 
 
-def _check(machine: Target, mesh: Mesh) -> None:
+def _check_target(machine: Target, mesh: Mesh) -> None:
     if machine.processors != mesh.size:
         raise WeftError(
             f"`{machine.text}` has {machine.processors} processors and the mesh has {mesh.size}",
@@ -134,36 +132,7 @@ def _check(machine: Target, mesh: Mesh) -> None:
         )
 
 
-def _flat(
-    fn: Callable[..., Any], args: Sequence[Any], mesh: Mesh, layout: Layout
-) -> tuple[list[Any], list[bool], Callable[..., Any]]:
-    """The shapes of a program's arrays, each with how it lies; which may be overwritten; the program of them alone."""
-    bound: Any = spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
-    devices = mesh.abstract()
-    if hasattr(bound, "optimizer"):
-        state, batch, key = [*args, None][:3]
-        typed = bound._typed_state(state, devices), bound._typed(batch, devices), bound._typed(key, devices)
-        leaves, structure = jax.tree.flatten((with_statics(typed[0]), with_statics(typed[1]), typed[2]))
-        count = len(jax.tree.leaves(with_statics(typed[0])))
-
-        def step(*arrays: Any) -> list[Any]:
-            return jax.tree.leaves(bound._run(*jax.tree.unflatten(structure, arrays), devices))
-
-        return leaves, [i < count for i in range(len(leaves))], step
-    call, arrays = bound._read(args, {})
-    specs = call.specs(Region(mesh, layout))
-    shapes = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(devices, spec), weak_type=x.weak_type)
-        for x, spec in zip((jax.eval_shape(lambda x: x, array) for array in arrays), specs, strict=True)
-    ]
-
-    def run(*arrays: Any) -> list[Any]:
-        return jax.tree.leaves(bound.run(call, *call.parted(arrays), devices))
-
-    return shapes, list(call.donated), run
-
-
-def _exported(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
+def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
     """The program lowered for the target, as something another process can take up."""
     try:
         exported = jax.export.export(jax.jit(run), platforms=[machine.platform])(*arrays)
@@ -201,10 +170,10 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
 
 def _failure(printed: str, status: int, machine: Target) -> WeftError:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
-    if told is not None:
+    exhausted = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
+    if exhausted is not None:
         return WeftError(
-            f"XLA says that the program does not fit: {told.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
+            f"XLA says that the program does not fit: {exhausted.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
             state=f"target: {machine.text}",
             fix="split what is largest (`program.memory`), or use fewer examples at once",
         )

@@ -1,4 +1,4 @@
-"""The process that compiles: takes up a lowered program, compiles it for its target, prints what XLA says of it.
+"""The process that compiles a lowered program and prints what XLA says of it.
 
 Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON.
 """
@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding
 
 from ..errors import WeftWarning
 from ..mesh import Mesh
-from .sent import sent_by
-from .targets import Target, read_target
+from .sent import read_collectives
+from .targets import Target
 
 
 def devices_of(target: Target) -> list[Any]:
@@ -29,18 +29,18 @@ def devices_of(target: Target) -> list[Any]:
         return topologies.get_topology_desc(
             platform="cuda", topology_name=target.shape, topology=target.shape, target_config=target.description
         ).devices
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if target.name == "v4":
-        how["chip_config_name"] = "megacore"
+        options["chip_config_name"] = "megacore"
     if target.processors == 1:
-        how["chips_per_host_bounds"] = [1] * 3
-    return topologies.get_topology_desc(platform="tpu", topology_name=target.text, **how).devices
+        options["chips_per_host_bounds"] = [1] * 3
+    return topologies.get_topology_desc(platform="tpu", topology_name=target.text, **options).devices
 
 
-def compiled(request: dict[str, Any]) -> dict[str, Any]:
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     """What XLA says of a lowered program."""
     start = time.perf_counter()
-    mesh = Mesh(request["mesh"], devices=devices_of(read_target(request["target"])))
+    mesh = Mesh(request["mesh"], devices=devices_of(request["target"]))
     devices = mesh.jax_mesh()
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=NamedSharding(devices, spec))
@@ -49,8 +49,8 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
     exported, needed = request["exported"], [i for i, _ in enumerate(shapes) if i in request["needed"]]
 
     def run(*arrays: Any) -> Any:
-        given = dict(zip(needed, arrays, strict=True))
-        return exported.call(*(given[i] if i in given else jnp.empty(x.shape, x.dtype) for i, x in enumerate(shapes)))
+        kept = dict(zip(needed, arrays, strict=True))
+        return exported.call(*(kept[i] if i in kept else jnp.empty(x.shape, x.dtype) for i, x in enumerate(shapes)))
 
     donated = [at for at, i in enumerate(needed) if i in request["donated"]]
     program = jax.jit(run, donate_argnums=donated).lower(*(shapes[i] for i in needed)).compile()
@@ -61,11 +61,11 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
         "output_bytes": memory.output_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "collectives": [dataclasses.asdict(sent) for sent in sent_by(program.as_text() or "", mesh.axes)],
+        "collectives": [dataclasses.asdict(sent) for sent in read_collectives(program.as_text() or "", mesh.axes)],
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", WeftWarning)
-    print(json.dumps(compiled(pickle.loads(Path(sys.argv[1]).read_bytes()))))
+    print(json.dumps(compile_request(pickle.loads(Path(sys.argv[1]).read_bytes()))))

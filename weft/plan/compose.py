@@ -1,4 +1,4 @@
-"""What a layout costs, put together from layouts of one axis, without a trace of its own.
+"""The cost of a layout, put together from traces of one axis each.
 
 Traced alone on one axis, each set of rules shows by how much it divides the work of every op, what it sends, and how
 much it divides what others send. On a mesh of several axes these multiply: an op whose dims are split over x and over y
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from .choices import Choices, Shape
+from .choices import Choices, MeshShape
 
 Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Sending:
-    """A collective of one program: the payload of a call on one processor, and how many calls there are."""
+    """A collective of one program: the payload of a call, and how many there are."""
 
     collective: str
     dims: tuple[str, ...]
@@ -60,9 +60,12 @@ class Facts:
 
 @dataclass
 class Grid:
-    """What all layouts of one mesh cost: arrays with a dimension for each axis, along it the sets of rules."""
+    """What all layouts of one mesh cost, as arrays.
 
-    shape: Shape
+    They have a dimension for each axis of the mesh, and along it the sets of rules.
+    """
+
+    shape: MeshShape
     compute: np.ndarray
     seconds: np.ndarray
     """Of work, and of the sending that does not go on beside it."""
@@ -76,7 +79,7 @@ class Grid:
 
 _WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
 
-Rates = Callable[[Shape, str, tuple[int, ...], float], tuple[float, float]]
+Rates = Callable[[MeshShape, str, tuple[int, ...], float], tuple[float, float]]
 """For a mesh, a collective, the axes it goes over and the largest payload: seconds a call, and seconds a byte."""
 
 
@@ -92,7 +95,9 @@ class Composer:
         *,
         is_shared: bool = False,
     ):
-        """`whole`: on one processor; `alone`: for a set's number, a size of one axis and what the set does there.
+        """`whole` is the program on one processor, `alone` what each set does alone.
+
+        Of a set, by its number, `alone` has the size of the one axis and the facts there.
 
         `beside` is the share of the work of a body that sending can go on beside; where the processors share one
         machine (`is_shared`), it does the work of all.
@@ -101,24 +106,24 @@ class Composer:
         self._sent = {index: self._by_dim(index, facts) for index, (_, facts) in alone.items()}
 
     def _by_dim(self, index: int, facts: Facts) -> dict[Key, Sending]:
-        """What a set sends; what moves a parameter, under the dim by which it is stored split."""
+        """What a set sends; of a stored parameter, under the dim it is sharded by."""
         return {(*key, self._stored(index, sent.dims)): sent for key, sent in facts.sent.items()}
 
-    def legal(self, shape: Shape) -> np.ndarray:
+    def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
         sets = self.choices.sets
-        found = np.ones((len(sets),) * len(shape), bool)
+        legal = np.ones((len(sets),) * len(shape), bool)
         for axis in range(len(shape)):
-            can = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
-            found &= _along(can, axis, len(shape))
+            was_traced = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
+            legal &= _along(was_traced, axis, len(shape))
         for rule in self.choices.rules:
             ways = np.ones((), int)
             for axis, size in enumerate(shape):
                 ways = ways * _along(np.array([size if rule in rules else 1 for rules in sets]), axis, len(shape))
-            found &= self.choices.divisor(rule) % ways == 0
-        return found
+            legal &= self.choices.divisor(rule) % ways == 0
+        return legal
 
-    def grid(self, shape: Shape, rates: Rates) -> Grid:
+    def grid(self, shape: MeshShape, rates: Rates) -> Grid:
         """What every layout of a mesh costs, legal or not."""
         full = (len(self.choices.sets),) * len(shape)
         compute: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
@@ -142,36 +147,39 @@ class Composer:
         return Grid(shape, work, work + waited + sum(left), total_bytes, self.memory(shape), by_axis)
 
     def _product(self, base: float, factors: Sequence[np.ndarray]) -> np.ndarray:
-        found = np.asarray(base)
-        for axis, each in enumerate(factors):
-            found = found * _along(each, axis, len(factors))
-        return found
+        product = np.asarray(base)
+        for axis, factor in enumerate(factors):
+            product = product * _along(factor, axis, len(factors))
+        return product
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
-        """For each set, what it leaves of one side of an op's work: a part is divided, the rest is not."""
+        """For each set, the share of one side of an op's work that is left.
+
+        A part of the work is divided, the rest is not.
+        """
         whole = self.whole.work[key][side]
-        found = np.ones(len(self.choices.sets))
+        left = np.ones(len(self.choices.sets))
         for index, (traced, facts) in self.alone.items():
             if whole > 0:
                 there = facts.work.get(key, (0.0, 0.0))[side] / whole
                 divided = (1 - there) / (1 - 1 / traced)
-                found[index] = max(1 - divided * (1 - 1 / size), 0.0)
-        return found
+                left[index] = max(1 - divided * (1 - 1 / size), 0.0)
+        return left
 
     @functools.cached_property
     def _all_sent(self) -> dict[Key, Sending]:
         """Every collective that some set sends, with its largest payload."""
-        found: dict[Key, Sending] = {}
-        for each in self._sent.values():
-            for key, sent in each.items():
-                if key not in found or sent.bytes > found[key].bytes:
-                    found[key] = sent
-        return found
+        largest: dict[Key, Sending] = {}
+        for of_set in self._sent.values():
+            for key, sent in of_set.items():
+                if key not in largest or sent.bytes > largest[key].bytes:
+                    largest[key] = sent
+        return largest
 
     def _sending(
-        self, shape: Shape, key: Key, sent: Sending, rates: Rates
+        self, shape: MeshShape, key: Key, sent: Sending, rates: Rates
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of one collective the seconds, the bytes, and over which axes it goes, a bit each."""
+        """Of one collective the seconds, the bytes, and its axes as bits."""
         rank, factors, calls, bits = len(shape), [], np.zeros(()), np.zeros((), int)
         for axis, size in enumerate(shape):
             left, has, count = self._sent_left(key, sent, size)
@@ -179,22 +187,22 @@ class Composer:
             bits = bits + (_along(has, axis, rank).astype(int) << axis)
             calls = np.maximum(calls, _along(count, axis, rank))
         payload = self._product(sent.bytes, factors)
-        each, a_byte = np.zeros(2**rank), np.zeros(2**rank)
+        a_call, a_byte = np.zeros(2**rank), np.zeros(2**rank)
         for subset in range(1, 2**rank):
             axes = tuple(axis for axis in range(rank) if subset >> axis & 1)
-            each[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
-        return calls * (each[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
+            a_call[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
+        return calls * (a_call[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
 
     def _sent_left(self, key: Key, sent: Sending, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each set: what it leaves of a payload, whether it goes over its axis, and how many calls it makes."""
+        """For each set: the share of a payload left, whether it sends, and its calls."""
         count = len(self.choices.sets)
         left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
         for index, (traced, _) in self.alone.items():
             stored = self._stored(index, sent.dims)
-            if (own := self._sent[index].get(key)) is not None:
-                has[index], calls[index] = True, own.count
-                divided = self._splits(index, sent.dims) and own.collective not in _WHOLE
-                left[index] = own.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
+            if (alone := self._sent[index].get(key)) is not None:
+                has[index], calls[index] = True, alone.count
+                divided = self._splits(index, sent.dims) and alone.collective not in _WHOLE
+                left[index] = alone.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
             elif self._splits(index, sent.dims):
                 left[index] = 1 / size
             elif stored is None:
@@ -212,20 +220,23 @@ class Composer:
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
     def _stored(self, index: int, dims: tuple[str, ...]) -> str | None:
-        """By which dim a set's axis splits a parameter of these dims where it is stored, and not where it is used."""
+        """The dim by which a set shards a parameter where it is stored (FSDP).
+
+        None where the set splits it where it is used too, or not at all.
+        """
         if dims not in self.choices.parameters or self._splits(index, dims):
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)
 
-    def memory(self, shape: Shape) -> np.ndarray:
-        """What is alive at the peak of the program alone, each value divided as the sets split its dims."""
+    def memory(self, shape: MeshShape) -> np.ndarray:
+        """What is alive at the peak, each value divided as the sets split its dims."""
         full = np.zeros((len(self.choices.sets),) * len(shape))
         for held in self.whole.held:
             full += self._product(held.bytes, [self._held_left(held, size) for size in shape])
         return full
 
     def _held_left(self, held: Held, size: int) -> np.ndarray:
-        """For each set, what it leaves of a value; an array without names may be divided by any."""
+        """For each set, the share of a value left; any may divide an unnamed array."""
         left = np.ones(len(self.choices.sets))
         for index in self.alone:
             rules = self.choices.sets[index]

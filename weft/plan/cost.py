@@ -1,4 +1,4 @@
-"""The plan of a program on some hardware: how long a step takes, on what, and whether it fits.
+"""The cost of a program on some hardware: seconds of a step, memory, and why.
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
@@ -7,14 +7,16 @@ for nothing there (the gather of a stored weight), hides under a stated share of
 
 import functools
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program import Program
-from ..program.ledger import size_text
+from ..program.source import NOWHERE
+from ..record import Axes
+from ..text import size_text, time_text
 from . import links, roofline
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
@@ -28,7 +30,12 @@ _SHOWN = 12
 class OpCost:
     """What one op takes in one phase, all its calls together."""
 
-    label: str
+    op: int | None
+    """The number of its entry in the record; None for what no op of the program does."""
+    text: str
+    """What the user wrote."""
+    axes: Axes
+    """Those it sends over; none where it computes."""
     phase: str
     source: str
     seconds: float
@@ -40,24 +47,36 @@ class OpCost:
     count: int
     """How often it runs."""
 
+    @property
+    def label(self) -> str:
+        """The op in words: `sending over rows: sum(x)`."""
+        if not self.axes:
+            return self.text
+        return f"sending over {'+'.join(self.axes)}" + (f": {self.text}" if self.text else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        names = ("label", "phase", "source", "seconds", "bound_by", "flops", "bytes", "count")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass
-class _Part:
+class _OpTotal:
     """The kernels of one op in one phase that are bound by one thing."""
 
     op: int | None
     phase: str
-    axes: str
+    axes: Axes
     seconds: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
     count: int = 0
-    by: dict[str, float] | None = None
+    by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @public(form="wf.Plan(program, 'h100')")
 class Plan:
-    """A program's course on some hardware: `seconds` of a step, `memory`, and `why` it takes them.
+    """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
     `memory` is what a processor has, if not what the table says. A program is traced with no devices, so it does not
     tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
@@ -70,26 +89,31 @@ class Plan:
         shared = self.mesh.size if self.hardware.is_shared else 1
         self.capacity = int(self.hardware.memory // shared if memory is None else memory)
         self.compute_seconds = self.exposed = 0.0
-        self.communication: dict[str, float] = defaultdict(float)
+        self.sending: dict[Axes, float] = defaultdict(float)
         """Seconds of all collectives over each group of axes, hidden or not."""
         self.phases: dict[str, float] = defaultdict(float)
         self.kinds: dict[str, float] = defaultdict(float)
         """Seconds of each kind of kernel: `product`, `attention`, `elementwise`, `moved`, `sent`."""
-        self._parts: dict[Any, _Part] = {}
+        self._totals: dict[Any, _OpTotal] = {}
         self._dtypes: dict[str, float] = defaultdict(float)
-        self._cost(kernels(program._reading, self.hardware, fused=fused))
-        self.communication, self.phases, self.kinds = dict(self.communication), dict(self.phases), dict(self.kinds)
+        self._cost(kernels(program.reading, self.hardware, fused=fused))
+        self.sending, self.phases, self.kinds = dict(self.sending), dict(self.phases), dict(self.kinds)
 
     @property
     def seconds(self) -> float:
         """Seconds of one step."""
         return self.compute_seconds + self.exposed
 
-    def _cost(self, found: list[Kernel]) -> None:
+    @property
+    def communication(self) -> dict[str, float]:
+        """`sending`, the axes of each group as they are written: `rows+cols`."""
+        return {"+".join(axes): took for axes, took in self.sending.items()}
+
+    def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
         beside: dict[int, float] = defaultdict(float)
         sent: list[tuple[Kernel, float]] = []
-        for kernel in found:
+        for kernel in run:
             if kernel.row is not None:
                 took = links.seconds(kernel.row, self.mesh, self.hardware) * kernel.count
                 sent.append((kernel, took))
@@ -107,52 +131,50 @@ class Plan:
         left = {body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()}
         for kernel, took in sent:
             assert kernel.row is not None
-            self.communication["+".join(kernel.row.axes)] += took
+            self.sending[kernel.row.axes] += took
             shown = took * (left[kernel.body] if kernel.is_beside else 1.0)
             self.exposed += shown
             self._add(kernel, shown, "sending")
 
     def _add(self, kernel: Kernel, took: float, bound_by: str) -> None:
-        axes = "+".join(kernel.row.axes) if kernel.row is not None else ""
-        key = (kernel.op, kernel.phase, axes)
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = _Part(*key, by=defaultdict(float))
-        assert part.by is not None
-        part.seconds += took
-        part.by[bound_by] += took
-        part.flops += kernel.flops * kernel.count
-        part.bytes += kernel.bytes * kernel.count
-        part.count = max(part.count, kernel.count)
+        key = (kernel.op, kernel.phase, kernel.row.axes if kernel.row is not None else ())
+        total = self._totals.setdefault(key, _OpTotal(*key))
+        total.seconds += took
+        total.by[bound_by] += took
+        total.flops += kernel.flops * kernel.count
+        total.bytes += kernel.bytes * kernel.count
+        total.count = max(total.count, kernel.count)
         self.phases[kernel.phase] += took
         self.kinds[kernel.kind] += took
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:
-        """What each op takes in each phase, the dearest first; together they take `seconds`."""
-        reading, found = self.program._reading, []
-        for part in sorted(self._parts.values(), key=lambda part: -part.seconds):
-            entry = reading.entry(part.op)
-            site = reading.update_site if entry is None and part.phase == "update" else reading.site(entry)
-            label = reading.text(entry) if entry is not None else "the optimizer's update" * (part.phase == "update")
-            if part.axes:
-                label = f"sending over {part.axes}: {label}".rstrip(": ")
-            assert part.by is not None
-            bound_by = max(part.by, key=lambda by: part.by[by])  # type: ignore[index]
-            found.append(
-                OpCost(label, part.phase, str(site), part.seconds, bound_by, part.flops, part.bytes, part.count)
-            )
-        return found
+        """What each op takes in each phase, the longest first; in all `seconds`."""
+        return [self._op_cost(total) for total in sorted(self._totals.values(), key=lambda total: -total.seconds)]
+
+    def _op_cost(self, total: _OpTotal) -> OpCost:
+        reading, is_update = self.program.reading, total.phase == "update"
+        entry = reading.entry(total.op)
+        if entry is not None:
+            text, site = reading.text(entry), reading.site(entry)
+        else:
+            text, site = ("the optimizer's update", reading.update_site) if is_update else ("", NOWHERE)
+        bound_by = max(total.by, key=total.by.__getitem__)
+        place, figures = (total.op, text, total.axes, total.phase, str(site)), (total.flops, total.bytes, total.count)
+        return OpCost(*place, total.seconds, bound_by, *figures)
 
     @property
     def peak_flops(self) -> float:
-        """Products a second at most, in the dtype in which most of the program's are made."""
+        """FLOP/s at most, in the dtype of most of the program's products."""
         dtype = max(self._dtypes, key=lambda name: self._dtypes[name], default="float32")
         return self.hardware.flops_of(dtype)
 
     @property
     def mfu(self) -> float:
-        """The share of the peak that goes into the model: work done again, or by several alike, does not count."""
+        """The model FLOPs utilization: the share of the peak the model gets.
+
+        Work done again, or by several processors alike, does not count.
+        """
         program = self.program
         again = program.flops_recomputed / program.flops if program.flops else 0.0
         useful = program.flops_useful * (1 - again)
@@ -171,15 +193,15 @@ class Plan:
 
     @functools.cached_property
     def tokens(self) -> int | None:
-        """Tokens of one step: batch times length of the ids the program is given; None where there are none."""
-        found = [
+        """Tokens of one step: batch times length of the ids; None without ids."""
+        sizes = [
             placed.dims.find("batch").size * placed.dims.find("length").size
-            for entry in self.program._reading.entries
+            for entry in self.program.reading.entries
             for placed, maker in zip(entry.operands, entry.makers, strict=False)
             if placed is not None and maker is None and placed.dtype.kind in "iu"
             if placed.dims.has("batch") and placed.dims.has("length")
         ]
-        return max(found, default=None)
+        return max(sizes, default=None)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -191,7 +213,7 @@ class Plan:
         return _why(self)
 
     def table(self, most: int = _SHOWN) -> str:
-        """The dearest ops, a line each."""
+        """The longest ops, a line each."""
         lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
         for op in self.ops[:most]:
             share = op.seconds / self.seconds if self.seconds else 0.0
@@ -203,8 +225,7 @@ class Plan:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        layout = str(self.layout) or "the empty layout"
-        head = f"{self.program.name} on {self.mesh} under {layout}, {self.hardware.title}"
+        head = f"{self.program.title}, {self.hardware.title}"
         rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
         lines = [head, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
@@ -219,7 +240,7 @@ class Plan:
         line = (
             f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
         )
-        scores = sum(each.bytes for each in self.memory.alive if "memory_length" in each.type)
+        scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
         if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
             line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
         return line
@@ -247,45 +268,36 @@ class Plan:
             "capacity": self.capacity,
             "fits": self.fits,
             "why": self.why,
-            "ops": [asdict(op) for op in self.ops],
+            "ops": [op.to_dict() for op in self.ops],
         }
 
 
-def time_text(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> time_text(0.0773), time_text(2.5), time_text(3e-5)
-    ('77.3 ms', '2.5 s', '30 us')
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale or unit == "us":
-            return f"{seconds / scale:.3g} {unit}"
-    raise AssertionError
-
-
 def _why(plan: Plan) -> str:
-    """What most time goes to, and the largest waste: work done several times, or an axis busy sending."""
+    """What most time goes to, and the largest waste.
+
+    A waste is work done several times, or an axis that is waited for.
+    """
     by: dict[str, float] = defaultdict(float)
     for op in plan.ops:
         by[op.bound_by] += op.seconds
     words = {"flops": "computing", "memory": "moving bytes through memory", "sending": "sending"}
     most = max(by, key=lambda name: by[name], default="flops")
     share = by[most] / plan.seconds if plan.seconds else 0.0
-    found = f"{share:.0%} of it {words[most]}"
+    most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
     wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
-        return f"{found}; {duplicated.reason}"
+        return f"{most_of_it}; {duplicated.reason}"
     if sending >= 0.05:
-        exposed: dict[str, float] = defaultdict(float)
-        for part in plan._parts.values():
-            exposed[part.axes] += part.seconds if part.axes else 0.0
-        axes = max(exposed, key=lambda name: exposed[name])
-        rows = [row for row in plan.program.ledger if "+".join(row.axes) == axes]
+        exposed: dict[Axes, float] = defaultdict(float)
+        for total in plan._totals.values():
+            exposed[total.axes] += total.seconds if total.axes else 0.0
+        axes = max(exposed, key=exposed.__getitem__)
+        rows = [row for row in plan.program.ledger if row.axes == axes]
         row = max(rows, key=lambda row: row.wire_bytes * row.count, default=None)
         if row is not None:
             sent = size_text(row.bytes * row.count)
-            busy = f"{exposed[axes] / plan.seconds:.0%} waiting for {axes}"
-            return f"{found}; {busy}, most for {sent} of {row.collective} {row.reason}"
-    return found
+            busy = f"{exposed[axes] / plan.seconds:.0%} waiting for {'+'.join(axes)}"
+            return f"{most_of_it}; {busy}, most for {sent} of {row.collective} {row.reason}"
+    return most_of_it

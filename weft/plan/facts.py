@@ -1,12 +1,11 @@
-"""What one traced program does, taken apart so that it can be put together with others (`compose.py`)."""
+"""What one traced program does, in parts that `compose.py` puts together."""
 
 import dataclasses
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from ..program.memory import Alive
+from ..program.array_type import ArrayType
 from ..record import Entry
 from . import roofline
 from .compose import Facts, Held, Key, Sending
@@ -15,24 +14,27 @@ from .traffic import Kernel, kernels
 
 
 def facts_of(plan: Plan) -> Facts:
-    """The work, the collectives and the memory of a plan, each under a name that is the same in every layout."""
-    found = list(kernels(plan.program._reading, plan.hardware))
+    """The work, the collectives and the memory of a plan.
+
+    Each stands under a name that is the same in every layout.
+    """
+    run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
-    held = [Held(each.name, _dims(each), each.bytes) for each in memory.alive]
-    return Facts(_work(plan, found), _sent(plan, found), held, memory.arguments, memory.peak)
+    held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]
+    return Facts(_work(plan, run), _sent(plan, run), held, memory.arguments, memory.peak)
 
 
-def _work(plan: Plan, found: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
-    reading, updates = plan.program._reading, itertools.count()
+def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
+    reading, updates = plan.program.reading, itertools.count()
     work: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for kernel in found:
+    for kernel in run:
         if kernel.row is not None:
             continue
         entry = reading.entry(kernel.op)
         named = str(next(updates)) if entry is None else f"{reading.site(entry)} {_dims_of(entry)}"
         key = (kernel.body, named, kernel.phase, kernel.kind)
-        for side, each in enumerate(_sides(kernel)):
-            took, _ = roofline.seconds(each, plan.hardware, 1)
+        for side, part in enumerate(_sides(kernel)):
+            took, _ = roofline.seconds(part, plan.hardware, 1)
             work[key][side] += took * kernel.count
     return {key: (computing, moving) for key, (computing, moving) in work.items()}
 
@@ -41,10 +43,10 @@ def _dims_of(entry: Entry) -> str:
     return " ".join(name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names)
 
 
-def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
-    """The rows of the ledger, each with the body it stands in and whether it can hide there."""
+def _sent(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
+    """The rows of the ledger, each with its body and whether it can hide there."""
     places = defaultdict(list)
-    for kernel in found:
+    for kernel in run:
         if kernel.row is not None:
             row = kernel.row
             places[row.collective, row.axes, row.bytes, row.phase].append(kernel)
@@ -56,8 +58,8 @@ def _sent(plan: Plan, found: Sequence[Kernel]) -> dict[Key, Sending]:
         seen[like] += 1
         if waiting := places[row.collective, row.axes, row.bytes, row.phase]:
             kernel = waiting.pop(0)
-            how = kernel.is_beside, kernel.body
-            sent[key] = Sending(row.collective, row.dims, row.phase, row.bytes, row.count, *how)
+            place = kernel.is_beside, kernel.body
+            sent[key] = Sending(row.collective, row.dims, row.phase, row.bytes, row.count, *place)
     return sent
 
 
@@ -66,10 +68,6 @@ def _sides(kernel: Kernel) -> tuple[Kernel, Kernel]:
     return dataclasses.replace(kernel, bytes=0), dataclasses.replace(kernel, flops=0, work=0)
 
 
-_NAMED = re.compile(r"\w+\[([A-Za-z_][^\]]*)\]\Z")
-
-
-def _dims(alive: Alive) -> tuple[str, ...] | None:
-    """The dims of a tensor in memory; None where it is an array without names."""
-    found = _NAMED.match(alive.type)
-    return None if found is None else tuple(part.split("/")[0] for part in found[1].split())
+def _dims(array: ArrayType) -> tuple[str, ...] | None:
+    """The dims of an array in memory; None where the first has no name."""
+    return array.names if array.dims and array.dims[0].name is not None else None

@@ -1,4 +1,4 @@
-"""What processors can do: FLOP/s by dtype, memory, bandwidth, and the links between them, each figure with its source.
+"""Hardware figures: FLOP/s, memory, bandwidth and links, with their sources.
 
 The one table of such figures. Imports errors; `this` machine is measured on first use (`this_machine.py`).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import WeftError, closest
-from .this_machine import measured
+from .this_machine import machine_figures
 
 MB, GB, TB = 1e6, 1e9, 1e12
 TFLOP = 1e12
@@ -19,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Link:
-    """What one processor sends over: its rate one way, how long a step takes at least, how far it reaches."""
+    """What one processor sends over: its bandwidth, its latency, its reach."""
 
     name: str
     bandwidth: float
@@ -249,71 +249,78 @@ _ALL = (
     ),
 )  # fmt: skip
 
-HARDWARE: dict[str, Hardware] = {found.name: found for found in _ALL}
+HARDWARE: dict[str, Hardware] = {listed.name: listed for listed in _ALL}
 THIS = "this"
 
 
 def hardware(name: str | Hardware) -> Hardware:
-    """The hardware of a name; `this` is the machine this runs on, measured on first use."""
+    """The hardware of a name; `this` is this machine, measured on first use."""
     if isinstance(name, Hardware):
         return name
     if name == THIS:
         return _this()
-    found = HARDWARE.get(str(name).lower().removeprefix("tpu").strip(" -_"))
-    if found is None:
+    listed = HARDWARE.get(str(name).lower().removeprefix("tpu").strip(" -_"))
+    if listed is None:
         raise WeftError(
             f"there is no hardware `{name}`",
             state=f"hardware: {', '.join([*HARDWARE, THIS])}",
             fix=f"{closest(str(name), [*HARDWARE, THIS])} or give a `Hardware` of your own",
         )
-    return found
+    return listed
 
 
 def hardware_of(device: Any) -> Hardware | None:
     """The hardware of a JAX device; None where it is not in the table."""
     # `H100 NVL` before `H100`, `TPU v5 lite` before `TPU v5`.
-    named = [(kind, found) for found in _ALL for kind in found.device_kinds if kind in device.device_kind]
+    named = [(kind, listed) for listed in _ALL for kind in listed.device_kinds if kind in device.device_kind]
     return max(named, key=lambda pair: len(pair[0]), default=("", None))[1]
 
 
 @functools.cache
 def _this() -> Hardware:
-    return made_of(measured())
+    return measured_hardware(machine_figures())
 
 
-def made_of(found: dict[str, Any]) -> Hardware:
+def measured_hardware(figures: dict[str, Any]) -> Hardware:
     """The hardware of measured figures."""
-    source = f"measured on this machine ({found['cpu']}, JAX {found['jax']})"
+    source = f"measured on this machine ({figures['cpu']}, JAX {figures['jax']})"
     link = Link(
-        "memory", found["sent_per_s"], found["sending_s_a_processor"], reach=0, efficiency=1.0, call=found["sending_s"]
+        "memory",
+        figures["sent_per_s"],
+        figures["sending_s_a_processor"],
+        reach=0,
+        efficiency=1.0,
+        call=figures["sending_s"],
     )
-    flops = {"float32": found["float32"], "bfloat16": found["bfloat16"]}
+    flops = {"float32": figures["float32"], "bfloat16": figures["bfloat16"]}
     names = [*flops, "vector", "bandwidth", "memory", "cores", "call"]
     return Hardware(
         THIS,
-        f"this machine: {found['cpu']}, {found['cores']} cores",
+        f"this machine: {figures['cpu']}, {figures['cores']} cores",
         "cpu",
         flops=flops,
-        vector=found["elementwise_per_s"],
-        cores=found["cores"],
-        memory=found["memory"],
-        bandwidth=found["bandwidth"],
+        vector=figures["elementwise_per_s"],
+        cores=figures["cores"],
+        memory=figures["memory"],
+        bandwidth=figures["bandwidth"],
         links=(link,),
         sources=dict.fromkeys(names, source),
-        call=found["call_s"],
+        call=figures["call_s"],
         is_shared=True,
     )
 
 
 def ways_inside(link: Link, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """How many of a group's processors one reach of a link holds; `strides` say how far apart an axis's stand.
+    """How many of a group's processors one reach of a link holds.
+
+    `strides` say how far apart the processors of each axis stand.
 
     >>> ways_inside(Link("", 1, 0, reach=8), sizes=[16, 32], strides=[32, 1]), ways_inside(Link("", 1, 0, 8), [4], [2])
     (8, 4)
     """
     if not link.reach:
         return math.prod(sizes)
-    found = 1
+    ways = 1
     for size, stride in zip(sizes, strides, strict=True):
-        found *= math.gcd(size, max(link.reach // stride, 1))
-    return min(found, link.reach)
+        ways *= math.gcd(size, max(link.reach // stride, 1))
+    return min(ways, link.reach)

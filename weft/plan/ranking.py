@@ -6,8 +6,8 @@ from typing import Any
 
 from ..layout import Layout
 from ..mesh import Mesh
-from ..program.ledger import size_text
-from .cost import Plan, time_text
+from ..text import columns, layout_text, plural, size_text, time_text
+from .cost import Plan
 from .hardware import Hardware
 
 VERSION = 1
@@ -118,31 +118,21 @@ class Ranking(Sequence[Ranked]):
             fits = "" if ranked.fits else "does not fit"
             cells = (time_text(ranked.seconds), f"{100 * ranked.mfu:.1f} %", size_text(ranked.memory_bytes), fits)
             rows.append((str(place), str(ranked.mesh), str(ranked.layout), *cells))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = [
-            "  ".join(
-                cell.rjust(w) if i in (0, 3, 4, 5) else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*table, "", *self.words()])
+        return "\n".join([*columns(rows, right=(0, 3, 4, 5)), "", *self.words()])
 
     def words(self) -> list[str]:
         """Which layout wins, the runner-up, and why the others lost, a line each."""
         best = self.best
-        found = [f"best: {best.mesh} under {str(best.layout) or 'the empty layout'}: {best.why}"]
+        found = [f"best: {best.mesh} under {layout_text(best.layout)}: {best.why}"]
         if len(self.plans) > 1:
             second = self.plans[1]
             times = second.seconds / best.seconds
             slower = f"{100 * (times - 1):.1f} % slower" if times < 2 else f"{times:.1f} times as long"
             behind = slower if second.fits else "does not fit"
-            found.append(
-                f"runner-up: {second.mesh} under {str(second.layout) or 'the empty layout'}: {behind}: {second.why}"
-            )
+            found.append(f"runner-up: {second.mesh} under {layout_text(second.layout)}: {behind}: {second.why}")
         found += [f"lost: {each}" for each in self.losers]
         found.append(
-            f"{self.searched:,} legal layout{'s' * (self.searched != 1)}; "
+            f"{plural(self.searched, 'legal layout')}; "
             f"{self.traced:,} traced, {self.pruned:,} ruled out by bounds"
             + (f", {len(self.refused):,} refused, like {self.refused[0]}" if self.refused else "")
         )

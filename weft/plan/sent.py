@@ -17,7 +17,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective of a compiled program: what one call of it carries on one processor, and how often it is called."""
+    """A collective of a compiled program: what a call carries, and how often.
+
+    `bytes` are those of one call on one processor.
+    """
 
     collective: str
     axes: tuple[str, ...]
@@ -64,9 +67,9 @@ class _Instruction:
     attributes: str
 
 
-def sent_by(text: str, mesh: Mapping[str, int]) -> list[Sent]:
-    """The collectives of a compiled module, by the axes of the mesh its processors are numbered on."""
-    computations, entry = _parsed(text)
+def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
+    """The collectives of a compiled module, by the axes of its mesh."""
+    computations, entry = _parse(text)
     sizes = tuple(mesh.values())
     places = np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes))
 
@@ -77,7 +80,7 @@ def sent_by(text: str, mesh: Mapping[str, int]) -> list[Sent]:
         return tuple(name for name in mesh if name in spread)
 
     @functools.cache
-    def found_in(name: str) -> Counter[Sent]:
+    def collectives_in(name: str) -> Counter[Sent]:
         found: Counter[Sent] = Counter()
         body = computations[name]
         for line in body.values():
@@ -87,13 +90,13 @@ def sent_by(text: str, mesh: Mapping[str, int]) -> list[Sent]:
                 size = sum(_bytes(body[operand].type) for operand in line.operands)
                 size *= len(groups[0]) if kind == "all_gather" else 1
                 found[Sent(kind, axes_of(groups), len(groups[0]), size)] += 1
-            for called, times in _calls(line, lambda name: _total(found_in(name))):
-                found += Counter({sent: count * times for sent, count in found_in(called).items()})
+            for called, times in _calls(line, lambda name: _total(collectives_in(name))):
+                found += Counter({sent: count * times for sent, count in collectives_in(called).items()})
         return found
 
     return [
         Sent(sent.collective, sent.axes, sent.group, sent.bytes, count)
-        for sent, count in sorted(found_in(entry).items(), key=lambda pair: -pair[0].bytes * pair[1])
+        for sent, count in sorted(collectives_in(entry).items(), key=lambda pair: -pair[0].bytes * pair[1])
     ]
 
 
@@ -101,7 +104,7 @@ def _total(found: Counter[Sent]) -> int:
     return sum(sent.bytes * count for sent, count in found.items())
 
 
-def _parsed(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
+def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
     computations: dict[str, dict[str, _Instruction]] = {}
     entry, body = "", {}
     for line in text.splitlines():
@@ -111,7 +114,7 @@ def _parsed(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
         elif (found := _INSTRUCTION.match(line)) is not None:
             split = _OPCODE.search(found["rest"])
             assert split is not None, line
-            inside, attributes = _closed(split["rest"])
+            inside, attributes = _split_at_bracket(split["rest"])
             operands = re.findall(r"%([\w.-]+)", inside)
             body[found["name"]] = _Instruction(
                 found["rest"][: split.start() + 1], split["opcode"], operands, attributes
@@ -119,7 +122,7 @@ def _parsed(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
     return computations, entry
 
 
-def _closed(text: str) -> tuple[str, str]:
+def _split_at_bracket(text: str) -> tuple[str, str]:
     """What stands before the bracket that closes, and after it."""
     depth = 1
     for i, letter in enumerate(text):

@@ -1,4 +1,4 @@
-"""Machines to compile for that need not be there: what XLA is told of them, and how many processors they have.
+"""Machines to compile for, which need not be there: what XLA is told of them.
 
 A target is written `h100:1x64x8` (slices x hosts x GPUs of a host) or `v5p:8x8x8` (the torus of chips).
 """

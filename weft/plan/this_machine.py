@@ -1,4 +1,4 @@
-"""This machine, measured: products, elementwise work, memory, and collectives between virtual processors.
+"""This machine, measured: products, elementwise work, memory, collectives.
 
 Measured once in a process of its own with 8 virtual processors, and kept in the user's cache folder under the name of
 the CPU and the version of JAX. Virtual processors share the cores: the work of all of them is the machine's. Figures
@@ -32,19 +32,19 @@ _TIMES = "call_s sending_s sending_s_a_processor".split()
 _FIGURES = {"cpu": str, "jax": str, **dict.fromkeys([*_RATES, *_TIMES, "memory", "cores"], float)}
 
 
-def measured() -> dict[str, Any]:
+def machine_figures() -> dict[str, Any]:
     """The figures of this machine; from the cache where it was measured before."""
     file = cache_file()
     try:
-        found = Reader(WeftError).json(file, _FIGURES)
+        figures = Reader(WeftError).json(file, _FIGURES)
     except WeftError:
-        found = _in_a_child()
+        figures = _measure_in_child()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            file.write_text(json.dumps(figures, indent=1), encoding="utf-8")
         except OSError:
             pass  # measured again next time
-    return found
+    return figures
 
 
 def cache_file() -> Path:
@@ -65,8 +65,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _in_a_child() -> dict[str, Any]:
-    """The figures, measured by another process: this one may have started JAX with fewer processors."""
+def _measure_in_child() -> dict[str, Any]:
+    """The figures, measured by a process that starts JAX with 8 processors."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if "xla_force_host_platform_device_count" not in flag]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(PROCESSORS), "XLA_FLAGS": " ".join(flags)}
@@ -91,12 +91,12 @@ def measure() -> dict[str, Any]:
     """The figures of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     about = {"cpu": cpu_name(), "cores": _cores(), "jax": jax.__version__, "memory": memory}
-    return _computing() | _sending() | about
+    return _measure_compute() | _measure_sending() | about
 
 
-def _computing() -> dict[str, float]:
-    """Products, bytes and operations a second of all processors together, and how long a kernel takes at least."""
-    n, turns, many, found = 512, 4, 64, {}
+def _measure_compute() -> dict[str, float]:
+    """FLOPs, bytes and operations a second of all processors, and a kernel's least."""
+    n, turns, many, figures = 512, 4, 64, {}
 
     def products(x: Any) -> Any:
         y = x[0]
@@ -115,16 +115,17 @@ def _computing() -> dict[str, float]:
         return x
 
     for dtype in ("float32", "bfloat16"):
-        found[dtype] = PROCESSORS * turns * 2 * n**3 / _run(products, _random(n, n).astype(jnp.dtype(dtype)))
+        figures[dtype] = PROCESSORS * turns * 2 * n**3 / _time_on_all(products, _random(n, n).astype(jnp.dtype(dtype)))
     large, small, tiny = _random(1 << 22), _random(1 << 16), _random(16)
-    found["bandwidth"] = 2 * large.nbytes / _run(lambda x: x * 2 + 1, large)
-    found["elementwise_per_s"] = small.size * 8 * 9 / _run(exponentials, small)
-    found["call_s"] = max(_run(small_kernels, tiny) - _run(lambda x: x + 1, tiny), 0) / many / 2 / PROCESSORS
-    return found
+    figures["bandwidth"] = 2 * large.nbytes / _time_on_all(lambda x: x * 2 + 1, large)
+    figures["elementwise_per_s"] = small.size * 8 * 9 / _time_on_all(exponentials, small)
+    in_kernels = max(_time_on_all(small_kernels, tiny) - _time_on_all(lambda x: x + 1, tiny), 0)
+    figures["call_s"] = in_kernels / many / 2 / PROCESSORS
+    return figures
 
 
-def _sending() -> dict[str, float]:
-    """How long a sum over all processors takes at least, and bytes a second that all of them give."""
+def _measure_sending() -> dict[str, float]:
+    """The least seconds of an all-reduce, and the bytes a second all processors give."""
     turns, tiny, large = 4, _random(16), _random(1 << 20)
 
     def sums(x: Any) -> Any:
@@ -133,8 +134,8 @@ def _sending() -> dict[str, float]:
         return x
 
     # In a short sum processors wait for each other; a long one is work.
-    waited = _run(sums, tiny, by_clock=True) - _run(lambda x: x + 1, tiny, by_clock=True)
-    worked = _run(lambda x: all_reduce(x, ("all",)), large, is_alike=True) - _run(lambda x: x + 1, tiny)
+    waited = _time_on_all(sums, tiny, by_clock=True) - _time_on_all(lambda x: x + 1, tiny, by_clock=True)
+    worked = _time_on_all(lambda x: all_reduce(x, ("all",)), large, is_alike=True) - _time_on_all(lambda x: x + 1, tiny)
     return {
         "sending_s": max(waited / turns, 1e-6),
         "sending_s_a_processor": 0.0,
@@ -147,16 +148,18 @@ def _random(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).standard_normal((PROCESSORS, *shape), "float32")
 
 
-def _run(fn: Callable[[Any], Any], x: Any, *, is_alike: bool = False, by_clock: bool = False) -> float:
-    """Seconds of one call on all processors; whether its result is alike on all of them is said."""
+def _time_on_all(fn: Callable[[Any], Any], x: Any, *, is_alike: bool = False, by_clock: bool = False) -> float:
+    """Seconds of one call on all processors; `is_alike` says its result is."""
     mesh, split = jax.make_mesh((PROCESSORS,), ("all",), axis_types=(AxisType.Auto,)), PartitionSpec("all")
     made = jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=split, out_specs=PartitionSpec() if is_alike else split))
     placed = jax.device_put(x, NamedSharding(mesh, split))
-    return _fastest(lambda: jax.block_until_ready(made(placed)), by_clock=by_clock)
+    return _least_seconds(lambda: jax.block_until_ready(made(placed)), by_clock=by_clock)
 
 
-def _fastest(call: Callable[[], Any], seconds: float = 0.5, *, by_clock: bool = False) -> float:
-    """Seconds of a call on a quiet machine: the least of as many calls as fit into so many seconds, at least five.
+def _least_seconds(call: Callable[[], Any], seconds: float = 0.5, *, by_clock: bool = False) -> float:
+    """Seconds of a call on a quiet machine: the least of at least five calls.
+
+    As many calls are made as fit into `seconds`.
 
     Work of all processors keeps all cores busy: it takes the time of the cores divided by their number, which other
     programs hardly change. With more cores than processors, and where one waits, the clock says.

@@ -1,4 +1,6 @@
-"""Work on many cores: copies of this process that trace and cost programs, since tracing holds Python's lock.
+"""Work on many cores: copies of this process that trace and cost programs.
+
+Tracing holds Python's lock, so threads would not do.
 
 A copy (`fork`) knows the user's function as it is, closures included; only what it finds travels back. Where a system
 has no such copies, or one does not answer, the work is done here.
@@ -35,28 +37,31 @@ class Workers:
         if self.count > 1 and sys.platform == "linux":
             _do = self.do
             context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_quiet)
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_ignore_interrupts)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._give_up()
 
     def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each job and what came of it, as they get done; jobs are taken when a core is free for one."""
+        """Each job with its result, as they get done.
+
+        Jobs are taken when a core is free for one.
+        """
         running: dict[Future[Any], Any] = {}
         while self._pool is not None:
             try:
                 self._start(jobs, running)
                 done, _ = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
-                found = [(each, each.result()) for each in done]
+                results = [(future, future.result()) for future in done]
             except BrokenProcessPool:  # a copy was killed, for its memory say
-                found = []
-            if running and not found:
+                results = []
+            if running and not results:
                 self._give_up()
                 break
-            for each, result in found:
-                yield running.pop(each), result
-            if not running and not found:
+            for future, result in results:
+                yield running.pop(future), result
+            if not running and not results:
                 return
         for job in itertools.chain(running.values(), jobs):
             yield job, self.do(job)
@@ -66,8 +71,8 @@ class Workers:
             job = next(jobs, None)
             if job is None:
                 return
-            with _no_warning_of_copies():
-                running[self._pool.submit(_done, job)] = job  # type: ignore[union-attr]
+            with _without_warnings():
+                running[self._pool.submit(_run_job, job)] = job  # type: ignore[union-attr]
 
     def _give_up(self) -> None:
         if self._pool is None:
@@ -84,18 +89,18 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _done(job: Any) -> Any:
+def _run_job(job: Any) -> Any:
     assert _do is not None
     return _do(job)
 
 
-def _quiet() -> None:
+def _ignore_interrupts() -> None:
     """Leaves Ctrl-C to the process that asked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def _no_warning_of_copies() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     """JAX warns of copies for what they might run; these only trace."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

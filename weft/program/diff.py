@@ -1,18 +1,17 @@
-"""What changes between two programs: two layouts of one function, or two versions of the code.
+"""The difference of two programs: two layouts, or two versions of the code.
 
 Lines are matched by what they are (the variable, the op, the phase and loop they stand in), not by where, so that a
 line that only moved in its file does not count.
 """
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .ledger import Ledger, size_text
+from ..text import flops_text, size_text
+from .ledger import Ledger
 from .lines import Line
-from .work import flops_text
 
 if TYPE_CHECKING:
     from .trace import Program
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """A line of two programs, None where one has no such line: a change unless both are there and alike."""
+    """A line of two programs; None where one has no such line."""
 
     path: tuple[str, ...]
     """The phase and the loops around it."""
@@ -36,7 +35,7 @@ class Change:
         if self.before is None or self.after is None:
             line, sign = (self.after, "+") if self.before is None else (self.before, "-")
             assert line is not None
-            return f"{sign} {_shown(line)}"
+            return f"{sign} {_line_text(line)}"
         if self.after.kind == "block":
             return f"~ {self.before.text} -> {self.after.text}"
         if self.after.kind == "collective":
@@ -51,7 +50,7 @@ class Diff:
 
     def __init__(self, before: "Program", after: "Program"):
         self.before, self.after = before, after
-        self.lines = list(_matched(before.lines, after.lines))
+        self.lines = list(_match_lines(before.lines, after.lines))
         """Every line of both, those that are alike too."""
         self.changes = [line for line in self.lines if not line.is_same]
 
@@ -65,31 +64,26 @@ class Diff:
         return iter(self.changes)
 
     def __str__(self) -> str:
-        head = [f"- {_title(self.before)}", f"+ {_title(self.after)}", ""]
+        head = [f"- {self.before.title}", f"+ {self.after.title}", ""]
         if not self:
             return "\n".join([*head, "the programs are the same"])
         return "\n".join([*head, *(self._body() or ["the lines are the same, the sizes are not"]), "", *self.totals()])
 
     def _body(self) -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         path: tuple[str, ...] = ()
         for change in self.changes:
             if change.path != path:
                 path = change.path
-                found.append(", ".join(path))
-            found.append(f"  {change}")
-        return found
+                lines.append(", ".join(path))
+            lines.append(f"  {change}")
+        return lines
 
     def totals(self) -> list[str]:
         """What each program sends over each axis and computes, side by side."""
         axes = list(dict.fromkeys([*self.before.mesh.axes, *self.after.mesh.axes]))
-        found = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
-        found.append(f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor")
-        return found
-
-
-def _title(program: "Program") -> str:
-    return f"{program.name} on {program.mesh} under {str(program.layout) or 'the empty layout'}"
+        sent = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
+        return [*sent, f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor"]
 
 
 def _sent(ledger: Ledger, axis: str) -> str:
@@ -97,7 +91,7 @@ def _sent(ledger: Ledger, axis: str) -> str:
     return size_text(sum(row.bytes * row.count for row in rows)) if rows else "nothing"
 
 
-def _shown(line: Line) -> str:
+def _line_text(line: Line) -> str:
     if line.kind == "collective":
         return f"{line.type}  {line.said}  {line.source}  {line.reason}"
     if line.kind == "op":
@@ -106,7 +100,7 @@ def _shown(line: Line) -> str:
     return line.text
 
 
-def _matched(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
+def _match_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
     pairs = [list(_flat(lines, ())) for lines in (before, after)]
     keys = [[_key(path, line) for path, line in flat] for flat in pairs]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
@@ -124,20 +118,16 @@ def _flat(lines: Sequence[Line], path: tuple[str, ...]) -> Iterator[tuple[tuple[
         if line.kind in ("section", "block"):
             if line.kind == "block":
                 yield path, replace(line, lines=())
-            name = _COUNT.sub("", line.text)
-            yield from _flat(line.lines, path if path[-1:] == (name,) else (*path, name))
+            yield from _flat(line.lines, path if path[-1:] == (line.heading,) else (*path, line.heading))
         else:
             yield path, line
-
-
-_COUNT = re.compile(r" x\d+\b")
 
 
 def _key(path: tuple[str, ...], line: Line) -> tuple[str, ...]:
     """What a line is, whatever its type, its size or how often it runs."""
     if line.kind == "collective":
         return (*path, line.type, line.reason)
-    return (*path, line.kind, line.name, _COUNT.sub("", line.text) if line.kind == "block" else line.text)
+    return (*path, line.kind, line.name, line.heading if line.kind == "block" else line.text)
 
 
 def _compared(line: Line) -> str:

@@ -21,7 +21,8 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..primitives import Kind
 from ..record import Entry, Placed
-from ..spmd.arguments import Static, read
+from ..spmd import bind
+from ..spmd.partition import partition
 from .noting import MOVES, Path, note_at, noted
 from .reading import Reading
 from .trace import trace
@@ -97,14 +98,14 @@ class Found:
 
 def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     """What first made the results of `fn(*args)` not finite, on one processor."""
-    program = trace(fn, *args, mesh=Mesh("all=1"), layout=Layout(""))
-    call, arrays = read(fn, args, {}, (), (), "")
-    slots = [slot for slot in call.slots if not isinstance(slot, Static)]
-    bad = [_bad_in(x, getattr(slot, "dims", None)) for x, slot in zip(arrays, slots, strict=True)]
-    given = [None if x is None else Given(name.name, x) for name, x in zip(call.names(fn), bad, strict=True)]
-    body = program._reading.tree
+    bound = bind(fn, Mesh("all=1"), Layout(""))
+    program, arrays = trace(bound, *args), partition(args).arrays
+    inputs = bound.inputs(*args)
+    bad = [_bad_in(x, described.dims) for x, described in zip(arrays, inputs, strict=True)]
+    given = [None if x is None else Given(described.name, x) for described, x in zip(inputs, bad, strict=True)]
+    body = program.reading.tree
     notes = noted(body, arrays, lambda path, args, results: _sums(results))
-    search = _Search(program._reading)
+    search = _Search(program.reading)
     origins = search.body(body, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]

@@ -1,4 +1,4 @@
-"""The ledger: every collective of a program, how often it runs, how much it carries, and why it is there.
+"""The ledger: every collective of a program, its bytes, its count and why.
 
 Read off the traced jaxpr, which is what is compiled. A loop of known length multiplies what is in it, a branch
 counts its larger side, and a `while_loop` counts one turn and says so.
@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
 from ..record import Axes
+from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
 from .update import implied
@@ -19,7 +20,7 @@ from .update import implied
 
 @dataclass(frozen=True)
 class Row:
-    """One collective: what one call of it carries on one processor, and how many calls there are."""
+    """One collective: what a call carries on one processor, and how many there are."""
 
     collective: str
     axes: Axes
@@ -47,15 +48,26 @@ class Row:
         """What one processor sends in one call by a ring algorithm."""
         if self.collective == "permute":
             return self.bytes
-        each = self.bytes * (self.ways - 1) // self.ways
-        return 2 * each if self.collective == "all_reduce" else each
+        sent = self.bytes * (self.ways - 1) // self.ways
+        return 2 * sent if self.collective == "all_reduce" else sent
+
+    @property
+    def title(self) -> str:
+        """The collective and its axes: `all_reduce over rows+cols`."""
+        return f"{self.collective} over {'+'.join(self.axes)}"
+
+    @property
+    def times_text(self) -> str:
+        """How often it is called: `x3`, or `x3 a turn`."""
+        return f"x{self.count}" + (" a turn" if self.is_each_turn else "")
+
+    @property
+    def carried(self) -> str:
+        """The type of what it carries, as far as it is known: `float32[batch d_model]`."""
+        return f"{self.dtype}[{' '.join(self.dims)}]" if self.dims else self.dtype
 
     def __str__(self) -> str:
-        turns = " a turn" if self.is_each_turn else ""
-        return (
-            f"{self.collective} over {'+'.join(self.axes)}  {size_text(self.bytes)} x{self.count}{turns}  "
-            f"{self.source}  {self.reason}"
-        )
+        return f"{self.title}  {size_text(self.bytes)} {self.times_text}  {self.source}  {self.reason}"
 
 
 class Ledger(Sequence[Row]):
@@ -75,7 +87,7 @@ class Ledger(Sequence[Row]):
         return self.rows[index]
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {_calls(self.count())})"
+        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {plural(self.count(), 'call')})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.rows == other.rows
@@ -83,11 +95,14 @@ class Ledger(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
     def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
-        """Bytes of all calls; with `axis`, of those that go over it, alone or with others; with `phase`, in it."""
+        """Bytes of all calls, of those over an axis, of those in a phase.
+
+        A call over several axes counts under each.
+        """
         return sum(row.bytes * row.count for row in self._chosen(axis, phase))
 
     def count(self, axis: str | None = None, phase: str | None = None) -> int:
-        """The number of all calls; with `axis`, of those that go over it; with `phase`, of those in it."""
+        """The number of all calls, of those over an axis, of those in a phase."""
         return sum(row.count for row in self._chosen(axis, phase))
 
     def _chosen(self, axis: str | None, phase: str | None) -> list[Row]:
@@ -109,70 +124,47 @@ class Ledger(Sequence[Row]):
         if not self.rows:
             return "nothing is sent"
         titles = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
-        cells = [titles, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(titles) - 1)]
-        right = {4, 5, 6}
-
-        def line(cells: Sequence[str]) -> str:
-            padded = [
-                c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))
-            ]
-            return "  ".join([*padded, cells[-1]]).rstrip()
-
-        return "\n".join([line(cells[0]), *map(line, cells[1:]), "", *self.totals()])
+        lines = columns([titles, *(_cells(row) for row in self.rows)], right=(4, 5, 6))
+        return "\n".join([*lines, "", *self.totals()])
 
     def totals(self) -> list[str]:
-        """What goes over each axis, a line each."""
+        """What goes over each axis, a line each, and notes on these figures."""
         axes = self._axes or sorted({axis for row in self.rows for axis in row.axes})
-        found = [
-            f"over {axis}: {size_text(self.bytes(axis))} in {_calls(count)}"
-            if (count := self.count(axis))
-            else f"over {axis}: nothing"
-            for axis in axes
-        ]
+        return [*(f"over {axis}: {self.total(axis)}" for axis in axes), *self.notes()]
+
+    def total(self, axis: str) -> str:
+        """What goes over one axis: `1.5 KiB in 3 calls`."""
+        count = self.count(axis)
+        return f"{size_text(self.bytes(axis))} in {plural(count, 'call')}" if count else "nothing"
+
+    def notes(self) -> list[str]:
+        """Notes on the totals: what counts twice, is a guess, or is for one turn."""
+        notes = []
         if shared := sum(row.bytes * row.count for row in self.rows if len(row.axes) > 1):
-            found.append(f"of which {size_text(shared)} over several axes at once, counted under each")
+            notes.append(f"of which {size_text(shared)} over several axes at once, counted under each")
         if not self.exact:
-            found.append("not exact: some of the update's collectives could not be known")
+            notes.append("not exact: some of the update's collectives could not be known")
         if any(row.is_each_turn for row in self.rows):
-            found.append("a loop's length is not known: what is in it is counted for one turn")
-        return found
+            notes.append("a loop's length is not known: what is in it is counted for one turn")
+        return notes
 
     def __str__(self) -> str:
         return self.table()
 
 
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count:,} calls"
-
-
 def _cells(row: Row) -> tuple[str, ...]:
-    count = f"x{row.count}" + (" a turn" if row.is_each_turn else "")
-    carried = f"{row.dtype}[{' '.join(row.dims)}]" if row.dims else row.dtype
     about = "" if row.exact else "about "
     return (
         row.phase,
         row.collective,
         "+".join(row.axes),
-        carried,
+        row.carried,
         about + size_text(row.bytes),
-        count,
+        row.times_text,
         about + size_text(row.bytes * row.count),
         row.source,
         row.reason,
     )
-
-
-def size_text(size: int) -> str:
-    """Bytes as people read them.
-
-    >>> size_text(524288), size_text(1536), size_text(4)
-    ('512 KiB', '1.5 KiB', '4 B')
-    """
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.4g} {unit}" if size < 1000 * scale else f"{size / scale:,.0f} {unit}"
-    return f"{size} B"
 
 
 def carried(step: Step) -> tuple[Axes, list[Any]]:
@@ -236,16 +228,16 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
     ]
 
 
-_RINGS = ("einsum",)  # whose permutes may carry pieces of the result
-
-
 def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
-    """The dims of what a collective carries: of its operand, or of the op's tensor that has as many elements."""
+    """The dims of what a collective carries, where they are known.
+
+    They are those of its operand, or of the op's tensor that has as many elements.
+    """
     entry = reading.entry(step.op)
     if entry is None:
         return ()
     own = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
-    if step.collective == "permute" and not own and entry.op not in _RINGS:
+    if step.collective == "permute" and not own and not entry.traits.is_product:
         own = entry.operands[:1]  # a stretch of it
     mapped, times = tuple(reading.mapped_dims(entry)), reading.mapped_times(entry)
     if own and own[0] is not None:
@@ -271,7 +263,7 @@ def ledger_of(reading: Reading) -> Ledger:
 
 
 def unknown_rows(reading: Reading) -> list[Row]:
-    """A row that says that more is sent, where JAX could not say how the update's values lie."""
+    """A row that says that more is sent, where the update's shardings are unknown."""
     axes = tuple(axis for axis, size in reading.mesh.axes.items() if size > 1)
     if reading.update_known or not axes:
         return []

@@ -1,8 +1,18 @@
-"""Lines of a printed program: what stands several times in a row is folded, and the rest is laid out in columns."""
+"""Lines of a printed program: values, folded where they repeat, and their text.
+
+A line carries what it says as values (types, the collective, where it was written); its texts are made here, when they
+are asked for.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..text import size_text
+from .array_type import ArrayType
+from .ledger import Row
+from .source import NOWHERE, Site
 
 _WIDEST = (24, 52, 52, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
 
@@ -14,70 +24,141 @@ class Line:
     kind: str
     """section, block, op, collective or note"""
     name: str = ""
-    type: str = ""
-    text: str = ""
-    source: str = ""
-    function: str = ""
-    reason: str = ""
-    count: int = 0
-    """How often a collective runs in all."""
-    is_each_turn: bool = False
-    """Inside a loop of unknown length: `count` is for one turn."""
+    types: tuple[ArrayType, ...] = ()
+    """Of an op's results, or of the gradient a line makes."""
+    words: str = ""
+    """What the user wrote of an op; what heads a section or a block."""
+    times: int | None = None
+    """How often a block or an op runs, where that is said."""
+    aside: str = ""
+    """What else is to be said of a block."""
+    site: Site = NOWHERE
+    op: int | None = field(default=None, compare=False)
+    """The number in the record of the entry whose results, or whose body, this is."""
+    sent: Row | None = None
+    """What a collective sends."""
     lines: tuple["Line", ...] = ()
+
+    @property
+    def type(self) -> str:
+        """The types as they are printed, or the collective and its axes."""
+        return f">> {self.sent.title}" if self.sent is not None else ", ".join(map(str, self.types))
+
+    @property
+    def heading(self) -> str:
+        """The words without how often: what a block is called in every program."""
+        return self.words + self.aside
+
+    @property
+    def text(self) -> str:
+        """What stands in the widest column; of a collective, what one call carries."""
+        if self.sent is not None:
+            return f"{'' if self.sent.exact else 'about '}{size_text(self.sent.bytes)}"
+        return self.words + (f" x{self.times}" if self.times is not None else "") + self.aside
 
     @property
     def said(self) -> str:
         """The text, and for a collective how often it runs."""
-        turn = " a turn" if self.is_each_turn else ""
-        return f"{self.text} x{self.count}{turn}" if self.kind == "collective" else self.text
+        return f"{self.text} {self.sent.times_text}" if self.sent is not None else self.text
+
+    @property
+    def source(self) -> str:
+        """The user's file and line."""
+        return self.sent.source if self.sent is not None else str(self.site)
+
+    @property
+    def function(self) -> str:
+        return self.sent.function if self.sent is not None else self.site.function
+
+    @property
+    def reason(self) -> str:
+        return self.sent.reason if self.sent is not None else ""
+
+    @property
+    def count(self) -> int:
+        """How often a collective runs in all."""
+        return self.sent.count if self.sent is not None else 0
+
+    @property
+    def is_each_turn(self) -> bool:
+        """Inside a loop of unknown length: `count` is for one turn."""
+        return self.sent is not None and self.sent.is_each_turn
 
     def __len__(self) -> int:
         return 1 + sum(map(len, self.lines))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The line as plain values."""
+        texts = {name: getattr(self, name) for name in _PLAIN}
+        return {"kind": self.kind, **texts, "lines": [line.to_dict() for line in self.lines]}
+
+
+_PLAIN = ("name", "type", "text", "source", "function", "reason", "count", "is_each_turn")
+
 
 # Folding.
 
-_INDEX = re.compile(r"(?<=[.\[\w])\d+\b")
+_LAYER = re.compile(r"(?<=[.\[\w])\d+\b")
 _LEAST_SAVED = 5
 
 
+def without_layers(name: str) -> str:
+    """A name the user gave, or a sentence with some, with `*` for layer numbers.
+
+    >>> without_layers("layers[3].w"), without_layers("h2")
+    ('layers[*].w', 'h*')
+    """
+    return _LAYER.sub("*", name)
+
+
 def _anonymous(line: Line) -> Line:
-    """A line with the numbers of layers left out of the names, to compare by and to print for all of them."""
-    inner = tuple(map(_anonymous, line.lines))
-    return replace(line, name=_INDEX.sub("*", line.name), reason=_INDEX.sub("*", line.reason), lines=inner)
+    """A line without the numbers of layers, to print for all of them."""
+    sent = replace(line.sent, reason=without_layers(line.reason)) if line.sent is not None else None
+    return replace(line, name=without_layers(line.name), sent=sent, lines=tuple(map(_anonymous, line.lines)))
 
 
-def folded(lines: Sequence[Line]) -> list[Line]:
-    keys = [_anonymous(line) for line in lines]
+def _key(line: Line) -> tuple[Any, ...]:
+    """What lines that are folded have in common: all that is printed of them."""
+    return (line.kind, *(getattr(line, name) for name in _PLAIN), *map(_key, line.lines))
+
+
+def fold(lines: Sequence[Line]) -> list[Line]:
+    """The lines, with repeated layers once, in a block that says how often.
+
+    Lines are alike where they differ in the numbers of layers alone.
+    """
+    anonymous = [_anonymous(line) for line in lines]
+    keys = [_key(line) for line in anonymous]
     found: list[Line] = []
     at = 0
     while at < len(lines):
-        period, times = _repetition(keys, at)
+        period, times = _repetition(lines, keys, at)
         if times == 1:
             found.append(lines[at])
             at += 1
         else:
-            unit = tuple(_multiplied(line, times) for line in keys[at : at + period])
-            found.append(Line("block", text=f"repeated x{times}", lines=unit))
+            unit = tuple(_multiplied(line, times) for line in anonymous[at : at + period])
+            found.append(Line("block", words="repeated", times=times, lines=unit))
             at += period * times
     return found
 
 
 def _multiplied(line: Line, times: int) -> Line:
-    return replace(line, count=line.count * times, lines=tuple(_multiplied(inner, times) for inner in line.lines))
+    sent = replace(line.sent, count=line.sent.count * times) if line.sent is not None else None
+    return replace(line, sent=sent, lines=tuple(_multiplied(inner, times) for inner in line.lines))
 
 
-def _repetition(keys: Sequence[Line], at: int) -> tuple[int, int]:
+def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[int, int]:
     """The length and number of the repetitions from here on that save most lines."""
     best, saved = (1, 1), 0
     for other in range(at + 1, at + 1 + (len(keys) - at) // 2):
         if keys[other] != keys[at]:
             continue
         period, times = other - at, 1
-        unit = list(keys[at:other])
-        while list(keys[at + times * period : at + (times + 1) * period]) == unit:
+        unit = keys[at:other]
+        while keys[at + times * period : at + (times + 1) * period] == unit:
             times += 1
-        gain = (times - 1) * sum(map(len, unit))
+        gain = (times - 1) * sum(map(len, lines[at:other]))
         if times > 1 and gain > saved and gain >= _LEAST_SAVED:
             best, saved = (period, times), gain
     return best
@@ -86,8 +167,11 @@ def _repetition(keys: Sequence[Line], at: int) -> tuple[int, int]:
 # Printing.
 
 
-def text_of(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text; with `lines=False` functions stand in place of files and line numbers."""
+def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
+    """The listing as text.
+
+    With `lines=False` functions stand in place of files and line numbers.
+    """
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]

@@ -1,7 +1,9 @@
-"""The printed program: one line an op, collectives standing out, loops once with their count, repeated layers folded.
+"""The printed program: a line for each op, collective and loop.
 
-Forward lines are what the user wrote, in his order; backward lines say of which operand the gradient is; all of them
-only where the traced program has equations for them, or where nothing needs to run.
+Collectives stand out, a loop stands once with its count, repeated layers are folded.
+
+Forward lines are what the user wrote, in the order of the source; backward lines say of which operand the gradient is.
+Both stand only where the traced program has equations for them, or where nothing needs to run.
 """
 
 import re
@@ -14,10 +16,11 @@ import jax.numpy as jnp
 
 from ..graph import Loop, Step, Tree, steps
 from ..primitives import Kind
-from ..record import MAPPED, Entry, Placed
-from .ledger import Row, rows_of, size_text, unknown_rows
-from .lines import Line, folded
-from .reading import Reading, type_text
+from ..record import BRANCHES, Entry, Placed
+from .array_type import placed_type
+from .ledger import Row, rows_of, unknown_rows
+from .lines import Line, fold
+from .reading import Reading
 
 _LONGEST_NAME = 22
 
@@ -39,7 +42,10 @@ class _Group:
 
     @property
     def times(self) -> int:
-        """How often the same equations stand here: a function of the user's that is traced once and called again."""
+        """How often the same equations stand here.
+
+        More than once where a function of the user's is traced once and called again.
+        """
         # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
         work = [step for step in self.steps if not step.is_trivial and step.collective is None]
         return min(Counter(id(step.eqn) for step in work).values(), default=1)
@@ -55,7 +61,7 @@ def listing(reading: Reading) -> list[Line]:
         if any(line.kind == "section" for line in lines):
             found.extend(lines)
         elif lines:
-            found.append(Line("section", text=phases[-1], lines=tuple(lines)))
+            found.append(Line("section", words=phases[-1], lines=tuple(lines)))
     return found
 
 
@@ -84,7 +90,7 @@ class _Level:
         return [item for item in found if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
-        """Whether a group is a gather repeated for the gradient, which then stands with the gradient."""
+        """Whether a group is a gather repeated for the gradient, and listed there."""
         if isinstance(item, Loop) or item.phase != "recompute" or self._is_made_again(item):
             return False
         later = groups.get((item.op, "backward", item.order))
@@ -93,7 +99,10 @@ class _Level:
         return later is not None
 
     def _is_made_again(self, group: _Group) -> bool:
-        """Whether a recomputation gives the op's result, and not only an index or a mask that its gradient needs."""
+        """Whether a recomputation gives the op's result.
+
+        Otherwise it makes only an index or a mask that the gradient needs.
+        """
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
@@ -121,7 +130,10 @@ class _Level:
         ]
 
     def _place(self, item: "_Group | Loop") -> tuple[int, int] | None:
-        """Where a forward item stands: in the order it was written; what was taken out of a loop, just before it."""
+        """Where a forward item stands: in the order of the source.
+
+        What was taken out of a loop stands just before it.
+        """
         entry = self.reading.entry(item.op)
         if entry is None:
             return None
@@ -131,23 +143,25 @@ class _Level:
         return at.id, 1 if at is entry else 0
 
     def _is_here(self, entry: Entry) -> bool:
-        """Whether an entry stands in this body itself; a mapped function has no body of its own."""
+        """Whether an entry stands in this body, or in a function mapped in it."""
         own = None if self.block is None else self.block.id
-        while entry.parent != own and entry.parent is not None and self.reading.entries[entry.parent].op in MAPPED:
-            entry = self.reading.entries[entry.parent]
+        for outer in self.reading.around(entry):
+            if entry.parent == own or not outer.traits.is_mapped:
+                break
+            entry = outer
         return entry.parent == own
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
-        """The lines of some items, under a heading for each phase where there are several."""
+        """The lines of some items; several phases have a heading each."""
         found: list[Line] = []
         phases = list(dict.fromkeys(item.phase for item in items))
         for phase, run in _runs(items):
-            lines = folded(_joined([line for item in run for line in self._lines(item)]))
+            lines = fold(self._join_mapped([line for item in run for line in self._lines(item)]))
             if len(phases) > 1 and lines:
-                found.append(Line("section", text=phase, lines=tuple(lines)))
+                found.append(Line("section", words=phase, lines=tuple(lines)))
             else:
                 found.extend(lines)
-        return folded(found) if len(phases) > 1 else found
+        return fold(found) if len(phases) > 1 else found
 
     def _lines(self, item: "_Group | Loop") -> list[Line]:
         if isinstance(item, Loop):
@@ -156,14 +170,14 @@ class _Level:
         sent = _collectives(item.rows)
         if entry is None or not self._has_line(item, entry):
             return sent
-        if entry.is_block or entry.reason or entry.op == "whole":
+        if entry.is_block or not entry.traits.has_line:
             return sent
         if any(map(self.reading.is_gradient, item.steps)):
             lines = self._backward(item, entry)
         else:
             lines = [self._forward(entry), *sent]
         if item.times > 1:
-            lines = [replace(line, text=f"{line.text} x{item.times}") if line.kind == "op" else line for line in lines]
+            lines = [replace(line, times=item.times) if line.kind == "op" else line for line in lines]
         return self._mapped(entry, lines)
 
     def _has_line(self, item: _Group, entry: Entry) -> bool:
@@ -177,7 +191,7 @@ class _Level:
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
             entry = self.reading.entries[entry.parent]
-            if entry.op in MAPPED:
+            if entry.traits.is_mapped:
                 lines = [self._header(entry, f"{entry.op} over {entry.over[0]}", lines)]
         return lines
 
@@ -191,58 +205,79 @@ class _Level:
         if not lines:
             return []
         what = entry.op if entry is not None else loop.row.name
-        over = f" over {entry.over[0]}" if entry is not None and entry.over and what != "fori_loop" else ""
-        turns = f" x{loop.turns}" if loop.turns is not None else ", turns not known"
+        over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
+        unknown = "" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
-        return [self._header(entry, f"{what}{over}{turns}{order}", lines)]
+        return [self._header(entry, f"{what}{over}", lines, times=loop.turns, aside=unknown + order)]
 
     def _branches(self, loop: Loop, entry: Entry | None) -> list[Line]:
         parts = []
-        for name, body in zip(("on_false", "on_true"), loop.bodies, strict=False):
+        for name, body in zip(BRANCHES, loop.bodies, strict=False):
             inside = (e for e in self.reading.entries if entry is not None and e.parent == entry.id and e.op == name)
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
-            lines = level.lines(level.items) or [Line("note", text="nothing")]
-            parts.append(Line("block", text=name, lines=tuple(lines)))
+            lines = level.lines(level.items) or [Line("note", words="nothing")]
+            parts.append(Line("block", words=name, lines=tuple(lines)))
         sent = [sum(row.bytes * row.count for row in self._rows(body)) for body in loop.bodies]
         if max(sent) > min(sent):
             at = sent.index(max(sent))
-            parts[at] = replace(parts[at], text=f"{parts[at].text}, which sends more and is counted")
+            parts[at] = replace(parts[at], aside=", which sends more and is counted")
         return [self._header(entry, "cond", parts[::-1])]
 
     def _rows(self, tree: Tree) -> Iterator[Row]:
         for step in steps(tree):
             yield from rows_of(self.reading, step)
 
-    def _header(self, entry: Entry | None, text: str, lines: Sequence[Line]) -> Line:
+    def _header(
+        self, entry: Entry | None, words: str, lines: Sequence[Line], *, times: int | None = None, aside: str = ""
+    ) -> Line:
+        op = None if entry is None else entry.id
         site = self.reading.site(entry)
-        return Line("block", text=text, source=str(site), function=site.function, lines=tuple(lines))
+        return Line("block", words=words, times=times, aside=aside, site=site, op=op, lines=tuple(lines))
+
+    def _join_mapped(self, lines: Sequence[Line]) -> list[Line]:
+        """Lines with neighbouring parts of one mapped function under one heading."""
+        found: list[Line] = []
+        for line in lines:
+            entry = self.reading.entry(line.op) if line.kind == "block" else None
+            is_mapped = entry is not None and entry.traits.is_mapped
+            if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
+                found[-1] = replace(line, lines=tuple(self._join_mapped((*found[-1].lines, *line.lines))))
+            else:
+                found.append(line)
+        return found
 
     def _forward(self, entry: Entry) -> Line:
-        site = self.reading.site(entry)
-        types = ", ".join(type_text(placed) for placed in entry.results)
-        return Line("op", self.reading.name(entry), types, self.reading.text(entry), str(site), site.function)
+        types = tuple(map(placed_type, entry.results))
+        name, words, site = self.reading.name(entry), self.reading.text(entry), self.reading.site(entry)
+        return Line("op", name, types, words, site=site, op=entry.id)
 
     def _backward(self, group: _Group, entry: Entry) -> list[Line]:
         """A line for each operand whose gradient is made, and under it what that sends."""
-        site = self.reading.site(entry)
-        text = f"gradient of {self.reading.text(entry, operands_only=True)}"
+        words = f"gradient of {self.reading.text(entry, operands_only=True)}"
+        plain = Line("op", words=words, site=self.reading.site(entry))
         found: list[Line] = []
+        shown: set[tuple[str, str]] = set()
         left = list(group.rows)
         for index in self._differentiated(group, entry):
             placed = entry.operands[index]
             assert placed is not None
             used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
             name = _gradient_name(self.reading.operand_name(entry.id, index))
-            line = Line("op", name, type_text(used), text, str(site), site.function)
-            found += [line] if line not in found else []
+            line = replace(plain, name=name, types=(placed_type(used),))
+            if (name, line.type) not in shown:
+                found.append(line)
+            shown.add((name, line.type))
             found += _collectives([pair for pair in left if pair[1] == index])
             left = [pair for pair in left if pair[1] != index]
-        return [*(found or [Line("op", "", "", text, str(site), site.function)]), *_collectives(left)]
+        return [*(found or [plain]), *_collectives(left)]
 
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
-        """The operands whose gradients a group of equations makes: those of whose size it makes an array."""
+        """The operands whose gradients a group of equations makes.
+
+        Those are taken of whose size it makes an array.
+        """
         work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
-        if entry.op == "einsum":
+        if entry.traits.is_product:
             work = [step for step in work if step.kind is Kind.PRODUCT] or work
         made = [_elements(var) for step in work for var in step.eqn.outvars]
         shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]
@@ -257,7 +292,7 @@ class _Level:
 
 
 def _gradient_name(of: str) -> str:
-    """What a gradient is called: that of a long path by its last word, that of an expression not at all.
+    """The name of a gradient: `d w`; of a long path, by its last word.
 
     >>> _gradient_name("w"), _gradient_name("layers.feed_forward_norm_scale"), _gradient_name("norm(x)")
     ('d w', 'd feed_forward_norm_scale', 'd ...')
@@ -267,18 +302,6 @@ def _gradient_name(of: str) -> str:
 
 
 _NAME = re.compile(r"[\w.\[\]'\"]+")
-
-
-def _joined(lines: Sequence[Line]) -> list[Line]:
-    """Lines with neighbouring parts of one mapped function under one heading."""
-    found: list[Line] = []
-    for line in lines:
-        is_mapped = line.kind == "block" and line.text.startswith(MAPPED)
-        if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
-            found[-1] = replace(line, lines=tuple(_joined((*found[-1].lines, *line.lines))))
-        else:
-            found.append(line)
-    return found
 
 
 def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
@@ -318,7 +341,7 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
     rows = [row for group in groups for row in group.rows]
     sent = _collectives([*rows, *((row, None) for row in unknown_rows(reading))])
     sends = "XLA adds what it sends" if sent else "it sends nothing"
-    return [Line("note", text=f"the optimizer's, on whole arrays; {sends}"), *sent]
+    return [Line("note", words=f"the optimizer's, on whole arrays; {sends}"), *sent]
 
 
 def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
@@ -327,17 +350,4 @@ def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
     for row, _ in rows:
         alike = replace(row, count=0, dtype="", dims=())
         found[alike] = found.get(alike, 0) + row.count
-    return [_collective(replace(row, count=count)) for row, count in found.items()]
-
-
-def _collective(row: Row) -> Line:
-    return Line(
-        "collective",
-        type=f">> {row.collective} over {'+'.join(row.axes)}",
-        text=f"{'' if row.exact else 'about '}{size_text(row.bytes)}",
-        source=row.source,
-        function=row.function,
-        reason=row.reason,
-        count=row.count,
-        is_each_turn=row.is_each_turn,
-    )
+    return [Line("collective", sent=replace(row, count=count)) for row, count in found.items()]

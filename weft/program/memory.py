@@ -1,18 +1,18 @@
-"""The memory of a program on one processor: the peak, what is alive there, and how it comes and goes.
+"""The memory of a program on one processor: its peak and what is alive then.
 
 Found by liveness on the traced program, by the rules of each target's compiler: nothing is compiled. `range` says how
 far the compiler's own peak may lie from it.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
 from ..graph import Body
+from ..text import size_text
 from . import liveness
-from .ledger import size_text
+from .array_type import ArrayType
 from .memory_course import RULES, Course, Point
 from .memory_names import Names
 
@@ -28,13 +28,22 @@ class Alive:
 
     name: str
     """What the user calls it: the path of an argument, a variable, the text of an op."""
-    type: str
+    array_type: ArrayType
     bytes: int
     """Of what one processor holds."""
     kind: str
     """`argument`, `saved` (for the gradients), `temporary` or `output`."""
     phase: str
     source: str
+
+    @property
+    def type(self) -> str:
+        """The type as it is printed."""
+        return str(self.array_type)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: getattr(self, name) for name in ("name", "type", "bytes", "kind", "phase", "source")}
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,10 @@ class Moment:
 
 
 class Memory:
-    """What a program holds in the memory of one processor, compiled for a `target`: `gpu`, `tpu` or `cpu`."""
+    """What a program holds in the memory of one processor of a `target`.
+
+    A target is `gpu`, `tpu` or `cpu`: each compiler has rules of its own.
+    """
 
     def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
         if target not in RULES:
@@ -70,7 +82,10 @@ class Memory:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Between which two numbers the compiler's own peak lies; arguments are exact, the rest is not."""
+        """The least and the most that the compiler's own peak may be.
+
+        Arguments are exact, the rest is not.
+        """
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
@@ -87,7 +102,7 @@ class Memory:
     def alive(self) -> list[Alive]:
         """What is in memory at the peak, the largest first; together it is the peak."""
         results = {id(value) for value in self._course.body.results}
-        found = []
+        alive = []
         for value, course in self._course.alive():
             called = self._names.called(value, course)
             if course.around is None and value.maker is None:
@@ -96,8 +111,8 @@ class Memory:
                 kind = "output"
             else:
                 kind = "saved" if self._is_saved(value, course) else "temporary"
-            found.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
-        return sorted(found, key=lambda each: -each.bytes)
+            alive.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
+        return sorted(alive, key=lambda array: -array.bytes)
 
     def _is_saved(self, value: Any, course: Course) -> bool:
         """Whether the backward pass needs what the forward pass made."""
@@ -109,12 +124,12 @@ class Memory:
 
     @functools.cached_property
     def course(self) -> list[Moment]:
-        """The program from start to end, loops entered once, with what is in memory at each point."""
+        """What is in memory from the program's start to its end, loops entered once."""
         return [self._moment(point, base) for point, base in _flat(self._course.points, 0)]
 
     def _moment(self, point: Point, base: int) -> Moment:
-        called = self._names.label(point.work)
-        return Moment(called.name, called.phase, called.source, base + point.bytes, called.op)
+        label = self._names.label(point.work)
+        return Moment(label.text, label.phase, label.source, base + point.bytes, label.op)
 
     def to_dict(self) -> dict[str, Any]:
         """The memory as plain values."""
@@ -125,7 +140,7 @@ class Memory:
             "donated": self.donated,
             "peak": self.peak,
             "range": list(self.range),
-            "alive": [dataclasses.asdict(each) for each in self.alive],
+            "alive": [array.to_dict() for array in self.alive],
         }
 
     def __str__(self) -> str:
@@ -133,15 +148,15 @@ class Memory:
         head = f"memory on each processor ({self.target}): peak {size_text(self.peak)}"
         head += f" ({size_text(low)} to {size_text(high)}), of it arguments {size_text(self.arguments)}"
         shown = self.alive[:_SHOWN]
-        widths = [max((len(getattr(each, part)) for each in shown), default=0) for part in ("name", "type", "kind")]
+        widths = [max((len(getattr(array, part)) for array in shown), default=0) for part in ("name", "type", "kind")]
         rows = [
-            f"  {size_text(each.bytes):>10}  {each.name:{widths[0]}}  {each.type:{widths[1]}}  "
-            f"{each.kind:{widths[2]}}  {each.source}".rstrip()
-            for each in shown
+            f"  {size_text(array.bytes):>10}  {array.name:{widths[0]}}  {array.type:{widths[1]}}  "
+            f"{array.kind:{widths[2]}}  {array.source}".rstrip()
+            for array in shown
         ]
         rest = self.alive[_SHOWN:]
         if rest:
-            rows.append(f"  {size_text(sum(each.bytes for each in rest)):>10}  {len(rest)} more")
+            rows.append(f"  {size_text(sum(array.bytes for array in rest)):>10}  {len(rest)} more")
         return "\n".join([head, *rows])
 
 

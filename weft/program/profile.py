@@ -20,26 +20,29 @@ _OP = re.compile(r"\bwf\d+_(\w+)")
 
 
 def name_events(folder: Path) -> int:
-    """Names each event of the newest profile in a folder by its op, phase and line; how many were named."""
+    """Names the events of a folder's newest profile by op, phase and line.
+
+    The result is how many were named.
+    """
     count = 0
     newest = max((folder / "plugins" / "profile").iterdir())
     for file in newest.glob(f"*{EVENTS}"):
-        names = names_of((newest / (file.name.removesuffix(EVENTS) + PROGRAMS)).read_bytes())
-        told = json.loads(gzip.decompress(file.read_bytes()))
-        for event in told["traceEvents"]:
+        names = read_op_names((newest / (file.name.removesuffix(EVENTS) + PROGRAMS)).read_bytes())
+        profile = json.loads(gzip.decompress(file.read_bytes()))
+        for event in profile["traceEvents"]:
             args = event.get("args", {})
             if name := names.get((args.get("hlo_module", ""), args.get("hlo_op", ""))):
                 event["name"], count = name, count + 1
-        file.write_bytes(gzip.compress(json.dumps(told).encode(), compresslevel=5))
+        file.write_bytes(gzip.compress(json.dumps(profile).encode(), compresslevel=5))
     return count
 
 
-def names_of(profile: bytes) -> dict[tuple[str, str], str]:
-    """The names of the instructions of a profile's programs, by program and instruction.
+def read_op_names(profile: bytes) -> dict[tuple[str, str], str]:
+    """The op of each instruction in a profile, by program and instruction.
 
     `einsum (backward) nn/attention.py:242`. Where two programs of one name differ in an instruction it has none.
     """
-    found: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for plane in _all(profile, 1):
         if _text(plane, 2) != "/host:metadata":
             continue
@@ -48,22 +51,22 @@ def names_of(profile: bytes) -> dict[tuple[str, str], str]:
             for program in (module for stat in stats for held in _all(stat, 6) for module in _all(held, 1)):
                 title = _text(program, 1)
                 for instruction, name in _instructions(program):
-                    found[title, instruction] = name if found.get((title, instruction), name) == name else ""
-    return found
+                    names[title, instruction] = name if names.get((title, instruction), name) == name else ""
+    return names
 
 
 def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
-    lines = _Lines(program)
+    stacks = _SourceStacks(program)
     for computation in _all(program, 3):
         for instruction in _all(computation, 2):
-            for told in _all(instruction, 7):
-                fields = dict(_fields(told))
-                if name := _name(fields.get(2, b"").decode(), lines.at(fields.get(15, 0))):
+            for metadata in _all(instruction, 7):
+                fields = dict(_fields(metadata))
+                if name := _name(fields.get(2, b"").decode(), stacks.line(fields.get(15, 0))):
                     yield _text(instruction, 1), name
 
 
 def _name(scopes: str, line: str) -> str:
-    """What an instruction is called, given the scopes it was traced in; nothing where they are none of ours."""
+    """The name of an instruction by the scopes it was traced in; empty without op."""
     ops = _OP.findall(scopes)
     phase = phase_of(scopes, is_global=not ops)
     if not ops and phase != "update":
@@ -71,7 +74,7 @@ def _name(scopes: str, line: str) -> str:
     return f"{ops[-1]} ({phase}) {line}".rstrip() if ops else f"{scopes.split('/')[-1]} ({phase})"
 
 
-class _Lines:
+class _SourceStacks:
     """The source lines of a program: stacks of frames, by number from 1 on."""
 
     def __init__(self, program: bytes):
@@ -80,7 +83,7 @@ class _Lines:
         self.places = [dict(_fields(place)) for place in _all(index, 3)]
         self.frames = [dict(_fields(frame)) for frame in _all(index, 4)]
 
-    def at(self, frame: int) -> str:
+    def line(self, frame: int) -> str:
         """The innermost line of a stack that is the user's own, or a model's."""
         while frame:
             place = self.places[self.frames[frame - 1][1] - 1]

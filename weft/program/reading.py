@@ -1,4 +1,4 @@
-"""A traced program read with its record: an equation's op, what its operands are called, where the user wrote it.
+"""A jaxpr read with its record: each equation's op, operands and source.
 
 The one place where the jaxpr (what runs) and the record (what was written) are brought together.
 """
@@ -8,13 +8,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..dims import UNSHOWN
 from ..graph import Body, Step, graph, steps
-from ..layout import typed
 from ..mesh import Mesh
-from ..record import MAPPED, Argument, Entry, Placed, Record
+from ..record import Argument, Entry, Placed, Record
 from ..spmd import Traced
-from ..tensor import short_dtype
 from .source import NOWHERE, Site, Sources
 
 
@@ -24,7 +21,7 @@ class Reading:
     def __init__(self, traced: Traced, record: Record, mesh: Mesh):
         self.jaxpr, self._before, self.update_known = traced.jaxpr, traced.before, traced.update_known
         self.entries, self.mesh = record.entries, mesh
-        self._sources = Sources((entry.code, entry.at) for entry in self.entries)
+        self._sources = Sources(self.entries)
         self._arguments, self._update = record.arguments, record.update
 
     @functools.cached_property
@@ -55,9 +52,15 @@ class Reading:
         for entry in self.entries:
             for placed in (*entry.operands, *entry.results):
                 for dim in placed.dims if placed is not None else ():
-                    if not dim.name.startswith(UNSHOWN):
+                    if dim.is_shown:
                         found.setdefault(dim.name, {})[dim.size_text] = None
         return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
+
+    def places(self) -> Iterator[tuple[Site, str]]:
+        """Every place in the user's source that the program names, and its file."""
+        for code, at in (*((entry.code, entry.at) for entry in self.entries), self._update):
+            if code is not None:
+                yield self._sources.site(code, at), code.co_filename
 
     @property
     def update_site(self) -> Site:
@@ -65,11 +68,11 @@ class Reading:
         return self._sources.site(*self._update)
 
     def operand_name(self, op: int, index: int) -> str:
-        """What an operand is called: the argument it comes from, else what the user wrote."""
+        """The name of an operand: the argument it comes from, or what was written."""
         entry = self.entries[op]
         site = self.site(entry)
         texts, origin = site.arguments, self._origins.get((op, index))
-        is_the_call = site.called == entry.op or site.called in _SIGN_OF.get(entry.op, ())
+        is_the_call = site.called in (entry.op, entry.traits.sign)
         fits = is_the_call and index < len(texts) >= len(entry.operands) and texts[index] != "..."
         if origin is not None and (origin.is_leaf or not (fits and texts[index].isidentifier())):
             return origin.name
@@ -110,14 +113,17 @@ class Reading:
     def text(self, entry: Entry, *, operands_only: bool = False) -> str:
         """The op as the user wrote it."""
         site = self.site(entry)
-        if site.called in _SIGN_OF.get(entry.op, ()):
+        if site.called and site.called == entry.traits.sign:
             return site.text
         if site.called != entry.op:
             return f"{entry.op} by {site.text}" if site.text else f"{entry.op}(...)"
         return f"{entry.op}({', '.join(site.arguments[: len(entry.operands)])})" if operands_only else site.text
 
     def is_gradient(self, step: Step) -> bool:
-        """Whether a step belongs to the gradient of its op; a rule of the user's own runs ops in the backward pass."""
+        """Whether a step belongs to the gradient of its op.
+
+        A gradient rule of the user's own runs ops in the backward pass.
+        """
         return step.phase == "backward" and step.op in self._traced_forward
 
     @functools.cached_property
@@ -126,11 +132,11 @@ class Reading:
 
     def mapped_dims(self, entry: Entry) -> list[str]:
         """The dims that functions around an op are mapped over."""
-        return [outer.over[0] for outer in self.around(entry) if outer.op in MAPPED]
+        return [outer.over[0] for outer in self.around(entry) if outer.traits.is_mapped]
 
     def mapped_times(self, entry: Entry) -> int:
         """How many examples of a mapped function one processor works on at once."""
-        return math.prod(outer.turns or 1 for outer in self.around(entry) if outer.op == "vmap")
+        return math.prod(outer.examples for outer in self.around(entry))
 
     def around(self, entry: Entry) -> Iterator[Entry]:
         """The blocks around an entry, the innermost first."""
@@ -139,20 +145,6 @@ class Reading:
             yield entry
 
     def local_elements(self, placed: Placed, axes: dict[str, tuple[str, ...]]) -> int:
-        """How many elements a processor holds of a tensor whose dims are split as `axes` says."""
+        """How many elements of a tensor a processor holds, sharded as `axes` says."""
         ways = math.prod(self.mesh.axes[axis] for dim in placed.dims for axis in axes.get(dim.name, ()))
         return math.prod(placed.dims.sizes) // ways
-
-
-# An operator's sign stands for an op.
-_SIGN_OF: dict[str, tuple[str, ...]] = {
-    "add": ("+",), "subtract": ("-",), "multiply": ("*",), "divide": ("/",), "floor_divide": ("//",),
-    "remainder": ("%",), "power": ("**",), "bitwise_and": ("&",), "bitwise_or": ("|",), "bitwise_xor": ("^",),
-    "left_shift": ("<<",), "right_shift": (">>",), "less": ("<",), "less_equal": ("<=",), "greater": (">",),
-    "greater_equal": (">=",), "equal": ("==",), "not_equal": ("!=",), "negative": ("-",), "invert": ("~",),
-}  # fmt: skip
-
-
-def type_text(placed: Placed) -> str:
-    """A placed type as it is printed."""
-    return typed(short_dtype(placed.dtype), placed.dims, placed.placement)

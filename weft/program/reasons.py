@@ -1,25 +1,17 @@
 """Why a collective is there, in words.
 
-Worked out from what the record says of its op: which dims are summed, which operand lies otherwise than the op needs
-it, which is whole where others are split. A gradient's collective has the reason of what it is the gradient of.
+Worked out from what the record says of its op: which dims are summed, which operand is sharded otherwise than the op
+needs it, which is whole where others are split; and from what the op says of itself (`weft.record.Traits`). A
+gradient's collective has the reason of what it is the gradient of.
 """
 
 from collections.abc import Iterable, Sequence
 
 from ..graph import Step
-from ..record import Axes, Entry, Placed
+from ..record import SUMS, Axes, Entry, Placed
 from .reading import Reading
 
-_SUMMED = ("einsum", "sum", "mean", "local")
-_MOVED = ("rename", "einsum", "sum")
-_CHANNELS = ("conv", "conv_transpose")
-_SHOWN = ("print", "check")
-_BLOCKS = {
-    "scan": "because the carry starts the same on all of {axes} and differs there after a turn",
-    "vmap": "because it is the same for every {over}, which is split over {axes}",
-    "associative_scan": "because associative_scan goes over {over}, split over {axes}",
-    "accumulate": "because it is the same for every microbatch, and the rows are split over {axes}",
-}
+_REDUCES = ("all_reduce", "reduce_scatter")
 
 
 def reason(reading: Reading, step: Step, axes: Axes) -> str:
@@ -27,18 +19,16 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     entry = reading.entry(step.op)
     if entry is None:
         return ""
-    over = _joined(axes)
-    if entry.reason:
-        return entry.reason.format(axes=over, name=reading.operand_name(entry.id, 0) or "a parameter")
-    if entry.op in _SHOWN:
-        return f"because {entry.op} looks at the whole value"
+    over = _plus(axes)
+    if entry.traits.reason:
+        name = reading.operand_name(entry.id, 0) or "a parameter"
+        return entry.traits.reason.format(axes=over, op=entry.op, name=name)
     placed = entry.operands[step.operand] if step.operand is not None and step.operand < len(entry.operands) else None
     if placed is not None and step.operand is not None:
         name = reading.operand_name(entry.id, step.operand) or f"operand {step.operand + 1}"
         return _of_operand(reading, entry, placed, name, step, axes)
     if entry.is_block:
-        form = _BLOCKS.get(entry.op, "because it is the same on all of {axes} before, and differs there after")
-        return form.format(axes=over, over=_and(entry.over))
+        return entry.traits.reason_else.format(axes=over, over=_and(entry.over))
     if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
         return f"because {_is(_held(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
@@ -47,10 +37,10 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
 
 def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step: Step, axes: Axes) -> str:
     """The op brings an operand to where it needs it, or sums its gradient."""
-    over = _joined(axes)
+    over = _plus(axes)
     if step.collective == "all_reduce":
-        own = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
-        data = [dim for dim, held in entry.dims.items() if set(axes) & set(held) - own]
+        held = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
+        data = [dim for dim, meeting in entry.dims.items() if set(axes) & set(meeting) - held]
         if set(axes) & set(entry.taken):
             data += reading.mapped_dims(entry)
         if not data:
@@ -79,60 +69,47 @@ def _rules(placed: Placed, axes: Axes) -> str:
 
 
 class _Op:
-    """An op that needs a collective by itself: a sum over a split dim, a dim that changes its place."""
+    """An op that sends by itself: sums over a split dim, or moves one elsewhere."""
 
     def __init__(self, entry: Entry, axes: Axes):
-        self.entry, self.over = entry, _joined(axes)
-        self.lies = {
+        self.entry, self.over = entry, _plus(axes)
+        self.held_after = {  # the axes that hold each dim of the result
             dim.name: held for p in entry.results for dim, held in zip(p.dims, p.placement, strict=True)
-        }  # of the result
+        }
         self.split = [dim for dim, held in entry.dims.items() if set(axes) & set(held)]
-        self.gone = [dim for dim in self.split if self._is_gone(dim)]
-        self.along = [dim for dim in self.split if dim in entry.over] or self.gone
-        self.arrived = [dim for dim, held in self.lies.items() if set(axes) & set(held)]
+        self.lost = [dim for dim in self.split if self._new(dim) not in self.held_after]
+        self.along = [dim for dim in self.split if dim in entry.over] if entry.over else self.lost
+        self.arrived = [dim for dim, held in self.held_after.items() if set(axes) & set(held)]
         self.moved = [
-            dim for dim in self.split if not set(axes) <= set(self.lies.get(self._new(dim), ()))
+            dim for dim in self.split if not set(axes) <= set(self.held_after.get(self._new(dim), ()))
         ] or self.split
         self.is_back = self.arrived == self.split and not entry.renamed  # to where the axes were (sort)
 
     def _new(self, dim: str) -> str:
         return self.entry.renamed.get(dim, dim)
 
-    @property
-    def summed(self) -> list[str]:
-        """The dims split here that the result no longer has, by whatever way they went."""
-        return [dim for dim in self.split if self._new(dim) not in self.lies]
-
-    def _is_gone(self, dim: str) -> bool:
-        return dim in self.entry.over if self.entry.over else self._new(dim) not in self.lies
-
     def forward(self, collective: str | None) -> str:
-        op, over = self.entry.op, self.over
-        if collective == "reduce_scatter" and op in _MOVED:
-            return (
-                f"because {_is(self.gone)} summed and split over {over}, where {_and(self.arrived)} of the result lies"
-            )
+        entry, over = self.entry, self.over
         if collective == "all_to_all" and self.is_back:
-            return f"because {op} needs {_and(self.split)} whole, split over {over}"
+            return f"because {entry.op} needs {_and(self.split)} whole, split over {over}"
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
-        if collective == "all_gather" and op in _MOVED:
+        if collective == "all_gather" and entry.renamed:
             return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
-        if op == "take":
-            return f"because {_is(self.along)} looked up in, and split over {over}"
-        if not self.along and self.split and op == "scatter_add":
-            return f"because {_is(self.split)} summed and split over {over}"
-        if op in _CHANNELS and collective == "all_reduce":
-            return f"because {_is(self.summed)} summed and split over {over}"
-        if not self.along and op == "local":
-            return f"because the function given to local calls it over {over}"
-        if not self.along and self.split and collective == "all_gather":
+        if self.along:
+            why = self._filled(entry.traits.reason_along, self.along)
+            is_scattered = collective == "reduce_scatter" and entry.traits.reason_along == SUMS
+            return f"{why}, where {_and(self.arrived)} of the result lies" if is_scattered else why
+        if self.lost and collective in _REDUCES:
+            return self._filled(SUMS, self.lost)
+        if entry.traits.reason_else:
+            return self._filled(entry.traits.reason_else, [])
+        if self.split and collective == "all_gather":
             return f"because {_is(self.moved)} split over {over}, where the result is whole"
-        if not self.along:
-            return f"because of equal copies along {over} the first is taken for all"
-        if op in _SUMMED:
-            return f"because {_is(self.along)} summed and split over {over}"
-        return f"because {op} goes over {_and(self.along)}, split over {over}"
+        return f"because of equal copies along {over} the first is taken for all"
+
+    def _filled(self, reason: str, along: list[str]) -> str:
+        return reason.format(op=self.entry.op, axes=self.over, along=_and(along), along_is=_is(along))
 
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
@@ -140,12 +117,10 @@ class _Op:
             return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
         if collective == "all_gather":
             return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"
-        if collective == "reduce_scatter":
-            if op not in _MOVED:
-                return self._goes_over()
+        if collective == "reduce_scatter" and self.entry.renamed:
             otherwise = self._otherwise()
             return f"because {_is(self.moved)} split over {over} and {otherwise}: the parts of the gradient are summed"
-        if self.along or self.split:
+        if collective == "reduce_scatter" or self.along or self.split:
             return self._goes_over()
         return f"because the result of {op} is the same on all of {over}, used with data split there"
 
@@ -159,22 +134,22 @@ class _Op:
         return _and(f"{old[dim]} (now {dim})" if dim in old else dim for dim in self.arrived)
 
     def _otherwise(self) -> str:
-        """How the dims that are split here lie in the result."""
+        """How the dims that are split here are sharded in the result."""
         words = []
         for dim in self.moved:
             new = self._new(dim)
-            held = self.lies.get(new, ())
-            words.append(f"{new} lies over {_joined(held)}" if held else f"{new} is whole")
+            held = self.held_after.get(new, ())
+            words.append(f"{new} lies over {_plus(held)}" if held else f"{new} is whole")
         return _and(words)
 
 
-def _joined(axes: Axes) -> str:
+def _plus(axes: Axes) -> str:
     return "+".join(axes)
 
 
 def _and(words: Iterable[str]) -> str:
-    found = list(words)
-    return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else "".join(found)
+    *first, last = [*words] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _is(words: Sequence[str]) -> str:

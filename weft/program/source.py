@@ -1,4 +1,4 @@
-"""From an instruction of the user's code to what he wrote there: the line, the variable, the text of the arguments.
+"""What the user wrote at an instruction: line, variable, text of the arguments.
 
 Python keeps the position of every instruction, and `ast` the text at that position; no frame is kept and nothing of
 JAX is asked. Code without source (typed at a prompt) still has its function and line.
@@ -8,17 +8,18 @@ import ast
 import functools
 import linecache
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from ..record import Entry, Traits
 
 Position = tuple[int, int, int, int]
 
 _LONGEST_ARGUMENT = 32
 _LONGEST_TEXT = 52
 _UNSAID = ("out", "like", "dtype", "names")  # the printed type says it, or nothing needs to
-_TAKES_A_FUNCTION = ("local", "elementwise")  # before its operands
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ NOWHERE = Site("", 0, "")
 class Sources:
     """What the user wrote at each op of a program."""
 
-    def __init__(self, places: Iterable[tuple[CodeType | None, int]]):
-        self._ops = {
-            (code.co_filename, position)
-            for code, at in places
-            if code is not None and at >= 0 and (position := _position(code, at)) is not None
-        }
+    def __init__(self, entries: Iterable[Entry]):
+        self._ops: dict[tuple[str, Position], dict[str, Traits]] = {}
+        """The ops called at each place."""
+        for entry in entries:
+            if entry.code is not None and entry.at >= 0 and (position := _position(entry.code, entry.at)) is not None:
+                self._ops.setdefault((entry.code.co_filename, position), {})[entry.op] = entry.traits
         self._sites: dict[tuple[CodeType | None, int], Site] = {}
         self._files: dict[str, _File] = {}
 
@@ -74,7 +75,8 @@ class Sources:
         node = self._file(code.co_filename).find(position)
         if node is None:
             return Site(file, position[0], function)
-        writer = _Writer(lambda inner: (code.co_filename, _place(inner)) in self._ops)
+        here = self._ops.get((code.co_filename, position), {})
+        writer = _Writer(lambda inner: (code.co_filename, _place(inner)) in self._ops, here)
         called, text, arguments = writer.written(node)
         return Site(
             file, position[0], function, writer.targets(node), called, _shortened(text, _LONGEST_TEXT), arguments
@@ -82,7 +84,7 @@ class Sources:
 
 
 def shown_path(filename: str) -> str:
-    """A file as it is printed: relative where it lies below the working directory, else its folder and name."""
+    """A file as it is printed: below the working directory, or folder and name."""
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     if not relative.startswith(".."):
         return relative.replace(os.sep, "/")
@@ -90,7 +92,7 @@ def shown_path(filename: str) -> str:
 
 
 def _function(code: CodeType) -> str:
-    """The name of the function, classes and enclosing functions aside: `layer` for `model.<locals>.layer.<genexpr>`."""
+    """The name of the function: `layer` for `model.<locals>.layer.<genexpr>`."""
     words = [word for word in code.co_qualname.split(".") if not word.startswith("<")]
     if words and words[-1].startswith("__"):  # a class says more than `__call__`
         return ".".join(words[-2:])
@@ -147,9 +149,6 @@ _SIGNS: dict[type, str] = {
 }  # fmt: skip
 
 
-_SAID_BY_SIGN = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-
-
 def _place(node: Any) -> Position:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
@@ -163,10 +162,13 @@ def _flat(nodes: Sequence[Any]) -> list[Any]:
 
 
 class _Writer:
-    """Writes expressions down; an op inside another has a line of its own, and is `...` there."""
+    """Writes expressions down; an op inside another is `...`.
 
-    def __init__(self, is_op: Callable[[Any], bool]):
-        self.is_op = is_op
+    It has a line of its own.
+    """
+
+    def __init__(self, is_op: Callable[[Any], bool], ops: Mapping[str, Traits]):
+        self.is_op, self.ops = is_op, ops
 
     def written(self, node: Any) -> tuple[str, str, tuple[str, ...]]:
         """The function or operator, the text of the whole, and that of each operand."""
@@ -186,13 +188,13 @@ class _Writer:
         called = ast.unparse(node.func).split(".")[-1]
         given = [self.argument(item) for item in node.args]
         given += [f"{k.arg}={self.argument(k.value)}" for k in node.keywords if k.arg and k.arg not in _UNSAID]
-        if isinstance(node.func, ast.Attribute) and called == "rename":  # a method of a tensor
+        traits = self.ops.get(called, Traits())
+        if isinstance(node.func, ast.Attribute) and traits.is_rename:  # a method of a tensor
             owner = self.argument(node.func.value)
-            return called, f"{owner}.rename({', '.join(given)})", (owner,)
-        if called in _SAID_BY_SIGN and len(node.args) == 2:
-            return self._signed(_SAID_BY_SIGN[called], *node.args)
-        arguments = node.args[1:] if called in _TAKES_A_FUNCTION else node.args
-        operands = tuple(self.argument(item) for item in _flat(arguments))
+            return called, f"{owner}.{called}({', '.join(given)})", (owner,)
+        if traits.sign and len(node.args) == 2:
+            return self._signed(traits.sign, *node.args)
+        operands = tuple(self.argument(item) for item in _flat(node.args[traits.arguments_before :]))
         return called, f"{called}({', '.join(given)})", operands
 
     def _signed(self, sign: str, left: Any, right: Any) -> tuple[str, str, tuple[str, ...]]:
@@ -211,7 +213,7 @@ class _Writer:
         return _shortened(ast.unparse(node), _LONGEST_ARGUMENT)
 
     def targets(self, node: Any) -> tuple[str, ...]:
-        """The variables an expression's value is given to, if it is given to any as it stands."""
+        """The variables an expression's value is assigned to as it stands, if any."""
         parent = getattr(node, "parent", None)
         if isinstance(node, ast.AugAssign):
             return _names(node.target)

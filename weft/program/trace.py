@@ -1,4 +1,4 @@
-"""Tracing a function to the SPMD program it becomes, on a mesh of any size, with no devices."""
+"""Tracing a function to its SPMD program, on any mesh, with no devices."""
 
 import dataclasses
 import functools
@@ -6,26 +6,27 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import RegionError, WeftError, public
-from ..layout import Layout, Region
-from ..mesh import Mesh
+from ..errors import WeftError, public
+from ..layout import Layout, LayoutLike, Region
+from ..mesh import Mesh, MeshLike
 from ..record import Placed, Record, recording
-from ..spmd import Traced, spmd
+from ..spmd import Input, Traced, bind
+from ..text import flops_text, layout_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
-from .lines import Line, text_of
+from .lines import Line, listing_text
 from .listing import listing
 from .memory import Memory
-from .memory_names import Given, Names, given_to
+from .memory_names import Names
 from .reading import Reading
-from .work import Duplicated, Work, flops_text
+from .work import Duplicated, Work
 
 VERSION = 1
 
 
 @public(form="wf.trace(fn, *args, mesh=..., layout=...)")
 class Program:
-    """A traced SPMD program; `jaxpr` is the very thing that is compiled, `print(program)` shows it."""
+    """A traced SPMD program: `print(program)` shows it, `jaxpr` is what is compiled."""
 
     def __init__(
         self,
@@ -34,30 +35,37 @@ class Program:
         layout: Layout,
         record: Record,
         name: str = "",
-        given: Sequence[Given] = (),
+        given: Sequence[Input] = (),
     ):
         self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
-        self._reading, self._given = Reading(traced, record, mesh), given
+        self.reading = Reading(traced, record, mesh)
+        """The equations with what the record says of them: what costing, planning and the page read."""
+        self.given = given
+        """The arrays the program is given, in the order it takes them."""
         self._memory: dict[str, Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
         """The collectives of the program."""
-        return ledger_of(self._reading)
+        return ledger_of(self.reading)
 
     @functools.cached_property
     def lines(self) -> list[Line]:
         """The printed program, line by line."""
-        return listing(self._reading)
+        return listing(self.reading)
+
+    @property
+    def title(self) -> str:
+        """What the program is, where it runs and how it is laid out."""
+        return f"{self.name} on {self.mesh} under {layout_text(self.layout)}"
 
     def text(self, *, lines: bool = True) -> str:
-        """The printed program; with `lines=False` the names of functions stand in place of line numbers."""
-        layout = str(self.layout) or "the empty layout"
+        """The printed program; with `lines=False` functions in place of line numbers."""
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
-        head = f"{self.name} on {self.mesh} ({processors}) under {layout}"
-        if sizes := self._reading.sizes:
+        head = f"{self.name} on {self.mesh} ({processors}) under {layout_text(self.layout)}"
+        if sizes := self.reading.sizes:
             head += f"\n{sizes}"
-        body = text_of(self.lines, lines=lines) or "nothing runs"
+        body = listing_text(self.lines, lines=lines) or "nothing runs"
         return "\n".join([head, "", body, "", *self._summary()])
 
     def _summary(self) -> list[str]:
@@ -69,17 +77,23 @@ class Program:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the products and convolutions of one processor: loops, gradients and recomputation counted."""
+        """FLOPs of one processor's matrix products and convolutions.
+
+        Every turn of a loop, gradients and recomputation count.
+        """
         return self._work.total
 
     @property
     def flops_useful(self) -> float:
-        """This processor's share of `flops`, were no work done twice: of what n processors do alike, an n-th."""
+        """One processor's share of `flops`, were no work done twice.
+
+        Of what n processors do alike, an n-th counts.
+        """
         return self._work.useful
 
     @property
     def flops_duplicated(self) -> Duplicated:
-        """`flops - flops_useful`; its `reason` is a sentence that says what is done more than once, and why."""
+        """`flops - flops_useful`; its `reason` says what is done twice, and why."""
         return self._work.duplicated
 
     @property
@@ -89,28 +103,31 @@ class Program:
 
     @functools.cached_property
     def _work(self) -> Work:
-        return Work(self._reading)
+        return Work(self.reading)
 
     @property
     def tensors(self) -> list[Placed]:
-        """The placed types of what its ops work on and give, in the order they were traced."""
-        found = ((*entry.operands, *entry.results) for entry in self._reading.entries)
-        return [placed for each in found for placed in each if placed is not None]
+        """The placed types of all operands and results, in the order of the trace."""
+        of_entries = ((*entry.operands, *entry.results) for entry in self.reading.entries)
+        return [placed for types in of_entries for placed in types if placed is not None]
 
     @property
     def memory(self) -> Memory:
-        """What the program holds in the memory of one GPU, and at the peak; found without compiling."""
+        """What the program holds in the memory of one GPU; found without compiling."""
         return self.memory_on("gpu")
 
     def memory_on(self, target: str) -> Memory:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
         if target not in self._memory:
-            names = Names(self._reading, self._given, Region(self.mesh, self.layout))
-            self._memory[target] = Memory(self._reading.tree, self.mesh.axes, names, target)
+            names = Names(self.reading, self.given, Region(self.mesh, self.layout))
+            self._memory[target] = Memory(self.reading.tree, self.mesh.axes, names, target)
         return self._memory[target]
 
     def diff(self, other: "Program") -> Diff:
-        """What changes from this program to another: another layout, or another version of the code."""
+        """What changes from this program to another.
+
+        That may be another layout, or another version of the code.
+        """
         return Diff(self, other)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +137,7 @@ class Program:
             "name": self.name,
             "mesh": dict(self.mesh.axes),
             "layout": str(self.layout),
-            "lines": [dataclasses.asdict(line) for line in self.lines],
+            "lines": [line.to_dict() for line in self.lines],
             "ledger": [{**dataclasses.asdict(row), "wire_bytes": row.wire_bytes} for row in self.ledger],
             "exact": self.ledger.exact,
             "flops": self.flops,
@@ -139,21 +156,29 @@ class Program:
 
 
 @public
-def trace(fn: Callable[..., Any], *args: Any, mesh: Any = None, layout: Any = None, **kwargs: Any) -> Program:
-    """The program that `fn` becomes on a mesh under a layout; arguments may be `jax.ShapeDtypeStruct` tensors.
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: MeshLike | None = None,
+    layout: LayoutLike | None = None,
+    **kwargs: Any,
+) -> Program:
+    """The SPMD program that `fn` becomes on a mesh under a layout.
+
+    Arguments may be tensors of `jax.ShapeDtypeStruct`.
 
     A function made by `wf.spmd`, or a train step with a mesh, brings its own.
     """
-    bound: Any = fn if mesh is None else spmd(getattr(fn, "fn", fn), mesh=mesh, layout=layout)
-    if not hasattr(bound, "abstract"):
-        raise RegionError("trace got no mesh", fix="say `wf.trace(fn, ..., mesh=..., layout=...)`")
-    name = getattr(bound, "__name__", "")
+    bound = bind(fn, mesh, layout)
     try:
         with recording() as record:
             traced = bound.abstract(*args, **kwargs)
     except WeftError:
         raise  # names mesh and layout itself, and ends with the fix
     except Exception as error:
-        error.add_note(f"while tracing {name} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}")
+        error.add_note(
+            f"while tracing {bound.__name__} on mesh {bound.mesh} under layout {str(bound.layout) or '(empty)'}"
+        )
         raise
-    return Program(traced, bound.mesh, bound.layout, record, name, given_to(bound, args, kwargs))
+    assert bound.mesh is not None  # or it would not have been traced
+    return Program(traced, bound.mesh, bound.layout, record, bound.__name__, bound.inputs(*args, **kwargs))

@@ -1,5 +1,9 @@
-"""Arguments of a region taken apart: which leaves are tensors, which numbers, which part of the program itself."""
+"""What goes into a region: arguments taken apart into arrays.
 
+Imports what stands left of the ops. Each array has a slot that says what it stands for.
+"""
+
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +13,15 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from ..checks import is_whole
+from ..dims import Shape
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed
 from ..record import Argument
 from ..tensor import Kind, check_not_given_up, is_tensor, make, marked, need_room
+from .bound import Input, path_words, says_enough
+from .partition import need_hash
 
 
 @jax.tree_util.register_static
@@ -24,20 +32,17 @@ class Static:
     value: Any
 
     def __post_init__(self) -> None:
-        try:
-            hash(self.value)
-        except TypeError:
-            raise TensorError(
-                f"a static argument is {type(self.value).__name__}, which could change after it was compiled in",
-                fix="give something hashable, e.g. a tuple instead of a list",
-            ) from None
+        need_hash(self.value)
 
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor among the arguments; one whose array does not fit its dims goes whole to every processor."""
+    """A tensor among the arguments.
 
-    dims: Any
+    One whose array does not fit its dims goes whole to every processor.
+    """
+
+    dims: Shape
     kind: Kind
     fits: bool
 
@@ -56,85 +61,103 @@ class ValueSlot:
 
 @dataclass(frozen=True)
 class Call:
-    """What one way of calling compiles for: the tree of arguments, and what each leaf of it stands for."""
+    """One way of calling: the tree of arguments, and what each leaf stands for."""
 
     structure: Any
     slots: tuple[Any, ...]
     donated: tuple[bool, ...]
 
+    @property
+    def array_slots(self) -> list[TensorSlot | ValueSlot]:
+        """What each array among the arguments stands for."""
+        return [slot for slot in self.slots if not isinstance(slot, Static)]
+
+    @functools.cached_property
+    def values(self) -> list[int]:
+        """Which of the arrays are plain values."""
+        return [i for i, slot in enumerate(self.array_slots) if isinstance(slot, ValueSlot)]
+
     def specs(self, region: Region) -> list[PartitionSpec]:
         """How each array among the arguments is split."""
-        found = []
-        for slot in self.slots:
-            if isinstance(slot, TensorSlot) and slot.fits:
-                found.append(spec(region.placement(slot.dims, slot.kind.store)))
-            elif not isinstance(slot, Static):
-                found.append(PartitionSpec())
-        return found
+        return [
+            spec(region.placement(slot.dims, slot.kind.store))
+            if isinstance(slot, TensorSlot) and slot.fits
+            else PartitionSpec()
+            for slot in self.array_slots
+        ]
 
-    def local(self, arrays: Sequence[Any], region: Region) -> Any:
-        """The tree of arguments inside the region."""
-        found = iter(arrays)
-        leaves = [slot.value if isinstance(slot, Static) else slot.local(next(found), region) for slot in self.slots]
-        return without_statics(jax.tree.unflatten(self.structure, leaves))
+    def local(self, arrays: Sequence[Any], region: Region) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments inside the region."""
+        left = iter(arrays)
+        leaves = [slot.value if isinstance(slot, Static) else slot.local(next(left), region) for slot in self.slots]
+        args, kwargs = jax.tree.unflatten(self.structure, leaves)
+        return [_unwrap(arg) for arg in args], {name: _unwrap(arg) for name, arg in kwargs.items()}
 
     def names(self, fn: Callable[..., Any]) -> list[Argument]:
         """What the arrays among the arguments of `fn` are called."""
         numbered = jax.tree.unflatten(self.structure, range(len(self.slots)))
-        leaves = jax.tree_util.tree_flatten_with_path(numbered)[0]
-        taken = _parameters(fn)
-        return [_leaf_name(path, taken) for path, i in leaves if not isinstance(self.slots[i], Static)]
+        paths = jax.tree_util.tree_flatten_with_path(numbered)[0]
+        parameters = _parameter_names(fn)
+        return [_argument_name(path, parameters) for path, i in paths if not isinstance(self.slots[i], Static)]
 
-    def parted(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The arrays that are donated and those that are kept."""
+    def inputs(self, fn: Callable[..., Any]) -> list[Input]:
+        """What is known of the arrays of a call of `fn`, donated ones first."""
+        inputs = []
+        for argument, slot, is_donated in zip(self.names(fn), self.array_slots, self.donated, strict=True):
+            if isinstance(slot, TensorSlot) and slot.fits:
+                inputs.append(Input(argument.name, slot.dims, slot.kind.store, is_donated))
+            else:
+                inputs.append(Input(argument.name, None, None, is_donated))
+        return sorted(inputs, key=lambda x: not x.is_donated)
+
+    def part(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The arrays that are donated, and those that are kept."""
         pairs = list(zip(arrays, self.donated, strict=True))
-        return [a for a, gone in pairs if gone], [a for a, gone in pairs if not gone]
+        return [a for a, is_donated in pairs if is_donated], [a for a, is_donated in pairs if not is_donated]
 
-    def joined(self, gone: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-        """All arrays in order again."""
-        gone_left, kept_left = iter(gone), iter(kept)
-        return [next(gone_left if is_gone else kept_left) for is_gone in self.donated]
+    def join(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        """All arrays in the order of the arguments again."""
+        donated_left, kept_left = iter(donated), iter(kept)
+        return [next(donated_left if is_donated else kept_left) for is_donated in self.donated]
 
 
-def read(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    static: Sequence[int],
-    donate: Sequence[int],
-    state: str,
+def read_call(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str
 ) -> tuple[Call, list[Any]]:
-    """What a call compiles for, and its arrays; `state` is what an error says of the region."""
-    args, kwargs = _marked(fn, args, kwargs, static)
+    """A call taken apart, and its arrays; errors say `state` of the region."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
     owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)] if donate else []
     slots, arrays, donated = [], [], []
     for i, leaf in enumerate(leaves):
         slot, array = _read_leaf(leaf)
         if slot is None:
-            raise _unnamed(args, kwargs, i, state)
+            raise _cannot_enter(args, kwargs, i, state)
         slots.append(slot)
         if array is not None:
             arrays.append(array)
             donated.append(i < len(owners) and owners[i] in donate)
-    _check_usable(arrays, donated)
     return Call(structure, tuple(slots), tuple(donated)), arrays
 
 
-def _marked(
+def wrap_statics(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, static ones wrapped so that JAX sees no data in them."""
     if not static:
         return tuple(args), kwargs
     names = list(inspect.signature(fn).parameters)
     args = tuple(Static(arg) if i in static else arg for i, arg in enumerate(args))
-    named = {names[i] for i in static if i < len(names)}
-    return args, {name: Static(value) if name in named else value for name, value in kwargs.items()}
+    wrapped = {names[i] for i in static if i < len(names)}
+    return args, {name: Static(value) if name in wrapped else value for name, value in kwargs.items()}
 
 
-def positions(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
-    """The positions of the arguments named; each must be there."""
-    several = (given,) if isinstance(given, int | str) or not isinstance(given, Sequence) else tuple(given)
+def _unwrap(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Static) else arg
+
+
+def positions(fn: Callable[..., Any], wanted: Any, option: str) -> tuple[int, ...]:
+    """The positions of the arguments that an option names; each must be there."""
+    several = (wanted,) if isinstance(wanted, int | str) or not isinstance(wanted, Sequence) else tuple(wanted)
     try:
         parameters = list(inspect.signature(fn).parameters.values()) if several else []
     except (TypeError, ValueError):
@@ -144,29 +167,23 @@ def positions(fn: Callable[..., Any], given: Any, what: str) -> tuple[int, ...]:
     found = []
     for item in several:
         position = names.index(item) if item in names else item
-        is_int = isinstance(position, int) and not isinstance(position, bool)
-        if not is_int or not (is_open or -len(names) <= position < len(names)):
+        if not is_whole(position) or not (is_open or -len(names) <= position < len(names)):
             known = ", ".join(f"{i} `{name}`" for i, name in enumerate(names))
-            raise TensorError(f"`{what}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
+            raise TensorError(f"`{option}` names argument {item!r}, which is not there", fix=f"use one of: {known}")
         found.append(position % len(names) if names and not is_open else position)
     return tuple(found)
 
 
 def _read_leaf(leaf: Any) -> tuple[Any, Any]:
-    """What a leaf of the arguments stands for, and its array if it has one; (None, None) if it cannot go in."""
+    """A leaf's slot, and its array if it has one; (None, None) if it cannot go in."""
     if is_tensor(leaf):
         if not is_data(leaf):
             return Static(leaf), None
-        kind = replace(leaf._kind, equal=frozenset()) if leaf._kind.equal else leaf._kind
+        kind = replace(leaf.kind, equal=frozenset()) if leaf.kind.equal else leaf.kind
         # An optimizer's state may hold an array of another shape in a tensor's place.
-        return TensorSlot(leaf.dims, kind, tuple(leaf._array.shape) == leaf.dims.sizes), leaf._array
-    if is_number(leaf):
-        need_room(leaf)
-        return ValueSlot(), leaf
-    if is_array(leaf):
-        holds_numbers = not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind in "biufcV"
-        need_room(leaf)
-        return (ValueSlot(), leaf) if leaf.shape == () and holds_numbers else (None, None)
+        return TensorSlot(leaf.dims, kind, tuple(leaf.raw.shape) == leaf.dims.sizes), leaf.raw
+    if is_number(leaf) or is_array(leaf):
+        return (ValueSlot(), leaf) if is_plain_value(leaf) else (None, None)
     try:
         hash(leaf)
     except TypeError:
@@ -174,29 +191,40 @@ def _read_leaf(leaf: Any) -> tuple[Any, Any]:
     return Static(leaf), None
 
 
-def _parameters(fn: Callable[..., Any]) -> list[str]:
+def is_plain_value(leaf: Any) -> bool:
+    """Whether an array or a number goes in unnamed; raises where it is too large."""
+    need_room(leaf)
+    if is_number(leaf):
+        return True
+    return leaf.shape == () and (not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind in "biufcV")
+
+
+def _parameter_names(fn: Callable[..., Any]) -> list[str]:
     try:
-        found = inspect.signature(fn).parameters.values()
+        parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _leaf_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
-    """`layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree."""
+def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
+    """What an array is called.
+
+    `layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree.
+    """
     (kind, first, *rest) = path
     if kind.idx == 1:
         argument = first.key
     else:
         argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
-    words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in rest]
-    text = "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in words)
-    if len(words) > 1 and not words[0].isdigit():
+    words, text = path_words(rest)
+    if says_enough(words):
         return Argument(text[1:], is_leaf=True)
     return Argument(argument + text, is_leaf=not all(word.isdigit() for word in words))
 
 
-def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
+def _cannot_enter(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
+    """The error of leaf number `i`, which is neither data nor can be compiled in."""
     path, leaf = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_tensor)[0][i]
     keyword = path[0].idx == 1
     where = f"argument {'' if keyword else path[1].idx}{jax.tree_util.keystr(path[1 if keyword else 2 :])}"
@@ -212,24 +240,10 @@ def _unnamed(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
     )
 
 
-def _check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:
-    gone = [id(array) for array, is_gone in zip(arrays, donated, strict=True) if is_gone]
+def check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:
+    """Raises where an array is given up twice, or was given up to an earlier call."""
+    gone = [id(array) for array, is_donated in zip(arrays, donated, strict=True) if is_donated]
     if len(set(gone)) < len(gone):
         raise RegionError("one array is donated twice", fix="donate each array once, or copy one: `jnp.copy(array)`")
     for array in arrays:
         check_not_given_up(array)
-
-
-def with_statics(tree: Any) -> Any:
-    """The tree with every leaf that is no tensor, array or number wrapped as static."""
-
-    def wrap(leaf: Any) -> Any:
-        return leaf if is_data(leaf) or is_tensor(leaf) else Static(leaf)
-
-    return jax.tree.map(wrap, tree, is_leaf=is_tensor)
-
-
-def without_statics(tree: Any) -> Any:
-    """The tree with the values that were wrapped as static."""
-    is_leaf = lambda node: isinstance(node, Static) or is_tensor(node)  # noqa: E731
-    return jax.tree.map(lambda node: node.value if isinstance(node, Static) else node, tree, is_leaf=is_leaf)

@@ -7,41 +7,42 @@ storage of what it is the gradient of.
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..checks import is_whole, need_function
+from ..dtypes import DTypeLike
 from ..errors import TensorError, WeftError, folded, public
 from ..layout import axes_in, open_region
 from ..leaves import array_of, is_trained, unnamed
 from ..lower.collectives import all_reduce, as_varying
-from ..lower.meet import brought, common_region, need_function, with_layout
+from ..lower.meet import brought, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
-from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement
+from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement, with_kind
 
 
 @public
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: DTypeLike | None = None
 ) -> Callable[..., Any]:
-    """A function that gives the value of `fn`, one number, and its gradients with respect to some arguments.
+    """A function that gives the value of `fn`, a number, and its gradients.
 
-    Gradients are of float tensors that are not frozen and of plain floats; other leaves get None. `sum_dtype` says in
-    which dtype gradient sums travel, a float of 16 bits or more.
+    With respect to the arguments `argnums`: of float tensors that are not frozen and of plain floats; other leaves get
+    None. `sum_dtype` says in which dtype gradient sums travel, a float of 16 bits or more.
     """
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
-    if bad := [i for i in positions if not isinstance(i, int) or isinstance(i, bool)]:
+    if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
-    sum_dtype = None if sum_dtype is None else _checked_sum_dtype(sum_dtype)
+    sums = None if sum_dtype is None else _read_sum_dtype(sum_dtype)
 
     @folded
     @functools.wraps(fn)
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
             raise TensorError(
                 f"value_and_grad is to differentiate argument {bad[0]}, and {len(args)} were given",
@@ -54,35 +55,35 @@ def value_and_grad(
             raise TensorError(
                 "there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor"
             )
-        starts = [_start(leaves[i], sum_dtype) for i in picked]
+        starts = [_prepare(leaves[i], sums) for i in picked]
 
         def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
             filled = list(leaves)
             for i, start, array in zip(picked, starts, arrays, strict=True):
-                filled[i] = _refilled(start, array)
+                filled[i] = _fill(start, array)
             whole = list(args)
             for i, tree in zip(positions, jax.tree.unflatten(structure, filled), strict=True):
                 whole[i] = tree
             with _mapped_numbers(starts):
-                found = fn(*whole, **kwargs)
-            value, aux = _with_aux(found) if has_aux else (found, None)
-            value = _one_number(value)
-            return value._array, (value, aux)
+                output = fn(*whole, **kwargs)
+            value, aux = _split_aux(output) if has_aux else (output, None)
+            value = _need_number(value)
+            return value.raw, (value, aux)
 
-        (_, (value, aux)), gradients = _differentiated(scalar, [array_of(x) for x in starts])
-        found: list[Any] = [None] * len(leaves)
-        for i, start, gradient in zip(picked, starts, gradients, strict=True):
-            found[i] = _gradient_of(start, gradient)
-        results = jax.tree.unflatten(structure, found)
-        given = results[0] if isinstance(argnums, int) else tuple(results)
-        return ((value, aux) if has_aux else value), given
+        (_, (value, aux)), arrays = _differentiate(scalar, [array_of(x) for x in starts])
+        gradients: list[Any] = [None] * len(leaves)
+        for i, start, array in zip(picked, starts, arrays, strict=True):
+            gradients[i] = _gradient_of(start, array)
+        of_trees = jax.tree.unflatten(structure, gradients)
+        of_arguments = of_trees[0] if isinstance(argnums, int) else tuple(of_trees)
+        return ((value, aux) if has_aux else value), of_arguments
 
-    return both
+    return value_and_gradients
 
 
-def _checked_sum_dtype(given: Any) -> Any:
-    """The dtype in which gradient sums may travel; one too small for them is refused, with or without a mesh."""
-    dtype = as_dtype(given)
+def _read_sum_dtype(sum_dtype: DTypeLike) -> Any:
+    """The dtype gradient sums travel in; too small a one is refused on any mesh."""
+    dtype = as_dtype(sum_dtype)
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
         raise TensorError(
             f"`sum_dtype` is {dtype}, in which sums of gradients would be lost",
@@ -92,7 +93,7 @@ def _checked_sum_dtype(given: Any) -> Any:
     return dtype
 
 
-def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+def _differentiate(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     try:
         return jax.value_and_grad(scalar, has_aux=True)(arrays)
     except ValueError as error:
@@ -106,16 +107,16 @@ def _differentiated(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
 
 @public
 def grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: Any = None
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, sum_dtype: DTypeLike | None = None
 ) -> Callable[..., Any]:
-    """As `value_and_grad`, without the value; with `has_aux`, the gradients and the rest."""
-    both = value_and_grad(fn, argnums, has_aux, sum_dtype)
+    """As `value_and_grad`, without the value; with `has_aux`, gradients and the rest."""
+    value_and_gradients = value_and_grad(fn, argnums, has_aux, sum_dtype)
 
     @folded
     @functools.wraps(fn)
     def gradients(*args: Any, **kwargs: Any) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, of_arguments = value_and_gradients(*args, **kwargs)
+        return (of_arguments, value[1]) if has_aux else of_arguments
 
     return gradients
 
@@ -124,33 +125,39 @@ _OF_COPIES = "because every processor along {axes} has a copy, and each copy a p
 
 
 def _mapped_numbers(starts: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """While a function is traced that is differentiated by numbers which differ between a mapped dim's examples."""
+    """While a function is traced that is differentiated by mapped numbers.
+
+    These differ between a mapped dim's examples.
+    """
     region = open_region()
     if region is None or not region.taken or all(map(is_tensor, starts)):
         return contextlib.nullcontext()
     return bringing(brought)
 
 
-def _refilled(start: Any, array: Any) -> Any:
+def _fill(start: Any, array: Any) -> Any:
     """What is differentiated by, in the place of the leaf it started as."""
     if not is_tensor(start):
         return array
-    return marked(make(array, start.dims, start._region, start._kind), {"has_gradient": True})
+    return marked(make(array, start.dims, start.region, start.kind), {"has_gradient": True})
 
 
 def _gradient_of(x: Any, gradient: Any) -> Any:
     if not is_tensor(x):
         return gradient
     # Of a gathered tensor every processor has a copy, and each copy a part of the gradient.
-    if x._kind.equal:
-        assert x._region is not None
-        with x._region.record.op("gradient", reason=_OF_COPIES):
-            gradient = all_reduce(gradient, tuple(sorted(x._kind.equal)))
-    return make(gradient, x.dims, x._region, Kind(store=x._kind.store))
+    if x.kind.equal:
+        assert x.region is not None
+        with x.region.record.unasked("gradient", _OF_COPIES):
+            gradient = all_reduce(gradient, tuple(sorted(x.kind.equal)))
+    return make(gradient, x.dims, x.region, Kind(store=x.kind.store))
 
 
-def _start(x: Any, sum_dtype: Any) -> Any:
-    """What to differentiate by: a tensor that varies over a mapped dim's axes has a gradient for each example."""
+def _prepare(x: Any, sum_dtype: Any) -> Any:
+    """What to differentiate by.
+
+    A tensor that varies over a mapped dim's axes has a gradient for each example.
+    """
     region = open_region()
     if not is_tensor(x):
         if getattr(x, "shape", ()):
@@ -159,23 +166,23 @@ def _start(x: Any, sum_dtype: Any) -> Any:
     x = checked(x)
     if region is not None and region.taken:
         x = with_layout(x, region)
-        return result(as_varying(x._array, region.taken), x.dims, region)
-    if x._region is not None:
-        x = make(as_varying(x._array, axes_in(placement(x))), x.dims, x._region, x._kind)
+        return result(as_varying(x.raw, region.taken), x.dims, region)
+    if x.region is not None:
+        x = make(as_varying(x.raw, axes_in(placement(x))), x.dims, x.region, x.kind)
     if sum_dtype is None:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # both parts travel in it, or in the least that JAX has
         sum_dtype = jnp.promote_types(sum_dtype, jnp.complex64)
-    return make(x._array, x.dims, x._region, replace(x._kind, sums=sum_dtype))
+    return with_kind(x, sums=sum_dtype)
 
 
-def _with_aux(found: Any) -> tuple[Any, Any]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise TensorError(f"has_aux=True, and the function gave {type(found).__name__}", fix="return `(loss, aux)`")
-    return found
+def _split_aux(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TensorError(f"has_aux=True, and the function gave {type(result).__name__}", fix="return `(loss, aux)`")
+    return result
 
 
-def _one_number(value: Any) -> Tensor:
+def _need_number(value: Any) -> Tensor:
     if isinstance(value, tuple):
         raise TensorError("the function to differentiate gave a tuple", fix="say `has_aux=True` for `(loss, aux)`")
     if not is_tensor(value) and not hasattr(value, "dtype") and not isinstance(value, int | float):
@@ -189,4 +196,4 @@ def _one_number(value: Any) -> Tensor:
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TensorError(f"the function to differentiate gave {value.dtype}", fix="cast it: `wf.cast(x, 'float32')`")
-    return value if common_region([value]) is None else with_layout(value, value._region)
+    return value if common_region([value]) is None else with_layout(value, value.region)

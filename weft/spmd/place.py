@@ -3,7 +3,6 @@
 Stands beside spmd at the border; imports what stands left of the ops.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +11,20 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..dims import Shape
+from ..dtypes import is_key
 from ..errors import RegionError, public
-from ..layout import Axes, Region, as_layout, spec
+from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
-from ..mesh import Mesh, as_mesh
+from ..mesh import MeshLike, as_mesh
 from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
 
 
 @public
-def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
-    """The tree with every tensor placed on the mesh as the layout says, parameters as they are stored.
+def put(tree: Any, *, mesh: MeshLike, layout: LayoutLike) -> Any:
+    """The tree with every tensor sharded over the mesh as the layout says.
 
-    With many processes each gives its own rows of a tensor that is split between them, and the result has the dims
-    of all rows; parameters are given whole by all.
+    Parameters are placed as they are stored. With many processes each gives its own rows of a tensor that is split
+    between them, and the result has the dims of all rows; parameters are given whole by all.
     """
     mesh = as_mesh(mesh)
     region = Region(mesh, as_layout(layout))
@@ -32,11 +32,11 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
 
     def place(leaf: Any) -> Any:
         if is_tensor(leaf):
-            leaf = _outside(leaf, "put")
-            if jax.process_count() > 1 and leaf._kind.store is None and _is_local(leaf._array):
-                return _joined_rows(leaf, region, devices)
-            lies = sharding_of(leaf.dims, leaf._kind.store, region)
-            return make(put_array(leaf._array, lies), leaf.dims, None, leaf._kind)
+            leaf = _need_outside(leaf, "put")
+            if jax.process_count() > 1 and leaf.kind.store is None and _is_local(leaf.raw):
+                return _join_rows(leaf, region, devices)
+            wanted = sharding_of(leaf.dims, leaf.kind.store, region)
+            return make(put_array(leaf.raw, wanted), leaf.dims, None, leaf.kind)
         if is_array(leaf):
             check_not_given_up(leaf)
             need_room(leaf)
@@ -47,17 +47,41 @@ def put(tree: Any, *, mesh: Any, layout: Any) -> Any:
 
 
 def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding:
-    """How an array of these dims lies on the region's devices, stored so (`params`) or as any tensor."""
+    """The sharding of an array of these dims, stored so (`params`) or as any tensor."""
     return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
+
+
+def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
+    """The shapes of a tree's arrays, each with its sharding, on any mesh.
+
+    Tensors are sharded as the layout says, numbers are replicated.
+    """
+
+    def place(leaf: Any) -> Any:
+        if not is_tensor(leaf):
+            return placed_shape(leaf, NamedSharding(mesh, PartitionSpec()))
+        fits = tuple(getattr(leaf.raw, "shape", ())) == leaf.dims.sizes
+        placed = region.placement(leaf.dims, leaf.kind.store) if fits else ()
+        return make(placed_shape(leaf.raw, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf.kind)
+
+    return jax.tree.map(place, tree, is_leaf=is_tensor)
+
+
+def placed_shape(array: Any, sharding: NamedSharding) -> Any:
+    """The array's shape with its sharding; what is no array as it is."""
+    if not is_array(array):
+        return array
+    weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding, weak_type=weak)
 
 
 @public
 def get(tree: Any) -> Any:
-    """The tree with a NumPy array in place of every tensor and array; of a padded tensor, of its values alone."""
+    """The tree with NumPy arrays for tensors and arrays; padding is left out."""
 
     def fetch(leaf: Any) -> Any:
-        array = _outside(leaf, "get")._array if is_tensor(leaf) else leaf
-        if isinstance(array, jax.Array) and not _is_key(array):
+        array = _need_outside(leaf, "get").raw if is_tensor(leaf) else leaf
+        if isinstance(array, jax.Array) and not is_key(array):
             array = np.asarray(array if array.is_fully_addressable else _whole(array))
         return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array
 
@@ -66,17 +90,19 @@ def get(tree: Any) -> Any:
 
 def put_array(array: Any, wanted: NamedSharding) -> Any:
     """One array where it is wanted; nothing happens if it is there already."""
-    if isinstance(array, jax.Array) and array.sharding.is_equivalent_to(wanted, array.ndim):
-        return array
+    if isinstance(array, jax.Array):
+        held = array.sharding
+        if held == wanted or held.is_equivalent_to(wanted, array.ndim):  # the first is five times as fast
+            return array
     if isinstance(array, int | float | complex):
         return array  # stays weakly typed
     if jax.process_count() > 1 and _is_local(array):
-        if _is_key(array):
+        if is_key(array):
             bits = put_array(jax.random.key_data(array), wanted)
             return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
         whole = np.asarray(array)
         return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not _is_key(array):
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not is_key(array):
         array = np.asarray(array)  # JAX spreads a NumPy array over many devices hundreds of times faster
     return jax.device_put(array, wanted)
 
@@ -85,7 +111,7 @@ def _is_local(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
-def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
+def _join_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
     """The global tensor of which each process holds some rows."""
     placed = region.axes(x.dims)
     dims = Shape(
@@ -93,34 +119,15 @@ def _joined_rows(x: Tensor, region: Region, devices: Any) -> Tensor:
         for dim, axes in zip(x.dims, placed, strict=True)
     )
     wanted = NamedSharding(devices, spec(region.placement(dims)))
-    array = jax.make_array_from_process_local_data(wanted, np.asarray(x._array), dims.sizes)
-    return make(array, dims, None, x._kind)
+    array = jax.make_array_from_process_local_data(wanted, np.asarray(x.raw), dims.sizes)
+    return make(array, dims, None, x.kind)
 
 
 def _local_ways(devices: Any, axes: Axes) -> int:
-    """How many of the slices along these axes lie on this process's devices."""
+    """How many of the slices along these axes are on this process's devices."""
     names = list(devices.axis_names)
-    here = [place for place, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
-    return len({tuple(place[names.index(axis)] for axis in axes) for place in here})
-
-
-_flying: collections.deque[Any] = collections.deque()
-_MOST_FLYING = 8
-
-
-def wait_for_earlier_calls(found: Any, mesh: Mesh) -> None:
-    """Keeps few calls in flight on virtual processors; real ones are left alone.
-
-    XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
-    and others are not, and its collectives wait for each other until the process is aborted.
-    """
-    first = next((leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array)), None)
-    is_virtual = mesh.size > 1 and mesh.jax_mesh().devices.flat[0].platform == "cpu"
-    if first is None or isinstance(first, jax.core.Tracer) or not is_virtual:
-        return
-    _flying.append(first)
-    if len(_flying) > _MOST_FLYING and not (earlier := _flying.popleft()).is_deleted():
-        jax.block_until_ready(earlier)
+    here = [index for index, d in np.ndenumerate(devices.devices) if d.process_index == jax.process_index()]
+    return len({tuple(index[names.index(axis)] for axis in axes) for index in here})
 
 
 def check_values(arrays: Sequence[Any]) -> None:
@@ -133,20 +140,17 @@ def check_values(arrays: Sequence[Any]) -> None:
             )
 
 
-def _is_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
 def _whole(array: jax.Array) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(array, tiled=True)
 
 
-def _outside(x: Tensor, what: str) -> Tensor:
-    if x._region is not None or isinstance(x._array, jax.core.Tracer):
+def _need_outside(x: Tensor, what: str) -> Tensor:
+    """`x`, which `wf.put` or `wf.get` can work on: with values, and in no region."""
+    if x.region is not None or isinstance(x.raw, jax.core.Tracer):
         raise RegionError(
             f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
         )
-    check_values([x._array])
+    check_values([x.raw])
     return checked(x)

@@ -1,4 +1,4 @@
-"""What was made of a function, found again as long as the function lives: regions do not compile twice.
+"""Programs of a function, cached as long as it lives: none compiles twice.
 
 Kept with the function itself, so that both go together; a function that names other things than it did is another.
 """
@@ -17,7 +17,7 @@ _NOTHING = object()
 
 
 class _Remembered:
-    """What was made of one function, and the things it named then. Copied or pickled it is empty."""
+    """What was made of one function, and what it named; empty where it is copied."""
 
     def __init__(self, owner: Any = None):
         self.owner, self.made = owner, {}  # type: ignore[var-annotated]
@@ -27,7 +27,7 @@ class _Remembered:
 
 
 def remembered(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
-    """What `make()` gave for this function and key before, if it names the same things; else what it gives now.
+    """What `make()` gives, or gave before for a function that names the same things.
 
     Only of plain functions: a method or an object may have changed.
     """
@@ -47,15 +47,18 @@ def remembered(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
 
 
 def _named(fn: FunctionType, seen: set[int]) -> Iterator[Any]:
-    """All that a function refers to by name, and what the user's functions among it do; not what it counts up."""
+    """All that a function refers to by name, and the user's functions among it do.
+
+    Not what it binds anew itself: a counter makes no other function.
+    """
     seen.add(id(fn))
     yield fn.__code__
-    names, counted = _names(fn.__code__)
-    found = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    found += [fn.__globals__.get(name, _NOTHING) for name in sorted(names - counted)]
+    names, bound = _names(fn.__code__)
+    values = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    values += [fn.__globals__.get(name, _NOTHING) for name in sorted(names - bound)]
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    found += [_content(cell) for name, cell in cells if name not in counted]
-    for value in found:
+    values += [_content(cell) for name, cell in cells if name not in bound]
+    for value in values:
         yield value
         if type(value) is FunctionType and id(value) not in seen and is_users(value.__code__.co_filename):
             yield from _named(value, seen)
@@ -70,7 +73,7 @@ def _content(cell: CellType) -> Any:
 
 @functools.cache
 def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The names a function's code uses, and those outside of it that it binds anew itself (`nonlocal`, `global`)."""
+    """The names a function's code uses, and those it binds (`nonlocal`, `global`)."""
     used, bound = set(code.co_names), set()
     for step in dis.get_instructions(code):
         is_outside = step.argval in code.co_freevars

@@ -1,19 +1,20 @@
-"""The state of training: what of it is trained, how it is taken apart for Optax, and that each array is there once.
+"""The state of training: what is trained, and how Optax is given it.
 
 Stands left of the step. Every float among the parameters is trained, named or not, unless it is frozen.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ..dims import Shape
 from ..errors import RegionError, TensorError
-from ..leaves import array_of, is_array, is_number, is_trained, named_leaves, unnamed
+from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed
 from ..lower.trees import map_tensors
-from ..tensor import Tensor, is_given_up, is_tensor, make
+from ..tensor import Tensor, is_given_up, is_tensor, make, with_kind
+from .bound import Input, path_words, says_enough
 
 
 class TrainState(NamedTuple):
@@ -25,7 +26,7 @@ class TrainState(NamedTuple):
 
 
 def as_parameters(params: Any) -> Any:
-    """The tree with every float tensor a parameter, stored as the layout says; what is trained must have a name."""
+    """The tree with every float tensor a parameter; what is trained must have names."""
     for path, leaf in named_leaves(params):
         if is_number(leaf) and is_trained(leaf):
             raise TensorError(
@@ -37,15 +38,15 @@ def as_parameters(params: Any) -> Any:
             raise unnamed(leaf, f"params{path}", by="wf.parameter")
 
     def store(x: Tensor) -> Tensor:
-        if not is_trained(x) or x._kind.store is not None:
+        if not is_trained(x) or x.kind.store is not None:
             return x
-        return make(x._array, x.dims, x._region, replace(x._kind, store="params"))
+        return with_kind(x, store="params")
 
     return map_tensors(store, params)
 
 
 def trained_arrays(params: Any) -> Any:
-    """The plain arrays of what is trained, which is what Optax is given; None in place of the rest."""
+    """The arrays of what is trained, as Optax is given them; None for the rest."""
     return map_trained(array_of, params)
 
 
@@ -55,24 +56,31 @@ def map_trained(fn: Callable[[Any], Any], params: Any) -> Any:
 
 
 def map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """`fn` of the leaves of two trees that correspond; the second may have None or an array where a tensor stands."""
+    """`fn` of the leaves of two trees that correspond.
+
+    The second may have None or an array where a tensor stands.
+    """
     is_leaf = lambda node: node is None or is_tensor(node)  # noqa: E731
     leaves, structure = jax.tree.flatten(first, is_leaf=is_leaf)
     others = jax.tree.leaves(second, is_leaf=is_leaf)
     return jax.tree.unflatten(structure, [fn(a, b) for a, b in zip(leaves, others, strict=True)])
 
 
-def refilled(leaf: Any, array: Any) -> Any:
+def refill(leaf: Any, array: Any) -> Any:
+    """A leaf of the parameters with a new array in it; what is not trained as it is."""
     if not is_trained(leaf):
         return leaf
-    return make(array, leaf.dims, None, leaf._kind) if is_tensor(leaf) else array
+    return make(array, leaf.dims, None, leaf.kind) if is_tensor(leaf) else array
 
 
 def check_not_given_up(state: TrainState) -> None:
-    """Raises where an array of the state was overwritten by an earlier step; XLA would crash on several processors."""
-    if not any(map(is_given_up, jax.tree.leaves(state))):
+    """Raises where an array of the state was overwritten by an earlier step.
+
+    XLA would crash on several processors.
+    """
+    path = next((path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf))), None)
+    if path is None:
         return
-    path = next(path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf)))
     raise RegionError(
         f"state{path} was given up to an earlier step (`donate`)",
         fix="go on with the state that step returned: `state, metrics = step(state, batch, key)`, "
@@ -80,13 +88,49 @@ def check_not_given_up(state: TrainState) -> None:
     )
 
 
-def unshared(state: TrainState) -> TrainState:
-    """The state with a copy of every array that stands in it twice: each is given up once."""
+def unshare(state: TrainState) -> TrainState:
+    """The state, arrays that stand in it twice copied: each is given up once."""
     seen: set[int] = set()
 
-    def once(array: Any) -> Any:
+    def copy_again(array: Any) -> Any:
         is_new = id(array) not in seen
         seen.add(id(array))
         return array if is_new or not isinstance(array, jax.Array) else jnp.copy(array)
 
-    return jax.tree.map(once, state)
+    return jax.tree.map(copy_again, state)
+
+
+def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
+    """The arrays of a train step's call, with what is known of them."""
+    inputs: list[Input] = []
+    params: dict[tuple[str, ...], Shape] = {}
+    for part, tree in (("params", state.params), ("optimizer", state.optimizer), ("step", state.step)):
+        for words, name, leaf in _named_arrays(tree, part):
+            if is_tensor(leaf):
+                params |= {words: leaf.dims} if part == "params" else {}
+                inputs.append(Input(name, leaf.dims, leaf.kind.store, True))
+            else:
+                inputs.append(Input(name, _dims_of_parameter(words, leaf, params), "optimizer", True))
+    for part, tree in (("batch", batch), ("key", key)):
+        for _, name, leaf in _named_arrays(tree, part):
+            inputs.append(Input(name, leaf.dims if is_tensor(leaf) else None, None, False))
+    return inputs
+
+
+def _named_arrays(tree: Any, part: str) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """The data of a tree, each with the words of its path and its name.
+
+    A parameter goes by its path alone where that says enough.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)[0]:
+        if is_data(leaf):
+            words, text = path_words(path)
+            yield words, (text[1:] if part == "params" and says_enough(words) else part + text), leaf
+
+
+def _dims_of_parameter(words: tuple[str, ...], array: Any, params: dict[tuple[str, ...], Shape]) -> Shape | None:
+    """The dims of the parameter that optimizer state belongs to, if of its shape."""
+    for of, dims in params.items():
+        if says_enough(of) and words[-len(of) :] == of and tuple(array.shape) == dims.sizes:
+            return dims
+    return None

@@ -5,10 +5,14 @@ train.Trainer(config, "runs/tiny").run()
 model = train.Run("runs/tiny").load()
 """
 
+from ..namespace import namespace as _namespace
+from ..record import show_as_source as _show_as_source
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
 from .runs import Run, RunError
 from .trainer import Options, Outcome, Trainer, TrainingError
+
+_show_as_source(__path__[0])
 
 __all__ = [
     "CheckpointError",
@@ -22,3 +26,5 @@ __all__ = [
     "TrainingError",
     "read",
 ]
+
+__dir__, __getattr__ = _namespace(globals(), called="train")

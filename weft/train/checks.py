@@ -1,4 +1,4 @@
-"""What of a run's file does not go together: said before anything runs, with the key to blame.
+"""Checks of a run's file as a whole: which keys do not go together.
 
 Imports the settings and the models' weights.
 """
@@ -48,12 +48,12 @@ def check_together(config: RunConfig, where: Where) -> None:
     for key, read_it in (("mesh", as_mesh), ("layout", as_layout)):
         if getattr(config, key) not in ("", AUTO):
             try:
-                found = read_it(getattr(config, key))
-                if isinstance(found, Layout):
-                    found.check_dims(config.model.dims)
+                value = read_it(getattr(config, key))
+                if isinstance(value, Layout):
+                    value.check_dims(config.model.dims)
             except WeftError as error:
                 raise ConfigError(
-                    f"`{key}`: {error.fact}", fix=_spoken(error.fix, config, where), at=where(key)
+                    f"`{key}`: {error.fact}", fix=_reword(error.fix, config, where), at=where(key)
                 ) from None
     if config.train.spikes == "rollback" and not config.checkpoint.every:
         fact = '`train.spikes` is "rollback", and `checkpoint.every` is 0: there would be nothing to go back to'
@@ -83,16 +83,16 @@ def _check_place(config: RunConfig, where: Where) -> None:
         places: dict[str, tuple[Shape, str | None]] = {
             "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
         }
-        for path, weight in _weights(model.blueprint(mesh, layout)).items():
+        for path, weight in _weights(model.blueprint()).items():
             places[f"`{path}`"] = weight.stored_dims, "params"
-        for what, (dims, store) in places.items():
+        for name, (dims, store) in places.items():
             for dim, axes in zip(dims, region.axes(dims, store), strict=True):
                 if dim.size % (ways := region.ways(axes)):
                     lower, upper = dim.size // ways * ways, -(-dim.size // ways) * ways
                     near = f"{lower}, {upper}" if lower else f"{upper}"
                     split = f"`{dim.name}` is {dim.size}, and axis {'+'.join(axes)} splits it by {ways}"
                     raise ConfigError(
-                        f"{what} does not fit the mesh: {split}",
+                        f"{name} does not fit the mesh: {split}",
                         state=region.state,
                         fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
                         at=where(*((*_BATCH, *_PLACE) if store is None else (*_PLACE, f"model.{dim.name}"))),
@@ -103,31 +103,33 @@ def _check_place(config: RunConfig, where: Where) -> None:
             fix = f"give a number that divides {config.batch // ways}"
             raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches", *_BATCH, *_PLACE))
     except LayoutError as error:
-        fix = _spoken(error.fix, config, where)
+        fix = _reword(error.fix, config, where)
         raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=fix, at=where(*_PLACE)) from None
 
 
-def _spoken(fix: str, config: RunConfig, where: Where) -> str:
-    """The fix in the words of the file, or of the command line where that says the layout."""
-    return wording.spoken(fix, config.layout, wording.SET if where("layout").startswith(SET) else wording.KEY)
+def _reword(fix: str, config: RunConfig, where: Where) -> str:
+    """The fix in the words of the file, or of the command line."""
+    return wording.reword(fix, config.layout, wording.SET if where("layout").startswith(SET) else wording.KEY)
 
 
 def _check_paths(config: RunConfig, where: Where) -> None:
-    """Raises where a pattern is the path of no weight, or where nothing is left to train."""
+    """Raises where a pattern matches no weight, or where nothing is left to train."""
     known = list(_weights(config.model.blueprint()))
     patterns = {"lora.where": config.lora.where} if config.lora.rank else {"train.freeze": config.train.freeze}
-    for key, own in patterns.items():
-        for pattern in own:
+    for key, listed in patterns.items():
+        for pattern in listed:
             if not fnmatch.filter(known, pattern):
                 raise ConfigError(
                     f"`{key}` names {pattern!r}, and no weight has such a path",
                     fix=closest(pattern, known),
                     at=where(key),
                 )
-    if not config.lora.rank and all(any(fnmatch.fnmatch(path, each) for each in config.train.freeze) for path in known):
+    if not config.lora.rank and all(
+        any(fnmatch.fnmatch(path, pattern) for pattern in config.train.freeze) for path in known
+    ):
         raise ConfigError("`train.freeze` names all weights", fix="leave some to train", at=where("train.freeze"))
 
 
 def _weights(blueprint: Any) -> dict[str, Weight]:
-    found, _ = jax.tree_util.tree_flatten_with_path(blueprint)
-    return {written(path): leaf for path, leaf in found if isinstance(leaf, Weight)}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(blueprint)
+    return {written(path): leaf for path, leaf in leaves if isinstance(leaf, Weight)}

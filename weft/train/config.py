@@ -1,24 +1,29 @@
-"""The configuration of a run: one TOML file, with `a.b=3` on top; checked where it is read, trusted afterwards.
+"""The configuration of a run, read from one TOML file with `a.b=3` on top.
 
-Imports the models' configurations. An error names the key, the file and the line.
+Checked where it is read, trusted afterwards: an error names the key, the file and the line. Imports the models'
+configurations.
 """
 
 import dataclasses
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from .. import interop, models
+from ..data.tokenizers import KINDS as TOKENIZERS
 from ..errors import WeftError, closest
+from ..fields import bounds_of, choices_of, kinds_of
 from ..small_files import DEEPEST, Reader, short
 from .checks import check_together
 from .keys import SET, Where, lines_of
 from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigError, RunConfig
-from .tables import BELOW, CHOICES, ITEMS, KINDS, MAY_BE_ZERO, OPEN_TABLES, TABLES
+from .tables import OPEN_TABLES, TABLES
 
 _TOML = Reader(ConfigError, fix="mend that line; strings need quotes")
+_KINDS: dict[Any, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "a table",
+}  # fmt: skip
 _CHANGE = Reader(ConfigError, fix="give a plain value, in UTF-8, like `--set train.steps=1000`")
 
 __all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
@@ -49,105 +54,87 @@ def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
     for key in ("data", "tokenizer"):
         if isinstance(values.get(key), str):
             values[key] = _stands_for(key, values[key])
-    own = {field.name: field for field in dataclasses.fields(RunConfig) if field.name != "where"}
+    known = {field.name: field for field in dataclasses.fields(RunConfig) if field.name != "where"}
     for key in values:
-        if key not in own:
-            raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, own), at=where(key))
-    found: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
+        if key not in known:
+            raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, known), at=where(key))
+    checked: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
     for key, value in values.items():
-        if key in ("data", "tokenizer"):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"`{key}` is {value!r}", fix=f'write  {key} = "..."  or a table', at=where(key))
-            found[key] = _open_table(key, value, where)
+        if key in OPEN_TABLES:
+            checked[key] = _open_table(key, value, where)
         elif key in TABLES:
-            found[key] = _table(key, value, where)
+            checked[key] = _table(key, value, where)
         else:
-            found[key] = _value(key, own[key].type, value, where)
-    config = RunConfig(**found, where=where)
+            checked[key] = _value(key, known[key], value, where)
+    config = RunConfig(**checked, where=where)
     check_together(config, where)
     return config
 
 
 def _stands_for(key: str, text: str) -> dict[str, Any]:
-    """The table that a text in its place is short for: that of `data = "python"` is `{path = "python"}`."""
-    is_kind = text in CHOICES["tokenizer.kind"]
-    return {{"data": "path", "tokenizer": "kind" if is_kind else "path"}.get(key, "preset"): text}
+    """The table a text is short for: `{path = "python"}` for `data = "python"`."""
+    short_for = {"data": "path", "tokenizer": "kind" if text in TOKENIZERS else "path"}
+    return {short_for.get(key, "preset"): text}
 
 
-def _open_table(name: str, values: Mapping[str, Any], where: Where) -> dict[str, Any]:
-    """What is said of data or of a tokenizer; the rooms that own them check it further."""
-    kinds = OPEN_TABLES[name]
-    _check_keys(name, values, kinds, where)
+def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
+    """The keys of data or of a tokenizer; the rooms that own them check them further."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"`{name}` is {values!r}", fix=f'write  {name} = "..."  or a table', at=where(name))
+    read = _values(name, values, OPEN_TABLES[name], where)
     if name == "data" and "path" not in values:
         raise ConfigError("`data` has no `path`", fix='say  path = "folder"  or  path = "python"', at=where("data"))
-    for last, value in values.items():
-        key = f"{name}.{last}"
-        items = value if isinstance(value, list) and list in kinds[last] else []
-        if type(value) not in kinds[last] or not all(type(item) is ITEMS[key] for item in items):
-            names = " or ".join(KINDS[kind] for kind in kinds[last])
-            raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
-        if isinstance(value, dict):
-            _open_table(name, value, Where(where(key), {}))
-        _check_sign(key, value, where)
-        _check_choice(key, value, where)
-    return dict(values)
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _open_table(name, value, Where(where(f"{name}.{key}"), {}))
+    return read
 
 
 def _table(name: str, values: Any, where: Where) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"`{name}` is {values!r}, no table", fix=f"write it so:  [{name}]", at=where(name))
-    known = {field.name: field for field in dataclasses.fields(TABLES[name])}
-    _check_keys(name, values, known, where)
-    return TABLES[name](
-        **{key: _value(f"{name}.{key}", known[key].type, value, where) for key, value in values.items()}
-    )
+    return TABLES[name](**_values(name, values, TABLES[name], where))
 
 
-def _check_keys(table: str, values: Mapping[str, Any], known: Iterable[str], where: Where) -> None:
-    for key in values:
-        if key not in known:
-            at = where(f"{table}.{key}")
-            raise ConfigError(f"`{table}.{key}` is no key of a run", fix=closest(key, known), at=at)
+def _values(table: str, values: Mapping[str, Any], schema: type, where: Where) -> dict[str, Any]:
+    """The values of a table, each checked by the field of its name."""
+    known = {field.name: field for field in dataclasses.fields(schema)}
+    if (unknown := next((key for key in values if key not in known), None)) is not None:
+        at = where(f"{table}.{unknown}")
+        raise ConfigError(f"`{table}.{unknown}` is no key of a run", fix=closest(unknown, known), at=at)
+    return {key: _value(f"{table}.{key}", known[key], value, where) for key, value in values.items()}
 
 
-def _value(key: str, kind: Any, value: Any, where: Where) -> Any:
-    """A value, if it is of its kind."""
-    kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
-    if get_origin(kind) is tuple:
-        item, example = (int, "[64, 128]") if int in kinds else (str, '["a", "b"]')
-        listed = value.split() if isinstance(value, str) and item is str else value
-        if not isinstance(listed, list | tuple) or not all(type(each) is item for each in listed):
-            raise ConfigError(f"`{key}` is {value!r}", fix=f"give a list: {key} = {example}", at=where(key))
-        if key in CHOICES and (unknown := [each for each in listed if each not in CHOICES[key]]):
-            raise ConfigError(f"`{key}` names {unknown[0]!r}", fix=closest(unknown[0], CHOICES[key]), at=where(key))
-        return tuple(listed)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if float in kinds and is_number:
+def _value(key: str, field: "dataclasses.Field[Any]", value: Any, where: Where) -> Any:
+    """A value, if it is of its field's kind, within its bounds, among its choices."""
+    kinds = {get_origin(kind) or kind: get_args(kind) for kind in kinds_of(field) if kind is not type(None)}
+    if tuple in kinds:
+        return _tuple(key, field, value, where)
+    if type(value) is int and int not in kinds and float in kinds:
         value = float(value)
-    elif int in kinds and is_number and float(value).is_integer():
+    elif type(value) is float and float not in kinds and int in kinds and value.is_integer():
         value = int(value)
-    if type(value) not in kinds:
-        names = " or ".join(KINDS[k] for k in kinds)
-        raise ConfigError(f"`{key}` is {value!r}", fix=f"give {names}", at=where(key))
-    _check_sign(key, value, where)
-    _check_choice(key, value, where)
-    return value
+    if type(value) not in kinds or (isinstance(value, list) and any(type(item) not in kinds[list] for item in value)):
+        fix = f"give {' or '.join(_KINDS[kind] for kind in kinds)}"
+    elif (choices := choices_of(field)) is not None and value not in choices:
+        fix = closest(str(value), choices)
+    elif type(value) in (int, float) and value not in bounds_of(field):
+        fix = f"give a number {bounds_of(field)}"
+    else:
+        return value
+    raise ConfigError(f"`{key}` is {value!r}", fix=fix, at=where(key))
 
 
-def _check_sign(key: str, value: Any, where: Where) -> None:
-    """Raises for a number that is not finite, is negative, or is 0 or too large where it must not be."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    may_be_zero, below = key in MAY_BE_ZERO, BELOW.get(key, math.inf)
-    if not (0 < value < below or (value == 0 and may_be_zero)):
-        fix = f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
-        fix += f" and below {below}" if key in BELOW else ""
-        raise ConfigError(f"`{key}` is {value!r}", fix=fix, at=where(key))
-
-
-def _check_choice(key: str, value: Any, where: Where) -> None:
-    if key in CHOICES and value not in CHOICES[key]:
-        raise ConfigError(f"`{key}` is {value!r}", fix=closest(str(value), CHOICES[key]), at=where(key))
+def _tuple(key: str, field: "dataclasses.Field[Any]", value: Any, where: Where) -> tuple[Any, ...]:
+    """The values of a list; a text stands for the words in it."""
+    item, choices = get_args(field.type)[0], choices_of(field)
+    values = value.split() if isinstance(value, str) and item is str else value
+    if not isinstance(values, list | tuple) or not all(type(each) is item for each in values):
+        example = "[64, 128]" if item is int else '["a", "b"]'
+        raise ConfigError(f"`{key}` is {value!r}", fix=f"give a list: {key} = {example}", at=where(key))
+    if choices is not None and (unknown := next((each for each in values if each not in choices), None)) is not None:
+        raise ConfigError(f"`{key}` names {unknown!r}", fix=closest(unknown, choices), at=where(key))
+    return tuple(values)
 
 
 def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfig:
@@ -165,14 +152,14 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
             return models.preset(values["preset"], **changes)
         if "kind" in values:
             return models.from_fields(values, where=where("model"))
-        return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_known(changes))
+        return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_check_known(changes))
     except WeftError as error:
         named = [f"model.{key}" for key in values if f"`{key}`" in error.fact]
         named = named or ["model.preset" if {"preset", "kind"} & values.keys() else "init_from"]
         raise ConfigError(f"in `{named[0].split('.')[0]}`: {error.fact}", fix=error.fix, at=where(*named)) from None
 
 
-def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _check_known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
     if (unknown := next((key for key in changes if key not in known), None)) is not None:
         raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
@@ -180,26 +167,26 @@ def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_in(folder: Path) -> models.TransformerConfig:
-    """The configuration of the model in a folder: that of a run, or one of Hugging Face's."""
+    """The configuration of the model in a run's folder, or in one of Hugging Face's."""
     path = folder / CONFIG
     if not path.exists():
         return interop.read_config(folder)
-    found, _ = _TOML.toml(path)
-    if not isinstance(found.get("model"), dict):
-        raise ConfigError(f"{path} has no table `model`", fix=closest("model", found))
-    return models.from_fields(found["model"], where=str(path))
+    values, _ = _TOML.toml(path)
+    if not isinstance(values.get("model"), dict):
+        raise ConfigError(f"{path} has no table `model`", fix=closest("model", values))
+    return models.from_fields(values["model"], where=str(path))
 
 
 # Changes.
 
 
 def _value_of(text: str, at: str) -> Any:
-    """The value that a text of TOML stands for, or else the text itself: quotes may be left out."""
+    """The value of a text of TOML, or the text itself: quotes may be left out."""
     try:
-        found = _CHANGE.parse_toml(f"x = {text}", at)
+        values = _CHANGE.parse_toml(f"x = {text}", at)
     except ConfigError:
         return text.strip()
-    return found["x"] if found.keys() == {"x"} else text.strip()
+    return values["x"] if values.keys() == {"x"} else text.strip()
 
 
 def _change(values: dict[str, Any], change: str, where: Where) -> None:

@@ -1,15 +1,16 @@
-"""Curves of runs: numbers by step, a smooth line through many of them, ticks for axes, a drawing in characters.
+"""Loss curves of runs: numbers by step, moving averages, a chart for terminals.
 
 Imports the metrics. A number that is not finite is a gap in its curve, never a point of it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import closest
+from ..text import number_text
 from .metrics import MetricsError, Row, numbers
 
 KEYS = ("loss", "eval.loss")
@@ -33,23 +34,28 @@ class Curve:
         return self.key.startswith("eval.")
 
     @property
+    def last(self) -> float:
+        """The last value that is finite."""
+        return float(self.values[np.isfinite(self.values)][-1])
+
+    @property
     def smooth(self) -> np.ndarray | None:
         """The values with their noise averaged out, where there are many."""
-        return None if self.is_evaluation or len(self.values) < MANY else smoothed(self.values)
+        return None if self.is_evaluation or len(self.values) < MANY else moving_average(self.values)
 
 
 def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, list[Curve]]:
-    """The curves of runs, those that share an axis together: `loss` and `eval.loss` under `loss`."""
+    """The curves of runs by their axis: `loss` and `eval.loss` under `loss`."""
     tables = {name: [(row["step"], numbers(row)) for row in rows] for name, rows in runs.items()}
-    known = {key for table in tables.values() for _, found in table for key in found}
+    known = {key for table in tables.values() for _, values in table for key in values}
     wanted = list(dict.fromkeys(keys)) or [key for key in KEYS if key in known]
     if not wanted:
         raise MetricsError(f"{_listed(runs)} told of no loss", fix=f"name what to show with --keys: {_listed(known)}")
-    found: dict[str, list[Curve]] = {}
+    by_axis: dict[str, list[Curve]] = {}
     for key in wanted:
         if key not in known:
             raise MetricsError(f"there is no number `{key}` in {_listed(runs)}", fix=closest(key, known))
-        curves = found.setdefault(key.rpartition(".")[2], [])
+        curves = by_axis.setdefault(key.rpartition(".")[2], [])
         for number, (name, table) in enumerate(tables.items()):
             points = [(step, values[key]) for step, values in table if key in values]
             if any(math.isfinite(value) for _, value in points):
@@ -58,17 +64,19 @@ def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, li
                 curves.append(Curve(name, label, key, colour, steps, np.where(np.isfinite(values), values, np.nan)))
         if not any(curve.key == key for curve in curves):
             raise MetricsError(f"no `{key}` in {_listed(runs)} is finite", fix="show other keys with --keys")
-    return found
+    return by_axis
 
 
 def _listed(names: Sequence[str] | dict[str, list[Row]] | set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """Three running means over about a fiftieth of the values; the steep beginning of a curve is not flattened.
+def moving_average(values: np.ndarray) -> np.ndarray:
+    """Three moving averages over a fiftieth of the values, one after the other.
 
-    >>> smoothed(np.array([4.0, 2.0, 2.0, np.nan]))
+    The steep beginning of a curve is not flattened.
+
+    >>> moving_average(np.array([4.0, 2.0, 2.0, np.nan]))
     array([ 4.,  2.,  2., nan])
     """
     count, reach = len(values), len(values) // 100
@@ -76,16 +84,16 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     begin = np.maximum(at - reach, 0)
     end = np.minimum(at + np.minimum(reach, at), count - 1) + 1  # no further ahead than back, so that 4 2 2 begins at 4
     is_known = np.isfinite(values)
-    found = np.where(is_known, values, 0.0)
+    average = np.where(is_known, values, 0.0)
     known = np.concatenate([[0], np.cumsum(is_known)])
     for _ in range(3):
-        sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, found, 0.0))])
-        found = (sums[end] - sums[begin]) / np.maximum(known[end] - known[begin], 1)
-    return np.where(is_known, found, np.nan)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, average, 0.0))])
+        average = (sums[end] - sums[begin]) / np.maximum(known[end] - known[begin], 1)
+    return np.where(is_known, average, np.nan)
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most about `most` points that look the same: the first, the last, and the extremes in between."""
+def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """About `most` points that look the same: the ends, and the extremes in between."""
     if len(steps) <= most:
         return steps, values
     kept = [np.array([0, len(steps) - 1])]
@@ -154,78 +162,66 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     return [f"{x:.{places}f}{unit}" if x else "0" if places == 0 or unit else f"{x:.{places}f}" for x in scaled]
 
 
-# A drawing in characters.
+# A chart in characters.
 
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a Braille letter, by column and row
+_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille letter, by row and column
 _POINT = "◆"
 _ASCII = str.maketrans({_POINT: "o", "│": "|", "┤": "+", "└": "+", "─": "-", "┬": "+"})
 
 
-def drawn(rows: list[Row], width: int = 80, height: int = 16, keys: Sequence[str] = ()) -> str:
-    """The curves of a run in `height` lines of at most `width` characters; evaluations are the points marked."""
-    return drawn_curves(next(iter(panels({"the run": rows}, keys).values())), width, height)
+def text_chart(curves: list[Curve], width: int, height: int, beside: Sequence[Curve] = ()) -> str:
+    """Curves that share an axis in `height` lines, with their last values beneath.
 
-
-def drawn_curves(curves: list[Curve], width: int, height: int, beside: Sequence[Curve] = ()) -> str:
-    """Curves that share an axis, with the last value of each beneath; on the same scale as those drawn `beside`."""
-    width, height = max(width, 30), max(height, 6)
-    tall = height - 3
+    Evaluations are the points marked. The scale is that of the charts `beside` it too.
+    """
+    width, tall = max(width, 30), max(height, 6) - 3
     y_low, y_high = limits([curve.values for curve in (*curves, *beside)])
     x_low, x_high = step_limits([*curves, *beside])
-    y_ticks = ticks(y_low, y_high, max(2 * tall // 5, 2))
-    names = tick_labels(y_ticks)
-    margin = max(map(len, names)) + 1
+    marks = ticks(y_low, y_high, max(2 * tall // 5, 2))
+    margin = max(map(len, tick_labels(marks))) + 1
     wide = width - margin - 1
-    cells = [[" "] * wide for _ in range(tall)]
+    dots, points = np.zeros((4 * tall, 2 * wide), bool), np.zeros((tall, wide), bool)
 
-    def place(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Dots from the left and from the top."""
-        across = (steps - x_low) / (x_high - x_low) * (2 * wide - 1)
-        return across, (y_high - values) / (y_high - y_low) * (4 * tall - 1)
+    def rows(values: np.ndarray) -> np.ndarray:
+        """Dots from the top."""
+        return (y_high - values) / (y_high - y_low) * (4 * tall - 1)
 
-    for curve in sorted(curves, key=lambda curve: curve.is_evaluation):
-        values = curve.values if curve.smooth is None else curve.smooth
-        across, down = place(*thinned(curve.steps, values, 4 * wide))
+    for curve in curves:
+        steps, values = thin(curve.steps, curve.values if curve.smooth is None else curve.smooth, 4 * wide)
+        columns = (steps - x_low) / (x_high - x_low) * (2 * wide - 1)
+        known = np.isfinite(values)
         if curve.is_evaluation:
-            for x, y in zip(across, down, strict=True):
-                if not math.isnan(y):
-                    cells[round(y) // 4][round(x) // 2] = _POINT
+            points[rows(values[known]).round().astype(int) // 4, columns[known].round().astype(int) // 2] = True
         else:
-            _dot(cells, across, down)
-    _, tick_dots = place(np.zeros(len(y_ticks)), np.array(y_ticks))
-    labelled = {round(y) // 4: name for y, name in zip(tick_dots, names, strict=True)}
+            _draw_line(dots, columns, rows(values))
+    letters = 0x2800 + (dots.reshape(tall, 4, wide, 2) * _DOTS[:, None]).sum((1, 3))
+    cells = np.where(points, _POINT, np.where(letters > 0x2800, letters, ord(" ")).astype(np.uint32).view("<U1"))
+    labels = dict(zip(rows(np.array(marks)).round().astype(int) // 4, tick_labels(marks), strict=True))
     lines = [
-        f"{labelled.get(n, ''):>{margin - 1}} {'┤' if n in labelled else '│'}{''.join(line)}"
+        f"{labels.get(n, ''):>{margin - 1}} {'┤' if n in labels else '│'}{''.join(line)}"
         for n, line in enumerate(cells)
     ]
-    return "\n".join(line.rstrip() for line in [*lines, *_foot(x_low, x_high, margin, wide), _legend(curves, width)])
+    return "\n".join(
+        line.rstrip() for line in [*lines, *_step_axis(x_low, x_high, margin, wide), _legend(curves, width)]
+    )
 
 
-def as_ascii(drawing: str) -> str:
-    """A drawing for terminals that have no other letters."""
-    plain = "".join("*" if "\u2801" <= letter <= "\u28ff" else letter for letter in drawing)
+def to_ascii(chart: str) -> str:
+    """A chart for terminals that have no other letters."""
+    plain = "".join("*" if "\u2801" <= letter <= "\u28ff" else letter for letter in chart)
     return plain.translate(_ASCII)
 
 
-def _dot(cells: list[list[str]], across: np.ndarray, down: np.ndarray) -> None:
-    """Draws a line through points given in dots; a gap where one is not a number."""
-    for x, y in _along(across, down):
-        line, column = y // 4, x // 2
-        before = ord(cells[line][column]) - 0x2800 if cells[line][column] > "\u2800" else 0
-        cells[line][column] = chr(0x2800 + (max(before, 0) | _DOTS[x % 2][y % 4]))
+def _draw_line(dots: np.ndarray, columns: np.ndarray, rows: np.ndarray) -> None:
+    """Sets the dots on a line through points; a gap where one is not a number."""
+    for n in np.flatnonzero(np.isfinite(rows)):
+        before = n - 1 if n and np.isfinite(rows[n - 1]) else n
+        count = int(max(abs(columns[n] - columns[before]), abs(rows[n] - rows[before]))) + 2
+        between = [np.linspace(ends[before], ends[n], count).round().astype(int) for ends in (rows, columns)]
+        dots[tuple(between)] = True
 
 
-def _along(across: np.ndarray, down: np.ndarray) -> Iterator[tuple[int, int]]:
-    for n, (x, y) in enumerate(zip(across, down, strict=True)):
-        if math.isnan(y):
-            continue
-        x0, y0 = (x, y) if n == 0 or math.isnan(down[n - 1]) else (across[n - 1], down[n - 1])
-        count = int(max(abs(x - x0), abs(y - y0))) + 1
-        for part in range(count + 1):
-            yield round(x0 + (x - x0) * part / count), round(y0 + (y - y0) * part / count)
-
-
-def _foot(low: float, high: float, margin: int, wide: int) -> list[str]:
+def _step_axis(low: float, high: float, margin: int, wide: int) -> list[str]:
     """The axis of steps and its labels, each beneath its tick."""
     marks = step_ticks(low, high, max(wide // 12, 2))
     axis, labels = ["─"] * wide, [" "] * (wide + margin + 1)
@@ -241,19 +237,5 @@ def _foot(low: float, high: float, margin: int, wide: int) -> list[str]:
 
 
 def _legend(curves: list[Curve], width: int) -> str:
-    parts = []
-    for curve in curves:
-        last = curve.values[np.isfinite(curve.values)][-1]
-        parts.append(f"{_POINT if curve.is_evaluation else '⠒⠒'} {curve.label} {short(last)}")
-    return ("  " + "   ".join(parts))[:width]
-
-
-def short(value: float) -> str:
-    """A number in a few digits: three decimals where they count.
-
-    >>> short(2.34567), short(123456.7), short(0.000123456)
-    ('2.346', '123,457', '0.0001235')
-    """
-    if value and abs(value) < 0.01:
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.3f}"
+    names = [f"{_POINT if curve.is_evaluation else '⠒⠒'} {curve.label} {number_text(curve.last)}" for curve in curves]
+    return ("  " + "   ".join(names))[:width]

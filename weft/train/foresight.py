@@ -12,13 +12,12 @@ import jax
 from ..errors import MeshError, WeftError
 from ..mesh import as_mesh
 from ..plan import Hardware, Plan, Ranking, search
-from ..plan.cost import time_text
 from ..plan.hardware import hardware, hardware_of
 from ..plan.search import Progress
 from ..program import trace
-from ..program.ledger import size_text
 from ..small_files import Reader
 from ..spmd.together import agreed_text
+from ..text import size_text, time_text
 from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .elastic import Part, has_room, largest_part, may_be_searched
 from .step import make_step, shapes_of_call

@@ -1,7 +1,7 @@
-"""What a run tells of itself: `metrics.jsonl`, one JSON object a line, and the same numbers for TensorBoard.
+"""The metrics of a run: `metrics.jsonl`, a JSON object a line, and TensorBoard.
 
-Imports the errors and the data's files. Both files only grow, by whole pieces: what a full disk refuses is kept and
-tried again, a piece it took a part of is cut off first, and nothing that goes wrong with them stops training.
+Imports the errors and the data's files. Both files only grow, by whole records: what a full disk refuses is kept and
+tried again, a record it took a part of is cut off first, and nothing that goes wrong with them stops training.
 
 JSON has no word for what is not finite. Such a number is written as null and named beside it, and `read` puts it back:
 `{"step": 7, "loss": null, "not_finite": {"loss": "nan"}}`. A null that is not named there is a number not known.
@@ -10,16 +10,17 @@ JSON has no word for what is not finite. Such a number is written as null and na
 import json
 import math
 import os
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_real
 from ..data.whole import write_whole
 from ..errors import WeftError, closest
 from ..small_files import Reader
+from . import tensorboard
 
 METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ class Metrics:
             if from_step and not held:  # the first step always has a row
                 said(f"{path} {'is gone' if held is None else 'is empty'}: the rows up to step {from_step} are lost")
 
-        self._rows = _Growing(path, said, make_ready) if is_writer else None
+        self._rows = _RecordFile(path, said, make_ready) if is_writer else None
         self._events = _Events(folder / TENSORBOARD, from_step, said) if is_writer and tensorboard else None
 
     def __enter__(self) -> "Metrics":
@@ -80,7 +81,10 @@ class Metrics:
             self._events.go_back(to)
 
     def __call__(self, row: Row) -> None:
-        """Writes a row: `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`."""
+        """Writes a row.
+
+        `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`.
+        """
         if self._rows is not None:
             self._rows.add(line_of(row).encode() + b"\n")
         if self._events is not None:
@@ -109,10 +113,10 @@ def flat(row: Row, before: str = "") -> Row:
     >>> flat({"step": 200, "eval": {"loss": 2.2}})
     {'step': 200, 'eval.loss': 2.2}
     """
-    found: Row = {}
+    result: Row = {}
     for name, value in row.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
-    return found
+        result |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return result
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -121,12 +125,12 @@ def numbers(row: Row) -> dict[str, float]:
     >>> numbers({"step": 200, "mfu": None, "eval": {"loss": 2.2}})
     {'eval.loss': 2.2}
     """
-    found = {name: x for name, x in flat(row).items() if name != "step"}
-    return {name: float(x) for name, x in found.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    values = {name: x for name, x in flat(row).items() if name != "step"}
+    return {name: float(x) for name, x in values.items() if is_real(x)}
 
 
 def read(folder: Path) -> list[Row]:
-    """All whole rows of a run in order; a last line that is still being written is left out."""
+    """All rows of a run in order, without a last line that is still being written."""
     path = folder / METRICS
     try:
         lines = path.read_bytes().split(b"\n")
@@ -138,7 +142,7 @@ def read(folder: Path) -> list[Row]:
         raise MetricsError(f"{path} cannot be read: {error.strerror}", fix="give the folder of a run") from error
     rows = []
     for number, line in enumerate(lines, 1):
-        if (row := _parsed(line)) is not None:
+        if (row := _parse_row(line)) is not None:
             rows.append(row)
         elif line.strip() and number < len(lines):
             text = line[:40].decode(errors="replace")
@@ -149,7 +153,10 @@ def read(folder: Path) -> list[Row]:
 
 
 def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text: None) -> int | None:
-    """Leaves the rows that are kept, and no line that is torn; the bytes there were, or None without a file."""
+    """Removes rows that are not kept and torn lines from the file.
+
+    Gives the bytes there were, or None without a file.
+    """
     try:
         before = path.read_bytes()
     except FileNotFoundError:
@@ -157,7 +164,7 @@ def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text:
     kept, broken = [], []
     lines = before.split(b"\n")
     for number, line in enumerate(lines, 1):
-        row = _parsed(line)
+        row = _parse_row(line)
         if row is not None and is_kept(row):
             kept.append(line + b"\n")
         elif row is None and line.strip():
@@ -165,12 +172,12 @@ def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text:
             broken.append(f"{path}:{number} is {what} of metrics and is left out: {line[:40].decode(errors='replace')}")
     if (after := b"".join(kept)) != before:
         write_whole(path, after)
-    for each in broken:  # once they are out: what a full disk refuses is tried again
-        said(each)
+    for line_text in broken:  # once they are out: what a full disk refuses is tried again
+        said(line_text)
     return len(before.strip())
 
 
-def _parsed(line: bytes) -> Row | None:
+def _parse_row(line: bytes) -> Row | None:
     """The row a line holds, or None where it is no whole row."""
     try:
         row = Reader(MetricsError).parse_json(line, METRICS)
@@ -195,7 +202,7 @@ def _put(row: Row, name: str, value: float | None) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON knows: numbers of NumPy and JAX as Python's, and anything else as its text."""
+    """What JSON knows: numbers of NumPy and JAX as Python's, all else as text."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -210,22 +217,28 @@ def _plain(value: Any) -> Any:
 # Files.
 
 
-class _Growing:
-    """A file that grows by whole pieces; `made_ready` is called before the first of them, until it succeeds."""
+class _RecordFile:
+    """A file that grows by whole records, also on a disk that is full for a while.
 
-    MOST = 10_000  # pieces kept while the disk refuses them
+    `make_ready` is called before the first of them, until it succeeds.
+    """
 
-    def __init__(self, path: Path, said: Said, made_ready: Callable[[], None]):
-        self.path, self.said, self.made_ready = path, said, made_ready
+    MOST = 10_000  # records kept while the disk refuses them
+
+    def __init__(self, path: Path, said: Said, make_ready: Callable[[], None]):
+        self.path, self.said, self.make_ready = path, said, make_ready
         self.waiting: deque[bytes] = deque(maxlen=self.MOST)
         self.is_ready, self.is_refused, self.lost = False, False, 0
-        self.whole: int | None = None  # bytes in it, where the last write may have left a part of a piece behind them
+        self.whole: int | None = None  # bytes in it, where the last write may have left a part of a record behind them
 
-    def add(self, piece: bytes) -> None:
-        """Writes the piece, after those that could not be written; says when that begins to fail, and when it ends."""
-        if piece:
+    def add(self, record: bytes) -> None:
+        """Writes the record, after those that could not be written.
+
+        Says when that begins to fail, and when it ends.
+        """
+        if record:
             self.lost += len(self.waiting) == self.waiting.maxlen
-            self.waiting.append(piece)
+            self.waiting.append(record)
         try:
             self._write()
         except OSError as error:
@@ -241,8 +254,8 @@ class _Growing:
             self.is_refused, self.lost = False, 0
 
     def rewrite(self, is_kept: Callable[[Row], bool]) -> None:
-        """Leaves those of its rows that are kept; where the disk refuses that, they are told twice."""
-        self.waiting = deque((piece for piece in self.waiting if is_kept(json.loads(piece))), self.MOST)
+        """Removes rows that are not kept; where the disk refuses, they are told twice."""
+        self.waiting = deque((record for record in self.waiting if is_kept(json.loads(record))), self.MOST)
         try:
             if self.whole is not None and self.path.exists():  # the rest is a part of a row that waits
                 os.truncate(self.path, self.whole)
@@ -263,7 +276,7 @@ class _Growing:
     def _write(self) -> None:
         if not self.is_ready:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.made_ready()
+            self.make_ready()
             self.is_ready = True
         if not self.waiting:
             return
@@ -282,30 +295,25 @@ class _Growing:
 
 
 class _Events:
-    """Numbers by step in one file of TensorBoard's, which hides what files before it told of later steps."""
+    """TensorBoard's file of one start of a run.
+
+    It hides what files before it told of later steps.
+    """
 
     def __init__(self, folder: Path, from_step: int, said: Said):
         self.folder, self.from_step, self.said = folder, from_step, said
-        self.file: _Growing | None = None
+        self.file: _RecordFile | None = None
 
     def open(self) -> None:
-        """Begins a file, unless the library is not there."""
-        try:
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import masked_crc32c
-        except Exception as error:  # a protobuf it does not go with raises errors of its own
-            self.said(f"nothing is written for TensorBoard: {error}. To have it: pip install tensorboardX")
-            return
-        self.protos, self.summaries, self.checksum = event_pb2, summary_pb2, masked_crc32c
+        """Begins a file."""
         second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
-        self.file = _Growing(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
-        self._add(file_version="brain.Event:2")
+        self.file = _RecordFile(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
+        self._add(tensorboard.version_event(time.time()))
         self.go_back(self.from_step)
 
     def go_back(self, to: int) -> None:
         """Hides what was told of later steps."""
-        if self.file is not None:
-            self._add(step=to + 1, session_log=self.protos.SessionLog(status=self.protos.SessionLog.START))
+        self._add(tensorboard.start_event(time.time(), to + 1))
 
     def add(self, row: Row) -> None:
         """Writes the numbers of a row, as `train/NAME` and `eval/NAME`."""
@@ -313,18 +321,14 @@ class _Events:
             name.replace(".", "/") if name.startswith("eval.") else f"train/{name}": value
             for name, value in numbers(_plain(row)).items()
         }
-        if self.file is not None and tags:
-            values = [self.summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
-            self._add(step=int(row["step"]), summary=self.summaries.Summary(value=values))
+        if tags:
+            self._add(tensorboard.scalars_event(time.time(), int(row["step"]), tags))
 
     def close(self) -> None:
         """Tries once more what could not be written."""
         if self.file is not None:
             self.file.close()
 
-    def _add(self, **fields: Any) -> None:
-        assert self.file is not None
-        event = self.protos.Event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        sums = [struct.pack("<I", self.checksum(part)) for part in (length, event)]
-        self.file.add(length + sums[0] + event + sums[1])
+    def _add(self, event: bytes) -> None:
+        if self.file is not None:
+            self.file.add(tensorboard.record(event))

@@ -129,7 +129,7 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
     names, like = {}, {}
     for path, x in by_path(shapes).items():
         names[path] = name = averaged.get(path, f"params.{path}")
-        lies = alone if region is None else sharding_of(x.dims, x._kind.store, region)
+        lies = alone if region is None else sharding_of(x.dims, x.kind.store, region)
         like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=lies)
     found = checkpoints.load(step, like)
     return {path: found[name] for path, name in names.items()}

@@ -1,4 +1,4 @@
-"""All that a run's file says, as values: checked where they are read, trusted afterwards.
+"""All that a run's file says, as values: checked when read, trusted afterwards.
 
 Imports the models' configurations.
 """
@@ -12,6 +12,7 @@ import tomli_w
 
 from .. import models
 from ..errors import WeftError
+from ..fields import bounded
 from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
 from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Train
@@ -33,7 +34,7 @@ class RunConfig:
 
     model: models.TransformerConfig
     name: str = "run"
-    seed: int = 0
+    seed: int = bounded(0, least=0, below=2**32)
     mesh: str = ""
     layout: str = ""
     init_from: str | None = None
@@ -52,7 +53,7 @@ class RunConfig:
     """Where each key stands, for errors that come later."""
 
     def place(self, *keys: str) -> str | None:
-        """Where one of these keys stands that the command line sets, or else the first: its file and line."""
+        """The file and line of the first key, or of one that the command line sets."""
         return None if self.where is None else self.where(*keys)
 
     @property
@@ -78,7 +79,10 @@ class RunConfig:
 
     @property
     def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches; weights that are there keep all positions."""
+        """The model's configuration with the sizes of the run's batches.
+
+        Weights that are there already keep all their positions.
+        """
         most = self.model.max_length
         if self.init_from is not None and self.model.max_positions > self.length:
             most = self.model.max_positions
@@ -108,5 +112,5 @@ class RunConfig:
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+    said = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in said.items()}

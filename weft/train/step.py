@@ -96,8 +96,9 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
 
-    where = {} if mesh is None or layout is None else {"mesh": mesh, "layout": layout}
-    return train_step(loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, **where)
+    return train_step(
+        loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, mesh=mesh, layout=layout
+    )
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
@@ -179,14 +180,14 @@ def judged_model(state: TrainState) -> Any:
 def arrays_of(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by their paths, those of tensors too: `params.decoder.layers.attention.q`."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): leaf._array if is_tensor(leaf) else leaf for path, leaf in found}
+    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in found}
 
 
 def refilled(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [
-        make(arrays[written(path)], leaf.dims, None, leaf._kind) if is_tensor(leaf) else arrays[written(path)]
+        make(arrays[written(path)], leaf.dims, None, leaf.kind) if is_tensor(leaf) else arrays[written(path)]
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, new)

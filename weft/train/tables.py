@@ -1,11 +1,13 @@
-"""The tables of a run's TOML file: their keys, the values they have where none is given, and what they mean.
+"""The tables of a run's TOML file: keys, defaults, bounds and what they mean.
 
 Imports the data's formats. `config` reads and checks them.
 """
 
 import dataclasses
 
-from .. import data
+from ..data.sources import SourceTable
+from ..data.tokenizers import TokenizerTable
+from ..fields import bounded, one_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,26 +22,26 @@ class Train:
     length: int | None = None
     """Tokens in a sequence; by default the model's."""
     microbatches: int = 1
-    """In how many parts a batch is computed, one after the other; gradients are summed once."""
+    """Gradient accumulation: in how many parts a batch is computed; gradients are summed once."""
     log_every: int = 10
     peak_flops: float | None = None
-    """What one processor can do at most, in FLOP/s; then the share of it that is used is logged."""
+    """What one processor can do at most, in FLOP/s; then the share of it that is used, the MFU, is logged."""
     bad_steps: int = 10
     """After so many steps in a row whose loss or gradients are not finite, training stops; each is skipped."""
-    spikes: str = "keep"
+    spikes: str = one_of("keep", "skip", "rollback")
     """What is done with a step whose loss or gradients leap up: `keep` nothing; `skip` leaves it out as one that is not
     finite; `rollback` goes back to the last checkpoint and on with the batches after it."""
     spike_window: int = 128
     """By how many steps before it a step is a spike or not; none of the first so many is."""
     spike_sigmas: float = 6.0
     """How many standard deviations above the mean of these a loss, or a norm of the gradients, is one."""
-    watchdog_minutes: float = 60.0
+    watchdog_minutes: float = bounded(60.0, least=0)
     """After so many minutes without a step a process writes its stacks and ends with status 75; 0: it waits on."""
-    average: float | None = None
-    """The share of the old in a running average of the weights, with which is evaluated; none by default."""
+    average: float | None = bounded(below=1)
+    """The decay of an EMA of the weights, which is then what is evaluated; none by default."""
     loss_scale: float | None = None
-    """By what the loss is multiplied before gradients are taken, for narrow floats; they are divided by it again."""
-    sum_dtype: str | None = None
+    """Loss scaling: the loss times this is differentiated, for narrow floats; gradients are divided by it again."""
+    sum_dtype: str | None = one_of("float32", "bfloat16", "float16", default=None)
     """In which dtype sums of gradients travel; by default that in which a weight is computed."""
     pack: bool = True
     """Whether several texts share a sequence; they do not see each other."""
@@ -55,53 +57,53 @@ class Train:
 class Optimizer:
     """The optimizer, by its name in Optax."""
 
-    name: str = "adamw"
-    b1: float = 0.9
-    b2: float = 0.95
-    momentum: float = 0.9
+    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion")
+    b1: float = bounded(0.9, least=0, below=1)
+    b2: float = bounded(0.95, least=0, below=1)
+    momentum: float = bounded(0.9, least=0, below=1)
     epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = bounded(0.0, least=0)
     no_decay: tuple[str, ...] = ("*norm*", "*bias*")
     """Paths of weights that do not decay."""
-    clip: float = 1.0
-    """The largest norm of all gradients together; longer ones are made shorter. 0 for none."""
+    clip: float = bounded(1.0, least=0)
+    """Gradient clipping: the largest norm of all gradients together. 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate by step: a warmup, then `kind`."""
+    """The learning-rate schedule: a warmup, then `kind`."""
 
-    kind: str = "cosine"
+    kind: str = one_of("constant", "linear", "cosine", "rsqrt", default="cosine")
     rate: float = 1e-3
-    warmup: int = 0
-    end: float = 0.1
+    warmup: int = bounded(0, least=0)
+    end: float = bounded(0.1, least=0)
     """The share of `rate` that is left at the end of a cosine or a line."""
-    cooldown: int = 0
+    cooldown: int = bounded(0, least=0)
     """Over how many last steps an rsqrt goes down to 0 in a line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When and with what the model is judged."""
+    """Evaluation: when, and with what."""
 
-    every: int = 200
+    every: int = bounded(200, least=0)
     batches: int | None = None
     """At most so many; all by default."""
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = one_of("bleu", "chrf", default=())
     """Beside the perplexity: `bleu`, `chrf`."""
     beams: int = 5
-    """How many translations of a text are followed at once."""
-    alpha: float = 0.6
-    """How much longer translations are favoured."""
-    bleu_tokenize: str = "13a"
+    """Beam search: how many translations of a text are followed at once."""
+    alpha: float = bounded(0.6, least=0)
+    """The length penalty: how much longer translations are favoured."""
+    bleu_tokenize: str = one_of(*"13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
     """How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When the state is saved, and what is kept."""
+    """Checkpoints: when the state is saved, and what is kept."""
 
-    every: int = 200
+    every: int = bounded(200, least=0)
     keep: int = 3
     best: bool = True
     """Whether the best by evaluation is kept too."""
@@ -111,11 +113,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Thin weights beside frozen ones; rank 0 for none."""
+    """LoRA: two low-rank weights beside each frozen one; rank 0 for none."""
 
-    rank: int = 0
+    rank: int = bounded(0, least=0)
     where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
-    """Paths of the weights they stand beside."""
+    """Paths of the weights that get them."""
     alpha: float | None = None
 
 
@@ -131,34 +133,5 @@ TABLES: dict[str, type] = {
     "checkpoint": Checkpoint,
     "lora": Lora,
 }
-CHOICES = {
-    "optimizer.name": ("adamw", "adam", "adafactor", "sgd", "momentum", "lion"),
-    "schedule.kind": ("constant", "linear", "cosine", "rsqrt"),
-    "train.sum_dtype": ("float32", "bfloat16", "float16"),
-    "train.spikes": ("keep", "skip", "rollback"),
-    "data.format": data.FORMATS,
-    "data.documents": ("lines", "files"),
-    "tokenizer.kind": ("bytes", "sentencepiece", "json"),
-    "tokenizer.model": ("unigram", "bpe"),
-    "eval.metrics": ("bleu", "chrf"),
-    "eval.bleu_tokenize": tuple("13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split()),
-}
-BELOW = {"optimizer.b1": 1, "optimizer.b2": 1, "optimizer.momentum": 1, "train.average": 1, "seed": 2**32}
-KINDS: dict[type, str] = {
-    int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "a table",
-}  # fmt: skip
-_TEXT, _NUMBER = (str,), (int,)
-OPEN_TABLES: dict[str, dict[str, tuple[type, ...]]] = {
-    "data": dict.fromkeys(data.SOURCE_KEYS, _TEXT)
-    | {"path": (str, list), "fields": (list,), "range": (list,), "held_out": (int, float)}
-    | {"evaluation": (str, list, dict), **dict.fromkeys("vocab end longest_line expansion".split(), _NUMBER)},
-    "tokenizer": dict.fromkeys(data.TOKENIZER_KEYS, _TEXT) | {"vocab": _NUMBER, "sample": _NUMBER, "specials": (bool,)},
-}
-"""Tables whose keys are said by those who read them: `data.open_source` and `data.open_tokenizer`."""
-ITEMS: dict[str, type] = {"data.path": str, "data.fields": str, "data.evaluation": str, "data.range": int}
-"""What is in their lists."""
-MAY_BE_ZERO = {
-    "schedule.warmup", "schedule.cooldown", "schedule.end", "optimizer.weight_decay", "optimizer.momentum",
-    "optimizer.b1", "optimizer.b2", "optimizer.clip", "eval.alpha", "eval.every", "checkpoint.every", "lora.rank",
-    "seed", "data.end", "data.held_out", "train.watchdog_minutes",
-}  # fmt: skip
+OPEN_TABLES: dict[str, type] = {"data": SourceTable, "tokenizer": TokenizerTable}
+"""Tables of which the keys that are said are kept as they are, for `data.open_source` and `data.open_tokenizer`."""

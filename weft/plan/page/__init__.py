@@ -1,4 +1,6 @@
-"""The page: one HTML file that shows a program on its mesh, what it sends and holds, and how it differs from another.
+"""The page: one HTML file about a program on its mesh, or about two.
+
+It shows what a program sends and holds, and how it differs from another.
 
 It needs no network and no library. What is on it stands in the HTML itself as text, and its script only brings it to
 life: it draws the mesh, walks the lines and shows the source of what is picked.
@@ -14,52 +16,54 @@ from importlib import resources
 from typing import Any
 
 from ...program import Program
-from ...program.ledger import size_text
 from ...program.memory import Memory
-from ...program.work import flops_text
-from ..cost import Plan, time_text
-from .comparing import comparing, titles
-from .holding import course, holding, said
-from .listing import listing
-from .parts import Making, Side, figure, json_for_html
-from .sent import sent
-from .sources import Sources
+from ...text import flops_text, plural, size_text, time_text
+from ..cost import Plan
+from .comparing import comparison_panel, titles
+from .holding import course, memory_panel, moment_text
+from .listing import program_panel
+from .parts import PageBuilder, Side, figure, json_for_html
+from .sent import sending_panel
+from .sources import SourceLines
 from .tensors import Tensors
-from .timing import timing
+from .timing import time_panel
 
 VERSION = 1
 
 _SCRIPTS = ("mesh.js", "page.js")
-# Before anything is drawn: only the view that is open need be laid out.
+# Before anything is drawing: only the view that is open need be laid out.
 _FIRST = 'document.documentElement.classList.add("live");'
 
 
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
 ) -> str:
-    """The HTML text of a page about a program; with a plan, of its time too; with `against`, of both side by side."""
-    given = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
-    sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(given)]
-    making = Making(sides, Sources(each for each, _ in given))
+    """The HTML text of a page about a program.
+
+    With a plan it is about its time too; with `against`, about both side by side.
+    """
+    programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
+    sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(programs)]
+    builder = PageBuilder(sides, SourceLines(each for each, _ in programs))
     panels = [
-        ("compare", "Compare", comparing(making)),
-        ("program", "Program", listing(making, making.main)),
-        ("sent", "Sent", sent(making)),
-        ("memory", "Memory", holding(making)),
-        ("time", "Time", timing(making)),
+        ("compare", "Compare", comparison_panel(builder)),
+        ("program", "Program", program_panel(builder, builder.main)),
+        ("sent", "Sent", sending_panel(builder)),
+        ("memory", "Memory", memory_panel(builder)),
+        ("time", "Time", time_panel(builder)),
     ]
     shown = [panel for panel in panels if panel[2]]
     script = "".join(map(_file, _SCRIPTS))
-    text = _filled(
-        title=html.escape(f"{program.name} on {program.mesh} under {making.main.layout}"),
+    text = _fill_template(
+        title=html.escape(program.title),
         policy=_policy(_FIRST, script),
         style=_file("page.css"),
         first=_FIRST,
-        header=_header(making),
+        header=_header(builder),
         tabs=_tabs(shown),
         panels="".join(_panel(*panel) for panel in shown),
-        sources=making.sources.markup(),
-        told=json_for_html(_told(making)),
+        sources=builder.sources.markup(),
+        told=json_for_html(_script_data(builder)),
         script=script,
     )
     return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
@@ -72,38 +76,38 @@ def _memory(program: Program, plan: Plan | None) -> Memory:
 def _policy(*scripts: str) -> str:
     """What a browser lets the page do: run its own scripts, and reach nothing."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    own = " ".join(f"'sha256-{digest}'" for digest in digests)
-    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {own}"
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _header(making: Making) -> str:
-    name = html.escape(making.main.program.name or "a program")
-    settings = "".join(_setting(making, side) for side in making.sides)
-    figures = "".join(_figures(making, making.main)) if len(making.sides) == 1 else ""  # two have a table of them
+def _header(builder: PageBuilder) -> str:
+    name = html.escape(builder.main.program.name or "a program")
+    settings = "".join(_setting(builder, side) for side in builder.sides)
+    figures = "".join(_figures(builder, builder.main)) if len(builder.sides) == 1 else ""  # two have a table of them
     return f'<h1>{name}</h1><div class="settings">{settings}</div><div class="figures">{figures}</div>'
 
 
-def _setting(making: Making, side: Side) -> str:
+def _setting(builder: PageBuilder, side: Side) -> str:
     mesh = side.program.mesh
-    count = "1 processor" if mesh.size == 1 else f"{mesh.size:,} processors"
-    letter = f'<b class="letter">{side.letter}</b> ' if len(making.sides) > 1 else ""
+    letter = f'<b class="letter">{side.letter}</b> ' if len(builder.sides) > 1 else ""
     duplicated = side.program.flops_duplicated
     twice = f"<br>{html.escape(duplicated.reason)}" if duplicated else ""
-    return f"<p>{letter}<b>{making.axes(str(mesh))}</b> ({count}) under <b>{making.axes(side.layout)}</b>{twice}</p>"
+    on = f"<b>{builder.mesh(mesh)}</b> ({plural(mesh.size, 'processor')})"
+    return f"<p>{letter}{on} under <b>{builder.layout(side.program.layout)}</b>{twice}</p>"
 
 
-def _figures(making: Making, side: Side) -> list[str]:
+def _figures(builder: PageBuilder, side: Side) -> list[str]:
     program = side.program
-    found = [figure(flops_text(program.flops), "work of one processor")]
-    found += [
-        figure(size_text(program.ledger.bytes(axis)), f"sent over {making.axis(axis)}") for axis in program.mesh.axes
+    figures = [figure(flops_text(program.flops), "work of one processor")]
+    figures += [
+        figure(size_text(program.ledger.bytes(axis)), f"sent over {builder.axis(axis)}") for axis in program.mesh.axes
     ]
-    found.append(figure(size_text(side.memory.peak), "memory at the peak"))
+    figures.append(figure(size_text(side.memory.peak), "memory at the peak"))
     if side.plan is not None:
-        found.append(figure(time_text(side.plan.seconds), f"a step on {html.escape(side.plan.hardware.name)}"))
-        found.append(figure(f"{side.plan.mfu:.0%}", "MFU"))
-    return found
+        figures.append(figure(time_text(side.plan.seconds), f"a step on {html.escape(side.plan.hardware.name)}"))
+        figures.append(figure(f"{side.plan.mfu:.0%}", "MFU"))
+    return figures
 
 
 def _tabs(panels: Sequence[tuple[str, str, str]]) -> str:
@@ -119,7 +123,7 @@ def _panel(name: str, title: str, content: str) -> str:
     )
 
 
-def _told(making: Making) -> dict[str, Any]:
+def _script_data(builder: PageBuilder) -> dict[str, Any]:
     """What the script needs to know beyond the text."""
     sides = [
         {
@@ -127,15 +131,15 @@ def _told(making: Making) -> dict[str, Any]:
             "slow": list(side.program.mesh.slow),
             "title": title,
             "tensors": side.tensors.to_list(),
-            "course": _course(making, side),
+            "course": _course(builder, side),
         }
-        for side, title in zip(making.sides, titles(making.sides), strict=True)
+        for side, title in zip(builder.sides, titles(builder.sides), strict=True)
     ]
-    return {"version": VERSION, "sides": sides, "axes": making.colours, "picks": making.picks}
+    return {"version": VERSION, "sides": sides, "axes": builder.colours, "picks": builder.picks}
 
 
-def _course(making: Making, side: Side) -> list[list[Any]]:
-    return [[moment.bytes, said(moment), making.sources.link(moment.source)] for moment in course(side.memory)]
+def _course(builder: PageBuilder, side: Side) -> list[list[Any]]:
+    return [[moment.bytes, moment_text(moment), builder.sources.link(moment.source)] for moment in course(side.memory)]
 
 
 @cache
@@ -143,5 +147,5 @@ def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _filled(**parts: str) -> str:
+def _fill_template(**parts: str) -> str:
     return re.sub(r"<!--(\w+)-->", lambda match: parts[match[1]], _file("template.html"))

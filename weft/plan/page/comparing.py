@@ -1,61 +1,61 @@
-"""Two programs side by side on a page: what each sends, computes and holds, and their lines with the changes marked."""
+"""Two programs side by side on a page: their totals, and their lines."""
 
 import html
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...layout import Layout
+from ...mesh import Mesh
 from ...program.diff import Change
-from ...program.ledger import size_text
 from ...program.lines import Line
-from ...program.work import flops_text
-from ..cost import time_text
-from .listing import kind, part, said
-from .parts import Making, Side, cell, row
+from ...text import flops_text, layout_text, size_text, time_text
+from .listing import kind, line_title, line_type, part
+from .parts import PageBuilder, Side, cell, row
 from .tensors import Named
 
-_COUNT = re.compile(r" x\d+\b")
 _KEPT = 2
 """Lines alike that stay in sight beside a change."""
 
 
-def comparing(making: Making) -> str:
+def comparison_panel(builder: PageBuilder) -> str:
     """The totals of two programs, and their lines side by side."""
-    if len(making.sides) < 2:
+    if len(builder.sides) < 2:
         return ""
-    lines = making.sides[0].program.diff(making.sides[1].program).lines
+    lines = builder.sides[0].program.diff(builder.sides[1].program).lines
     changed = sum(not line.is_same for line in lines)
     count = "no line differs" if not changed else f"{changed} of {len(lines)} lines differ"
     heads = "".join(
-        f'<span class="side"><b class="letter">{s.letter}</b> {making.axes(title)}</span>'
-        for s, title in zip(making.sides, titles(making.sides), strict=True)
+        f'<span class="side"><b class="letter">{side.letter}</b> {title}</span>'
+        for side, title in zip(builder.sides, titles(builder.sides, builder.mesh, builder.layout), strict=True)
     )
-    body = "".join(_rows(making, lines))
+    body = "".join(_rows(builder, lines))
     return (
-        f'{_totals(making)}<h3>Line by line <span class="quiet">{count}</span></h3>'
+        f'{_totals(builder)}<h3>Line by line <span class="quiet">{count}</span></h3>'
         f'<div class="head pairs">{heads}</div>'
         f'<div class="list pairs" role="tree" aria-label="both programs, line by line">\n{body}</div>'
     )
 
 
-def titles(sides: Sequence[Side]) -> list[str]:
+def titles(
+    sides: Sequence[Side], mesh: Callable[[Mesh], str] = str, layout: Callable[[Layout], str] = layout_text
+) -> list[str]:
     """What tells two sides apart: their layouts, their meshes, or both."""
-    meshes, layouts = [str(side.program.mesh) for side in sides], [side.layout for side in sides]
+    meshes, layouts = [mesh(side.program.mesh) for side in sides], [layout(side.program.layout) for side in sides]
     if len(set(meshes)) == 1:
         return layouts
     return meshes if len(set(layouts)) == 1 else [" under ".join(pair) for pair in zip(meshes, layouts, strict=True)]
 
 
-def _totals(making: Making) -> str:
-    one, two = making.sides
-    rows = [_total(f"over {making.axis(axis)}", *_sent(one, two, axis), size_text) for axis in making.colours]
+def _totals(builder: PageBuilder) -> str:
+    one, two = builder.sides
+    rows = [_total(f"over {builder.axis(axis)}", *_sent(one, two, axis), size_text) for axis in builder.colours]
     rows.append(_total("work of one processor", one.program.flops, two.program.flops, flops_text))
     rows.append(_total("memory at the peak", one.memory.peak, two.memory.peak, size_text))
     if one.plan is not None and two.plan is not None:
         rows.append(
             _total(f"a step on {html.escape(one.plan.hardware.name)}", one.plan.seconds, two.plan.seconds, time_text)
         )
-    heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in making.sides)
+    heads = "".join(f'<th scope="col"><b class="letter">{side.letter}</b></th>' for side in builder.sides)
     return (
         f'<table class="totals"><thead><tr><td></td>{heads}<th scope="col">B against A</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
@@ -90,7 +90,7 @@ def _change(one: float, two: float) -> str:
     return f"{'−' if two < one else '+'}{abs(two - one) / one * 100:.2g} %".replace("1e+02", "100")
 
 
-def _rows(making: Making, lines: Sequence[Change]) -> Iterator[str]:
+def _rows(builder: PageBuilder, lines: Sequence[Change]) -> Iterator[str]:
     above: list[list[Named]] = [[], []]
     path: tuple[str, ...] = ()
     block = ""
@@ -104,7 +104,7 @@ def _rows(making: Making, lines: Sequence[Change]) -> Iterator[str]:
         if hidden and (i == 0 or near[i - 1]):
             alike = next((j for j in range(i, len(lines)) if near[j]), len(lines)) - i
             yield _fold(alike, len(path) + 1)
-        yield _pair(making, line, above, hidden)
+        yield _pair(builder, line, above, hidden)
 
 
 def _near_changes(lines: Sequence[Change]) -> list[bool]:
@@ -118,7 +118,10 @@ def _near_changes(lines: Sequence[Change]) -> list[bool]:
 
 
 def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterator[tuple[int, str]]:
-    """The phases and loops that a line is in and the one before is not, less a loop that has just had its own line."""
+    """The phases and loops that a line is in and the one before is not.
+
+    A loop that has just had its own line needs no heading.
+    """
     same = 0
     while same < min(len(before), len(path)) and before[same] == path[same]:
         same += 1
@@ -130,7 +133,7 @@ def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterato
 def _block(line: Change) -> str:
     there = line.after or line.before
     assert there is not None
-    return _COUNT.sub("", there.text) if there.kind == "block" else ""
+    return there.heading if there.kind == "block" else ""
 
 
 def _fold(count: int, level: int) -> str:
@@ -138,33 +141,29 @@ def _fold(count: int, level: int) -> str:
     return row("fold", None, [cell("text", text)], level=level, role="treeitem", more=' aria-expanded="true"')
 
 
-def _pair(making: Making, line: Change, above: list[list[Named]], hidden: bool) -> str:
+def _pair(builder: PageBuilder, line: Change, above: list[list[Named]], hidden: bool) -> str:
     parts, halves = [], []
     both = (line.before, line.after)
-    for side, one in zip(making.sides, both, strict=True):
+    for side, one in zip(builder.sides, both, strict=True):
         if one is not None and one.kind == "op":
             above[side.number] = side.tensors.of_line(one)
         if one is not None and one.kind in ("op", "collective"):
             parts.append(part(side, one, above[side.number]))
-        halves.append(_half(making, one))
+        halves.append(_half(builder, one))
     there = line.before or line.after
     assert there is not None
-    pick = making.pick(*said(there), *parts, note=there.reason, source=there.source)
+    pick = builder.pick(line_title(there), *parts, note=there.reason, source=there.source)
     state = (
         "same" if line.is_same else "only-b" if line.before is None else "only-a" if line.after is None else "changed"
     )
-    marks = f"{state} {kind(making, there)}{' alike' if hidden else ''}"
+    marks = f"{state} {kind(builder, there)}{' alike' if hidden else ''}"
     return row(marks, pick, halves, level=len(line.path) + 1, role="treeitem")
 
 
-def _half(making: Making, line: Line | None) -> str:
+def _half(builder: PageBuilder, line: Line | None) -> str:
     if line is None:
         return cell("half none", "")
-    if line.kind == "collective":
-        return cell(
-            "half", cell("type", making.axes(line.type.removeprefix(">> "))) + cell("text", html.escape(line.said))
-        )
-    if line.kind == "op":
+    if line.sent is not None or line.kind == "op":
         name = cell("name", html.escape(line.name)) if line.name else ""
-        return cell("half", name + cell("type", making.axes(line.type)) + cell("text", html.escape(line.text)))
+        return cell("half", name + cell("type", line_type(builder, line)) + cell("text", html.escape(line.said)))
     return cell("half", cell("text", html.escape(line.text)))

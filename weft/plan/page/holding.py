@@ -1,21 +1,21 @@
-"""What a processor holds, on a page: memory over the program's course, and what is alive where it is most."""
+"""Memory on a page: its course over the program, and what is alive at the peak."""
 
 import html
 import itertools
 from collections.abc import Iterator
 
-from ...program.ledger import size_text
 from ...program.memory import Alive, Memory, Moment
-from .parts import Making, Side, bar, cell, drawn, figure, row
+from ...text import size_text
+from .parts import PageBuilder, Side, bar, cell, drawing, figure, row
 
 _HEIGHT = 100.0
 
 
-def holding(making: Making) -> str:
+def memory_panel(builder: PageBuilder) -> str:
     """The courses of all sides, and what is alive at their peaks."""
-    top = max(map(_top, making.sides)) * 1.06 or 1
-    parts = [f"{_figures(making, side)}{_course(side, top)}" for side in making.sides]
-    return "".join(parts) + "".join(_alive(making, side) for side in making.sides)
+    top = max(map(_top, builder.sides)) * 1.06 or 1
+    parts = [f"{_figures(builder, side)}{_course(side, top)}" for side in builder.sides]
+    return "".join(parts) + "".join(_alive(builder, side) for side in builder.sides)
 
 
 def _top(side: Side) -> int:
@@ -24,18 +24,18 @@ def _top(side: Side) -> int:
     return max(peak, capacity) if capacity and capacity < 4 * peak else peak
 
 
-def _figures(making: Making, side: Side) -> str:
+def _figures(builder: PageBuilder, side: Side) -> str:
     memory = side.memory
     low, high = memory.range
     around = "" if low == high else f"between {size_text(low)} and {size_text(high)}"
-    found = [figure(size_text(memory.peak), f"at the peak, on one {memory.target}", around)]
-    found += [figure(size_text(memory.arguments), "arguments", _donated(memory))]
-    found += [figure(size_text(memory.outputs), "outputs")]
+    figures = [figure(size_text(memory.peak), f"at the peak, on one {memory.target}", around)]
+    figures += [figure(size_text(memory.arguments), "arguments", _donated(memory))]
+    figures += [figure(size_text(memory.outputs), "outputs")]
     if (plan := side.plan) is not None:
         kind = "fits" if plan.fits else "does not fit"
-        found.append(figure(kind, f"in {size_text(plan.capacity)}", html.escape(plan.hardware.name)))
+        figures.append(figure(kind, f"in {size_text(plan.capacity)}", html.escape(plan.hardware.name)))
     title = f'<h3><span class="letter">{side.letter}</span> {html.escape(side.layout)}</h3>'
-    return f'{title if len(making.sides) > 1 else ""}<div class="figures">{"".join(found)}</div>'
+    return f'{title if len(builder.sides) > 1 else ""}<div class="figures">{"".join(figures)}</div>'
 
 
 def _donated(memory: Memory) -> str:
@@ -43,7 +43,7 @@ def _donated(memory: Memory) -> str:
 
 
 def _course(side: Side, top: float) -> str:
-    """An area as high as what is held at each moment, under bands that name the phases."""
+    """An area as high as the memory at each moment, under bands of the phases."""
     moments = course(side.memory)
     if not moments:
         return ""
@@ -68,17 +68,17 @@ def _course(side: Side, top: float) -> str:
         f'<path class="area" d="{curve}V{_HEIGHT}Z"/></svg>{"".join(lines)}'
         f'<span class="peak" style="left:{(at + 0.5) / wide:.3%};bottom:{moments[at].bytes / top:.3%}"></span>'
         f'<span class="cursor" hidden></span></div>'
-        f'<p class="readout" aria-live="polite">{html.escape(said(moments[at]))}</p></div>'
+        f'<p class="readout" aria-live="polite">{html.escape(moment_text(moments[at]))}</p></div>'
     )
 
 
 def course(memory: Memory) -> list[Moment]:
-    """The moments of a course, those of one op in a row as one: the one that holds most."""
+    """The moments of a course; of one op in a row, the one that holds most."""
     runs = itertools.groupby(memory.course, lambda moment: (moment.label, moment.phase, moment.source))
     return [max(run, key=lambda moment: moment.bytes) for _, run in runs]
 
 
-def said(moment: Moment) -> str:
+def moment_text(moment: Moment) -> str:
     """A moment of the course in words."""
     return "  ".join(filter(None, [size_text(moment.bytes), moment.phase, moment.label, moment.source]))
 
@@ -95,13 +95,13 @@ def _phases(moments: list[Moment]) -> Iterator[tuple[int, int, str]]:
             start = i
 
 
-def _alive(making: Making, side: Side) -> str:
+def _alive(builder: PageBuilder, side: Side) -> str:
     alive = side.memory.alive
     if not alive:
         return ""
-    most = max(each.bytes for each in alive) or 1
-    rows = "".join(_held(making, side, each, most) for each in alive)
-    letter = f' <span class="letter">{side.letter}</span>' if len(making.sides) > 1 else ""
+    most = max(array.bytes for array in alive) or 1
+    rows = "".join(_held(builder, side, array, most) for array in alive)
+    letter = f' <span class="letter">{side.letter}</span>' if len(builder.sides) > 1 else ""
     head = "".join(cell(name, title) for name, title in _COLUMNS)
     return (
         f'<h3>Alive at the peak{letter}</h3><div class="head held">{head}</div>'
@@ -112,16 +112,16 @@ def _alive(making: Making, side: Side) -> str:
 _COLUMNS = (("total", "bytes"), ("name", "name"), ("type", "placed type"), ("kind", "kind"), ("source", "source"))
 
 
-def _held(making: Making, side: Side, alive: Alive, most: int) -> str:
-    number = side.tensors.number(alive.type, alive.source)
+def _held(builder: PageBuilder, side: Side, alive: Alive, most: int) -> str:
+    number = side.tensors.number(alive.array_type)
     tensors = [(alive.name, number)] if number is not None else []
     note = " ".join(filter(None, [alive.kind, f"of the {alive.phase}" if alive.phase else ""]))
-    pick = making.pick(alive.name or alive.type, drawn(side, tensors), note=note, source=alive.source)
+    pick = builder.pick(alive.name or alive.type, drawing(side, tensors), note=note, source=alive.source)
     cells = [
         cell("total", f"{bar(alive.bytes / most, f'k-{alive.kind}')}<b>{size_text(alive.bytes)}</b>"),
         cell("name", html.escape(alive.name).replace(".", ".<wbr>")),
-        cell("type", making.axes(alive.type)),
+        cell("type", builder.type(alive.array_type)),
         cell("kind", html.escape(alive.kind)),
-        making.place(alive.source),
+        builder.place(alive.source),
     ]
     return row("held", pick, cells)

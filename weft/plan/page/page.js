@@ -55,7 +55,7 @@ function meshOf(part) {
 function sizes(tensor) {
   const dims = tensor.dims.map(({ name, size, axes }) =>
     `${name}${size === null ? "" : `=${size}`}${axes.length ? `/${axes.join("+")}` : ""}`);
-  return `${tensor.type.split("[")[0]}[${dims.join(" ")}]${tensor.whole ? `  ${tensor.whole} in all` : ""}`;
+  return `${tensor.dtype}[${dims.join(" ")}]${tensor.whole ? `  ${tensor.whole} in all` : ""}`;
 }
 
 function showSource(link) {

@@ -1,23 +1,24 @@
-"""What the parts of a page share: escaped text, coloured axes, bars, rows that can be picked."""
+"""What the parts of a page share: escaped text, coloured axes, bars, rows."""
 
 import html
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...layout import Layout
+from ...mesh import Mesh
 from ...program import Program
+from ...program.array_type import ArrayType
 from ...program.memory import Memory
+from ...tensor import short_dtype
+from ...text import layout_text
 from ..cost import Plan
-from .sources import Sources
+from .sources import SourceLines
 from .tensors import Named, Tensors
 
 COLOURS = 6
 """How many colours axes have; a seventh axis takes the first one again."""
-
-_AXES = re.compile(r"(?<=[/:])[A-Za-z_][\w+]*|\b[A-Za-z_]\w*(?==\d)|(?<=\bover )[A-Za-z_][\w+]*")
-_COLLECTIVE = re.compile(r">> (\w+) over ([\w+]+)")
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class Side:
 
     @property
     def layout(self) -> str:
-        return str(self.program.layout) or "the empty layout"
+        return layout_text(self.program.layout)
 
 
 @dataclass
-class Making:
-    """A page while it is made: its sides, the source lines it needs, and what can be picked on it."""
+class PageBuilder:
+    """A page while it is made: its sides, its source lines, its picks."""
 
     sides: list[Side]
-    sources: Sources
+    sources: SourceLines
     picks: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,17 +57,41 @@ class Making:
         return self.sides[0]
 
     def pick(self, title: str, *parts: dict[str, Any], note: str = "", source: str = "") -> int:
-        """The number of something that can be picked: what is drawn on the mesh for it, and its source line."""
+        """The number of a new pick: what the mesh draws for it, and its source line."""
         self.picks.append({"title": title, "note": note, "parts": parts, "source": self.sources.link(source)})
         return len(self.picks) - 1
 
-    def axes(self, text: str) -> str:
-        """Text, escaped, with the names of axes in their colours."""
-        return _AXES.sub(lambda match: "+".join(map(self.axis, match[0].split("+"))), html.escape(text))
-
     def axis(self, name: str) -> str:
-        """The name of an axis in its colour; any other word as it is."""
+        """The name of an axis in its colour."""
         return f'<i class="a{self.colours[name]}">{name}</i>' if name in self.colours else html.escape(name)
+
+    def axes(self, names: Iterable[str]) -> str:
+        """Axes that are taken together, in their colours."""
+        return "+".join(map(self.axis, names))
+
+    def over(self, words: str, axes: Iterable[str]) -> str:
+        """What goes over some axes: `all_reduce over rows+cols`."""
+        return f"{html.escape(words)} over {self.axes(axes)}".lstrip()
+
+    def type(self, *types: ArrayType) -> str:
+        """Types with their axes in colours."""
+        return ", ".join(type_.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for type_ in types)
+
+    def mesh(self, mesh: Mesh) -> str:
+        """A mesh as it is written, in colours."""
+        written = [f"{self.axis(name)}={size}" for name, size in mesh.axes.items()]
+        parts = written[: len(mesh.slow)], written[len(mesh.slow) :]
+        return "|".join(",".join(part) for part in parts if part)
+
+    def layout(self, layout: Layout) -> str:
+        """A layout as it is written, in colours."""
+        stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
+        rules = [(f"{store}{dim}", axes) for store, held in stores for dim, axes in held.items()]
+        return ",".join(f"{rule}:{self.axes(axes)}" for rule, axes in rules) or layout_text(layout)
+
+    def colour(self, axes: Sequence[str]) -> int | None:
+        """The colour of the first of some axes; None where no mesh of the page has it."""
+        return self.colours.get(axes[0]) if axes else None
 
     def place(self, source: str) -> str:
         """A place in the source, as a link to its text where that is on the page."""
@@ -76,19 +101,9 @@ class Making:
         return f'<a class="source" href="#{link}" tabindex="-1"><bdi>{html.escape(source)}</bdi></a>'
 
 
-def drawn(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
-    """What is drawn on a side's mesh: one of some tensors, or who takes part in a collective over some axes."""
+def drawing(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
+    """What is drawing on a side's mesh: tensors, or the groups of a collective."""
     return {"side": side.number, "tensors": list(tensors), "axes": list(axes)}
-
-
-def collective_axes(text: str) -> list[str]:
-    """The axes of a collective's line.
-
-    >>> collective_axes(">> all_reduce over rows+cols")
-    ['rows', 'cols']
-    """
-    match = _COLLECTIVE.match(text)
-    return match[2].split("+") if match else []
 
 
 def bar(share: float, colour: str = "", *, label: str = "") -> str:
@@ -118,7 +133,7 @@ def cell(name: str, content: str) -> str:
 
 
 def path(name: str, text: str) -> str:
-    """A column whose text, where it is too long, is cut at its start: the end of a path says most."""
+    """A column whose text is cut at its start: the end of a path says most."""
     return f'<span class="{name} path"><bdi>{html.escape(text)}</bdi></span>'
 
 

@@ -1,33 +1,37 @@
-"""The lines of source a page shows: a few around each line that the program names, read when the page is made."""
+"""The source lines a page shows: a few around each that the program names."""
 
 import html
 import linecache
 from collections.abc import Iterable
 
 from ...program import Program
-from ...program.source import shown_path
+from ...program.source import NOWHERE, Site
 
 AROUND = 5
 """Lines shown above and below the one that is meant."""
 _LONGEST = 400
 
 
-class Sources:
-    """The source lines of some programs, each asked for by the place as it is printed: `net.py:6`."""
+class SourceLines:
+    """The source lines of some programs, by place as it is printed: `net.py:6`."""
 
     def __init__(self, programs: Iterable[Program]):
-        self._files = {name: file for program in programs for name, file in _files(program).items()}
+        self._sites: dict[str, Site] = {}
+        self._files: dict[str, str] = {}
+        for program in programs:
+            for site, file in program.reading.places():
+                self._sites[str(site)], self._files[site.file] = site, file
         self._wanted: dict[str, set[int]] = {}
 
     def link(self, place: str) -> str:
         """The name of a line on the page; empty where its file cannot be read."""
-        name, _, number = place.rpartition(":")
-        lines = self._lines(name)
-        if not number.isdigit() or not 1 <= int(number) <= len(lines):
+        site = self._sites.get(place, NOWHERE)
+        lines = self._lines(site.file)
+        if not 1 <= site.line <= len(lines):
             return ""
-        at = int(number)
-        self._wanted.setdefault(name, set()).update(range(max(1, at - AROUND), min(len(lines), at + AROUND) + 1))
-        return f"s{list(self._wanted).index(name)}-{at}"
+        around = range(max(1, site.line - AROUND), min(len(lines), site.line + AROUND) + 1)
+        self._wanted.setdefault(site.file, set()).update(around)
+        return f"s{list(self._wanted).index(site.file)}-{site.line}"
 
     def _lines(self, name: str) -> list[str]:
         return linecache.getlines(self._files[name]) if name in self._files else []
@@ -44,9 +48,3 @@ class Sources:
             parts.append(f'{gap}<code id="s{i}-{at}" data-n="{at}">{text}</code>')
             before = at
         return f'<h3>{html.escape(name)}</h3>\n<pre data-file="{html.escape(name)}">{"".join(parts)}</pre>\n'
-
-
-def _files(program: Program) -> dict[str, str]:
-    """The files a program was written in, by their names as they are printed."""
-    codes = [entry.code for entry in program._reading.entries] + [program._reading._update[0]]
-    return {shown_path(code.co_filename): code.co_filename for code in codes if code is not None}

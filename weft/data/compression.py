@@ -1,7 +1,7 @@
-"""Compressed files as streams: memory is bounded, time is linear, and what a file may unpack to has a limit.
+"""Compressed files as streams (gzip, xz, Zstandard), with a limit on their size.
 
-Imports the errors of the house alone. gzip, xz and Zstandard, of one or several parts; a file that is cut short is one
-error, and a small file that holds far more than any text could is another.
+Imports the errors of the house alone. Memory is bounded, time is linear, and files may be of several parts. A file that
+is cut short is one error, and a small file that holds far more than any text could is another.
 """
 
 import gzip
@@ -23,8 +23,8 @@ _WINDOW = 128 << 20  # bytes of what was unpacked before that may be referred to
 _PIECE = 512
 
 
-def unpacked(path: Path, raw: IO[bytes], size: int, expansion: int) -> IO[bytes]:
-    """The content of an open file as a stream; the file itself where it is not compressed."""
+def decompress(path: Path, raw: IO[bytes], size: int, expansion: int) -> IO[bytes]:
+    """The content of an open file as a stream; the file itself if not compressed."""
     if path.suffix not in COMPRESSED:
         return raw
     if path.suffix == ".gz":
@@ -38,7 +38,10 @@ def unpacked(path: Path, raw: IO[bytes], size: int, expansion: int) -> IO[bytes]
 
 
 class _Parts(io.RawIOBase):
-    """Compressed parts, one after the other, as one stream. Libraries' own take a file cut short for a whole one."""
+    """Compressed parts, one after the other, as one stream.
+
+    Libraries' own take a file cut short for a whole one.
+    """
 
     def __init__(self, raw: IO[bytes], new_part: Callable[[], Any]):
         self._raw, self._new_part, self._part = raw, new_part, new_part()

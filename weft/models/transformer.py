@@ -1,0 +1,392 @@
+"""The Transformer: block, embeddings, loss; and the decoder-only language model.
+
+To be read from top to bottom, and copied to be changed. Nothing here says anything about processors: the same lines run
+on one and under every layout. How a stack of blocks runs is in `stack.py`, the KV cache in `cache.py`, the layers are
+those of `weft.nn`; encoder-decoders (`seq2seq.py`) and encoders (`encoder.py`) are made of the parts defined here.
+
+Between blocks positions are called `stream`, inside attention and feed-forward `length`; one token at a time, when
+decoding, has neither.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+
+from .. import nn
+from .. import ops as wf
+from ..errors import DimError, TensorError, public
+from ..nn.given import check_divisor
+from ..nn.weights import apply_dropout, fold_key
+from ..tensor import Tensor
+from .cache import Cache, KeysValues
+from .config import TransformerConfig, need_config, stream
+from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
+from .running import Runnable
+from .stack import Stack, as_length
+
+# A block, and the stack of them.
+
+
+class Block(eqx.Module):
+    """A Transformer block, pre-norm: self-attention, cross-attention, feed-forward.
+
+    Cross-attention is only in a decoder that has an encoder; the feed-forward part may be a mixture of experts (MoE).
+    A stack holds one such module, whose weights are those of all its layers.
+    """
+
+    attention_norm: nn.RMSNorm | nn.LayerNorm
+    attention: nn.Attention
+    memory_norm: nn.RMSNorm | nn.LayerNorm | None
+    memory_attention: nn.Attention | None
+    feed_forward_norm: nn.RMSNorm | nn.LayerNorm
+    feed_forward: nn.FeedForward | nn.MixtureOfExperts
+    dropout: float = eqx.field(static=True)
+
+    def __init__(self, config: TransformerConfig, *, has_memory: bool, has_experts: bool):
+        self.attention_norm = make_norm(config)
+        self.attention = _make_attention(config, config.positions == "rotary")
+        self.memory_norm = make_norm(config) if has_memory else None
+        self.memory_attention = _make_attention(config, False) if has_memory else None
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = _make_experts(config) if has_experts else _make_feed_forward(config)
+        self.dropout = config.dropout
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        mask: nn.Mask,
+        bias: Tensor | None = None,
+        memory: Tensor | KeysValues | None = None,
+        memory_mask: nn.Mask | None = None,
+        past: KeysValues | None = None,
+        at: Tensor | None = None,
+        drops: bool = True,
+        key: Any = None,
+    ) -> tuple[Tensor, dict[str, Tensor], KeysValues]:
+        """The residual stream after the block, the experts' report, new keys and values.
+
+        When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
+        `drops` no expert leaves out a token for want of room.
+        """
+        keys = [fold_key(key, i) for i in range(6)]
+        back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
+
+        h = as_length(self.attention_norm(x))
+        position = mask.query_positions(h) if self.attention.rotary is not None else None
+        q = self.attention.query(h, position)
+        new = KeysValues(*self.attention.keys_and_values(h, position))
+        k, v = new if past is None or at is None else past.with_token(new, at)
+        mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.dropout)
+        y = wf.name(self.attention.out(mixed, rename=back), "attention")
+        x = wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
+
+        if self.memory_attention is not None:
+            y = self._cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
+            x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
+
+        h = as_length(self.feed_forward_norm(x))
+        report: dict[str, Tensor] = {}
+        if isinstance(self.feed_forward, nn.MixtureOfExperts):
+            y, report = self.feed_forward(h, key=keys[4], drops=drops)
+            y = y.rename(**back) if back else y
+        else:
+            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=back)
+        y = wf.name(y, "feed_forward")
+        x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
+        return x, report, new
+
+    def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
+        """Cross-attention to the encoder's sequence, or to keys and values made before."""
+        attention = self.memory_attention
+        assert attention is not None and self.memory_norm is not None and memory is not None
+        q = attention.query(as_length(self.memory_norm(x)), None)
+        k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
+        mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.dropout)
+        return wf.name(attention.out(mixed, rename=back), "memory_attention")
+
+    def keys_and_values_of(self, memory: Tensor) -> KeysValues:
+        """The keys and values of cross-attention for what an encoder made."""
+        assert self.memory_attention is not None
+        return KeysValues(*self.memory_attention.keys_and_values(memory, None))
+
+
+def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
+    """RMSNorm or LayerNorm over `d_model`."""
+    d_model = config.dim("d_model")
+    if config.norm == "rms":
+        return nn.RMSNorm(d_model, epsilon=config.epsilon)
+    return nn.LayerNorm(d_model, bias="norm" in config.bias.split(), epsilon=config.epsilon)
+
+
+def _make_attention(config: TransformerConfig, is_rotary: bool) -> nn.Attention:
+    """Attention, with RoPE if rotary, grouped-query (GQA) if there is a `group`."""
+    return nn.Attention(
+        *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
+        group=config.dim("group") if config.group > 1 else None,
+        bias=[name for name in config.bias.split() if name in "qkvo"],
+        scale=None if config.scale_scores else 1.0,
+        softcap=config.softcap,
+        rotary=config.rotary_base if is_rotary else None,
+        stretch=config.stretch,
+        fused=config.attention == "auto",
+    )
+
+
+def _make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
+    return nn.FeedForward(
+        config.dim("d_model"),
+        config.dim("d_ff"),
+        activation=config.activation,
+        gated=config.gated,
+        bias="in" in config.bias.split(),
+    )
+
+
+def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
+    return nn.MixtureOfExperts(
+        *(config.dim(name) for name in ("d_model", "d_ff", "experts")),
+        activation=config.activation,
+        gated=config.gated,
+        gating=config.gating,
+        capacity=config.capacity,
+        jitter=config.jitter,
+        dropout=config.dropout,
+    )
+
+
+def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:
+    """An encoder, or a decoder (`causal`), which may have an encoder's memory."""
+    relative = None
+    if config.positions == "relative":
+        heads = [config.dim(name) for name in ("heads", "group") if config.dims.has(name)]
+        relative = nn.RelativeBias(config.dim("buckets"), heads, is_causal=causal, farthest=config.farthest)
+    make_block = functools.partial(Block, config, has_memory=has_memory)
+    return Stack(config, make_block, norm=make_norm(config), relative=relative)
+
+
+# From token ids to vectors, from vectors to logits, and the loss. A model here has `embedding`, `positions`, `softmax`.
+
+
+def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embedding | None, nn.Embedding | None]:
+    """The embeddings of words, of learned positions, and of the logits if not tied."""
+    d_model, vocab = config.dim("d_model"), config.vocab_dim
+    positions = nn.Embedding(config.dim("positions"), d_model, stddev=0.02) if config.positions == "learned" else None
+    softmax = None if config.tied else nn.Embedding(vocab, d_model, stddev=d_model.size**-0.5)
+    return nn.Embedding(vocab, d_model, stddev=config.embedding_stddev), positions, softmax
+
+
+def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
+    """The embeddings of words and, where they are added, of their positions.
+
+    They are [batch stream d_model], or without `stream` for one token of each sequence.
+    """
+    config = model.config
+    x = model.embedding(tokens, config.dtype)
+    if model.positions is not None:
+        _check_length(tokens, config)
+        x = wf.add(x, model.positions(mask.query_positions(x), config.dtype), names="subset")
+    if config.positions == "sinusoid":
+        x = wf.cast(wf.add(x, nn.sinusoids(mask.query_positions(x), x.dim("d_model"), x), names="subset"), config.dtype)
+    x = apply_dropout(x, config.dropout, fold_key(key, 0))
+    return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
+
+
+def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
+    """Raises where a sequence is longer than there are learned positions."""
+    most = config.max_positions
+    if tokens.dims.has("length") and tokens.size("length") > most:
+        raise DimError(
+            f"a sequence has {tokens.size('length')} tokens, and the model has learned {most} positions",
+            fix=f"give at most {most} tokens, or make the model with a larger `length`",
+        )
+
+
+def predict(model: Any, x: Tensor) -> Tensor:
+    """The logits: f32[.. vocab]."""
+    if model.softmax is not None:
+        return model.softmax.logits(x)
+    if model.config.tied_scale:
+        x = x * model.config.d_model**-0.5
+    return model.embedding.logits(x)
+
+
+def token_loss(
+    model: Any, x: Tensor, targets: Tensor, weights: Tensor | None, report: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean cross-entropy over tokens with what the experts add, and its metrics.
+
+    `x` is [batch length d_model]; label smoothing, z-loss and the load-balancing losses are those of the config.
+    """
+    config = model.config
+    check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
+    sums = nn.summed_cross_entropy(
+        lambda x: predict(model, x),
+        x,
+        targets,
+        weights,
+        chunks=config.loss_chunks,
+        smoothing=config.smoothing,
+        z_loss=config.z_loss,
+    )
+    total = sums["weight"] if weights is None else wf.where(sums["weight"] > 0, sums["weight"], 1.0)  # none count: 0
+    loss = sums["loss"] / total
+    metrics = {"nll": sums["nll"] / total, "accuracy": sums["hits"] / total, "tokens": sums["weight"]}
+    if report:
+        loss = loss + config.balance_loss * report["balance_loss"] + config.router_z_loss * report["router_z_loss"]
+    return loss, metrics | report
+
+
+# The language model.
+
+BATCH = {
+    "tokens": "ids",
+    "inputs": "ids",
+    "targets": "ids",
+    "weights": "numbers",
+    "segments": "places",
+    "positions": "places",
+    "prefix": "row",
+}
+
+
+@public(form="models.LMConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LMConfig(TransformerConfig):
+    """A decoder-only Transformer language model.
+
+    >>> preset("lm-0.14b").param_count
+    142619648
+    """
+
+    prefix: bool = False
+    """Whether it is a prefix LM: a prefix of each sequence sees all of itself (`prefix` in the batch: its length)."""
+
+    def blueprint(self) -> "TransformerLM":
+        """The model without values."""
+        return TransformerLM(self)
+
+
+class TransformerLM(Runnable):
+    """A decoder-only language model: the paper's, GPT-2, Llama, prefix LM, MoE."""
+
+    embedding: nn.Embedding
+    positions: nn.Embedding | None
+    decoder: Stack
+    softmax: nn.Embedding | None
+    config: LMConfig = eqx.field(static=True)
+
+    @public(form="models.init(config, key)")
+    def __init__(self, config: LMConfig):
+        need_config(config, LMConfig)
+        super().__init__()
+        self.config = config
+        self.embedding, self.positions, self.softmax = make_embeddings(config)
+        self.decoder = make_stack(config, causal=True)
+
+    @public
+    def logits(self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None) -> Tensor:
+        """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
+        batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
+        batch = name_batch(batch, BATCH, _needed_names(batch, self.config), self.config.vocab)
+        return self.run(_logits, batch | {"inputs": batch.pop("tokens")})
+
+    @public
+    def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
+        """The mean cross-entropy in nats a token, and what the experts add: a scalar.
+
+        `tokens` are predicted each from those before it; or `targets` from `inputs`. With `weights` tokens count so
+        much; `segments` of a packed batch do not see each other. A `prefix` sees all of itself, and what it tells of
+        its own tokens does not count. There is dropout where a key is given.
+        """
+        return self.loss_and_metrics(batch, key)[0]
+
+    @public
+    def loss_and_metrics(self, batch: Mapping[str, Any], key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
+        return self.run(_loss_and_metrics, _inputs_and_targets(batch, self.config), check_dropout_key(key))
+
+    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
+        """The logits of the token after the prompt, f32[batch vocab], and the KV cache.
+
+        `inputs` of the prompt all end at the same place; `first` is where each begins, if not at 0. The cache has room
+        for so many tokens.
+        """
+        tokens, first = prompt["inputs"], prompt.get("first")
+        here = wf.arange(tokens.dim("length"), like=tokens)
+        here = here if first is None else here - first
+        batch = {} if first is None else {"positions": here, "segments": wf.cast(here >= 0, "int32")}
+        if self.config.prefix:
+            batch["prefix"] = wf.max(here, over="length") + 1  # a prompt is all prefix
+        mask = _mask(self.config, batch)
+        x, past = self.decoder.prefill(embed(self, tokens, mask), mask=mask)
+        last = tokens.size("length")
+        cache = Cache(past.padded(room), wf.full([], last, dtype="int32"), first)
+        return predict(self, x["stream", last - 1]), cache
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """The logits of the token after `tokens` [batch], and the KV cache with those."""
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        return predict(self, x), cache
+
+
+# What it computes. Each line is a line of the printed program, under the name it gives its result.
+
+
+def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    x, report = _hidden(model, batch, key)
+    targets, weights = batch["targets"], batch.get("weights")
+    if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
+        here = wf.arange(targets.dim("length"), like=targets) if "positions" not in batch else batch["positions"]
+        is_unseen = wf.cast(here >= batch["prefix"] - 1, "float32")
+        weights = is_unseen if weights is None else weights * is_unseen
+    return token_loss(model, x, targets, weights, report)
+
+
+def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
+    x, _ = _hidden(model, batch, None)
+    return predict(model, x)
+
+
+def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the logits are made of: [batch length d_model]."""
+    mask = _mask(model.config, batch)
+    x = embed(model, batch["inputs"], mask, key)
+    x, report = model.decoder(x, mask=mask, key=fold_key(key, 1))
+    return x.rename(stream="length"), report
+
+
+def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
+    """The causal mask; the prefix of a prefix LM sees all of itself."""
+    return nn.Mask.within(
+        causal=True,
+        window=config.window,
+        prefix=batch.get("prefix") if config.prefix else None,
+        positions=batch.get("positions"),
+        segments=batch.get("segments"),
+    )
+
+
+# What it is given.
+
+
+def _inputs_and_targets(batch: Any, config: LMConfig) -> dict[str, Tensor]:
+    """The batch with names; of `tokens`, the inputs are those before each."""
+    batch = name_batch(batch, BATCH, _needed_names(batch, config), config.vocab)
+    if "tokens" in batch:
+        tokens = batch.pop("tokens")
+        batch = {"inputs": shift_right(tokens, batch.get("segments")), "targets": tokens, **batch}
+    check_sizes(*batch.values())
+    return batch
+
+
+def _needed_names(batch: Any, config: LMConfig) -> list[str]:
+    """What a batch must hold: `tokens`, or `inputs` and `targets`; and the `prefix`."""
+    names = batch if isinstance(batch, Mapping) else {}
+    if names.get("prefix") is not None and not config.prefix:
+        raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
+    needed = ["inputs", "targets"] if "inputs" in names or "targets" in names else ["tokens"]
+    return [*needed, "prefix"] if config.prefix else needed

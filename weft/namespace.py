@@ -1,0 +1,93 @@
+"""What a room shows of itself: its public names, and nothing else.
+
+This is what `dir` and tab completion see. Imports errors alone. A room ends by
+
+    __dir__, __getattr__ = namespace(globals(), called="nn")
+
+and a name that it lacks is an error that says what to write instead, or names the nearest.
+"""
+
+import difflib
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from .errors import UnknownNameError, WeftWarning, folded, user_stacklevel
+
+
+def namespace(
+    names: dict[str, Any],
+    *,
+    called: str,
+    written: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
+    """The `__dir__` and `__getattr__` of a room that has these globals.
+
+    Its `__all__` says what is public. `written` says what is written here in place of names that other libraries
+    have; `renamed` what a name of an earlier version is called now, which is given with a warning.
+    """
+
+    def show() -> list[str]:
+        return [*(name for name in names if name.startswith("__")), *names["__all__"]]
+
+    @folded
+    def miss(name: str) -> Any:
+        if renamed and name in renamed:
+            warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())
+            return names[renamed[name]]
+        raise unknown_name(called, name, names["__all__"], written or {})
+
+    return show, miss
+
+
+def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[str, str]) -> AttributeError:
+    """The error for a name that a module called `where` lacks; it has those `known`."""
+    if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
+        return AttributeError(name)
+    if name in written:
+        return UnknownNameError(f"there is no `{where}.{name}`", fix=f"write {written[name]}")
+    known = list(known)
+    near = [word for word in known if word.lower() == name.lower()]  # `wf.mesh` is no misspelt `wf.mish`
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    fix = f"did you mean `{where}.{near[0]}`?" if near else f"`{where}.__all__` has all names"
+    if where == "wf" and not near:
+        fix += "; for a function of one place, `wf.elementwise(fn, x)`; for any other, `wf.local(fn, x, out=...)`"
+    return UnknownNameError(f"there is no `{where}.{name}`", fix=fix)
+
+
+def hide_modules(names: dict[str, Any]) -> None:
+    """Takes modules out of a room's globals, where Python puts what was imported.
+
+    `from weft.layout import Layout` and `import weft.layout as layout` find them all the same. A room that has public
+    names of its own stays: `weft.plan.page`.
+    """
+    own = names["__name__"] + "."
+    for name, value in list(names.items()):
+        if isinstance(value, ModuleType) and value.__name__.startswith(own) and not hasattr(value, "__all__"):
+            del names[name]
+
+
+def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
+    """A table of contents: public names under the title of their family.
+
+    A family lists the files that its names are from.
+
+    >>> import types
+    >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})
+    'Reductions\\n    sum'
+    """
+    titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
+    found: dict[str, list[str]] = {title: [] for title in families}
+    for name in sorted(names, key=lambda name: (name.lower(), name)):
+        found[titles[_file_of(names[name])]].append(name)
+    return "\n\n".join(
+        title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")
+        for title, under in found.items()
+    )
+
+
+def _file_of(value: Any) -> str:
+    return "weft.rooms" if isinstance(value, ModuleType) else value.__module__

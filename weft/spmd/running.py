@@ -1,0 +1,70 @@
+"""Running jitted programs: slices guarded, failed checks raised.
+
+Imports the guard and the partitions of trees.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..mesh import Mesh
+from ..ops.debug import failures
+from .guard import check_slices
+from .partition import Partition
+
+
+class Jitted:
+    """A jitted function that gives a partition; errors say `state` of its region."""
+
+    def __init__(self, fn: Callable[..., Partition], mesh: Mesh | None, state: str, donate: int | tuple[int, ...] = ()):
+        self.jitted: Any = jax.jit(fn, donate_argnums=donate)
+        self.mesh, self.state = mesh, state
+        self._is_read = self._has_checks = False
+
+    def __call__(self, *args: Any) -> Any:
+        """The result as a tree; once it has run, failed checks (`wf.check`) raise."""
+        before = failures.checks_traced
+        with failures.raised_after():
+            results = self._run(*args)
+        self._has_checks = self._has_checks or failures.checks_traced > before
+        if self.mesh is not None:
+            _wait_for_earlier_calls(results.arrays, self.mesh)
+        if self._has_checks:
+            jax.effects_barrier()
+            failures.raise_first()
+        return results.combine()
+
+    def inside(self, *args: Any) -> Any:
+        """The result as a tree, inside someone's own program, which raises for checks."""
+        return self._run(*args).combine()
+
+    def lower(self, *args: Any) -> Any:
+        """As `jax.jit`'s."""
+        return self.jitted.lower(*args)
+
+    def _run(self, *args: Any) -> Partition:
+        if not self._is_read:  # before it runs for the first time
+            check_slices(self.jitted.trace(*args).jaxpr, self.state)
+            self._is_read = True
+        return self.jitted(*args)
+
+
+_in_flight: collections.deque[Any] = collections.deque()
+_MOST_IN_FLIGHT = 8
+
+
+def _wait_for_earlier_calls(results: Sequence[Any], mesh: Mesh) -> None:
+    """Keeps few calls in flight on virtual processors, given the last one's results.
+
+    XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
+    and others are not, and its collectives wait for each other until the process is aborted.
+    """
+    if not results or isinstance(results[0], jax.core.Tracer) or mesh.size == 1:
+        return
+    if mesh.jax_mesh().devices.flat[0].platform != "cpu":
+        return
+    _in_flight.append(results[0])
+    if len(_in_flight) > _MOST_IN_FLIGHT and not (earlier := _in_flight.popleft()).is_deleted():
+        jax.block_until_ready(earlier)

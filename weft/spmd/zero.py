@@ -1,0 +1,64 @@
+"""ZeRO: gradients arrive as the slices whose optimizer state is held here.
+
+For the layout's `optimizer.` rules. The loss is differentiated by slices of the parameters, to which the whole ones
+are attached: the gradient of a whole one is then summed and sliced at once, by a reduce-scatter. Imports the lowering.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..leaves import is_trained
+from ..lower.collectives import as_varying, own_slice, reduce_scatter
+from ..lower.move import result
+from ..lower.recorded import placed
+from ..record import Place, operand_scope
+from ..tensor import Kind, Tensor, is_tensor, placement
+
+
+def optimizer_slice(x: Tensor) -> Tensor:
+    """The slice of a parameter whose optimizer state this processor holds."""
+    if not is_trained(x) or x.region is None:
+        return x
+    array, have, want = x.raw, placement(x), x.region.placement(x.dims, "optimizer")
+    for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
+        if more := wanted[len(held) :]:
+            array = own_slice(array, more, position, x.region.ways(more))
+    return result(array, x.dims, x.region, Kind(store="optimizer"))
+
+
+_FINER = (
+    "because the optimizer's state of {name} is stored split over {axes} (`optimizer.` rules): each keeps its slice"
+)
+
+
+def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
+    """The whole parameter, whose gradient arrives at `part`, reduce-scattered.
+
+    `made` is where the train step was made.
+    """
+    if not is_tensor(part):
+        return part
+    if part.kind.store != "optimizer":
+        return whole
+    finer = [
+        (position, axes[len(held) :])
+        for position, (held, axes) in enumerate(zip(placement(whole), placement(part), strict=True))
+        if axes != held
+    ]
+    all_axes = [axis for _, axes in finer for axis in axes]
+
+    @jax.custom_vjp
+    def attach(part: Any, whole: Any) -> Any:
+        return as_varying(whole, all_axes)
+
+    def backward(like: Any, gradient: Any) -> Any:
+        for position, axes in finer:
+            gradient = reduce_scatter(gradient, axes, position)
+        return gradient, jnp.zeros_like(like)
+
+    attach.defvjp(lambda part, whole: (as_varying(whole, all_axes), whole), backward)
+    with whole.region.record.unasked("update", _FINER, at=made) as draft, operand_scope(0):
+        draft.note(operands=(placed(whole),), makers=(None,), gradients=(True,))
+        return result(attach(part.raw, whole.raw), whole.dims, whole.region, whole.kind)
