@@ -2,11 +2,11 @@
 
 By default the text is Python's own standard library and the pairs are its neighbouring lines, so that the figures can
 be had anywhere; `--text` and `--pairs` (a stem, with `--source` and `--target`) take others. Serving is timed alone and
-with the batches put on the device by `prefetched`, beside a step that takes no time: what a real step can at most ask
-for.
+with the batches put on the device, beside a step that takes no time: what a real step can at most ask for.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import platform
@@ -35,8 +35,8 @@ def report(what: str, tokens: float, seconds: float) -> None:
     print(f"{what:58} {tokens / seconds / 1e6:10.2f} M tokens/s   ({tokens / 1e6:.1f} M in {seconds:.2f} s)")
 
 
-def serve(what: str, batches: data.Batches, seconds: float, full: float = 1.0) -> None:
-    """Times batches as they are made, as threads make them ahead, and as they come to the device.
+def serve(what: str, dataset: data.Dataset, seconds: float, full: float = 1.0) -> None:
+    """Times batches as they are made, as a thread makes them ahead, and as they come to the device.
 
     `full` is how much of a row is tokens, not padding.
     """
@@ -51,11 +51,10 @@ def serve(what: str, batches: data.Batches, seconds: float, full: float = 1.0) -
             tokens += count(next(found))
         report(f"{what}, {how}", tokens * full, time.perf_counter() - begin)
 
-    run("one thread", (batches.at(step) for step in itertools.count()))
-    run("read ahead", iter(batches))
-    with data.prefetched(batches, jax.device_put) as found:
-        run("on the device", found)
-    batches.close()
+    run("made when asked for", map(data.Batches(dataset, batch=BATCH).at, itertools.count()))
+    for how, more in (("read ahead", {}), ("on the device", {"put": jax.device_put})):
+        with contextlib.closing(data.Batches(dataset, batch=BATCH, **more)) as batches:
+            run(how, batches)
 
 
 def neighbouring_lines(path: Path) -> data.Source:
@@ -91,7 +90,7 @@ def main(arguments: list[str]) -> None:
                 print(f"learning {VOCAB} pieces: {seconds:.1f} s")
             dataset, seconds = timed(lambda: data.lm_dataset(text, tokenizer, length=LENGTH, cache=cache))  # noqa: B023
             report(f"tokenising, {kind}", dataset.tokens, seconds)
-        serve(f"windows of {LENGTH}, {BATCH} a batch", data.Batches(dataset, batch=BATCH), told.seconds)
+        serve(f"windows of {LENGTH}, {BATCH} a batch", dataset, told.seconds)
         pairs = neighbouring_lines(cache / "pairs.tsv")
         if told.pairs:
             pairs = data.open_source({"path": told.pairs, "source": told.source, "target": told.target})
@@ -100,7 +99,7 @@ def main(arguments: list[str]) -> None:
         report("tokenising and packing pairs", packed.tokens, seconds)
         full = packed.tokens / len(packed) / (LENGTH // 2)
         print(f"rows of pairs are full to {full:.1%}")
-        serve(f"packed pairs of {LENGTH // 4}, {BATCH} a batch", data.Batches(packed, batch=BATCH), told.seconds, full)
+        serve(f"packed pairs of {LENGTH // 4}, {BATCH} a batch", packed, told.seconds, full)
 
 
 if __name__ == "__main__":

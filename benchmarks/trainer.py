@@ -18,20 +18,21 @@ import numpy as np
 
 from weft.train import trainer as training
 from weft.train.config import read
+from weft.train.datasets import open_data
 from weft.train.feeding import Feed
 from weft.train.step import first_model, make_step
 
 
-class Clock(training.Unheard):
+class Clock(training.NullListener):
     """Hears of a run and notes when."""
 
     def __init__(self, first: int):
         self.first, self.from_step, self.began, self.ended, self.losses = first, 0, 0.0, 0.0, []
 
-    def said(self, text):
+    def say(self, text):
         print(f"  {text}", flush=True)
 
-    def logged(self, row):
+    def log(self, row):
         self.ended = time.perf_counter()
         if "eval" in row:
             print(f"  step {row['step']}  eval loss {row['eval']['loss']:.3f}", flush=True)
@@ -47,8 +48,8 @@ def bare(config, steps: int) -> float:
     step, feed = make_step(config, mesh, layout), Feed(config.sized_model, mesh, layout, seed=0)
     state = step.init(first_model(config, mesh, layout))
     with tempfile.TemporaryDirectory() as folder:
-        _, learned, _ = training.open_data(config, Path(folder), lambda *_: None)
-        batches = [feed.placed(feed.batches(learned).at(at)) for at in range(16)]
+        _, learned, _ = open_data(config, Path(folder), lambda *_: None)
+        batches = [feed.place(feed.batches(learned).at(at)) for at in range(16)]
 
     def run(state, count):
         for at in range(count):

@@ -46,11 +46,11 @@ __all__ = [
     "train_step", "value_and_grad", *ops.__all__,
 ]  # fmt: skip
 
-# A new file of public names is a word here.
+# A new file or room of public names is a word here.
 _FAMILIES = {
     "Dims, meshes, layouts and tensors": "dims mesh layout tensor",
-    "Running, differentiating and training": "spmd.border spmd.gradients spmd.step spmd.state spmd.place",
-    "Reading a program before it runs": "program.trace plan.cost plan.search",
+    "Running, differentiating and training": "spmd",
+    "Reading a program before it runs": "program plan",
     "Rooms with names of their own": "rooms",
     "Products": "ops.einsum",
     "Elementwise": "ops.elementwise",

@@ -73,7 +73,7 @@ def hide_modules(names: dict[str, Any]) -> None:
 def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     """A table of contents: public names under the title of their family.
 
-    A family lists the files that its names are from.
+    A family lists the files or rooms that its names are from.
 
     >>> import types
     >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})
@@ -82,7 +82,8 @@ def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
     for name in sorted(names, key=lambda name: (name.lower(), name)):
-        found[titles[_file_of(names[name])]].append(name)
+        file = _file_of(names[name])
+        found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")
         for title, under in found.items()

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from tests.train.toys import pairs, untrained
 from weft.cli import app
 from weft.cli.decoding import INTERRUPTED
-from weft.train.continuing import Drawing, continued
-from weft.train.translating import Translator, translated
+from weft.decode.continuation import continue_texts
+from weft.decode.translate import Translator
 
 from .command import error_of, weft
 
@@ -26,7 +26,7 @@ def mt(tmp_path_factory):
 
 def test_generate_prints_the_prompt_and_what_follows(lm):
     printed, said = weft("generate", lm.folder, "--prompt", "the cat", "--tokens", 20, "--seed", 3)
-    (wanted,) = continued(lm.load(), lm.tokenizer, ["the cat"], tokens=20, drawing=Drawing(seed=3))
+    (wanted,) = continue_texts(lm.load(), lm.tokenizer, ["the cat"], tokens=20, seed=3)
     assert printed == wanted.text.rstrip("\n") + "\n"
     assert said == ""
 
@@ -43,8 +43,7 @@ def test_generate_takes_several_prompts_and_samples_from_any_checkpoint(lm):
     assert [line for line in printed.splitlines() if line.startswith("---")] == [
         f"--- prompt {prompt}, sample {sample} ---" for prompt in (1, 2) for sample in (1, 2)
     ]
-    drawn = Drawing(temperature=1.0)
-    wanted = continued(lm.load(step=2), lm.tokenizer, ["the", "and a dog"], tokens=4, samples=2, drawing=drawn)
+    wanted = continue_texts(lm.load(step=2), lm.tokenizer, ["the", "and a dog"], tokens=4, samples=2, temperature=1.0)
     assert all(each.text in printed for each in wanted)
     found = json.loads(weft("generate", lm.folder, *words, "--step", 2, "--json")[0])
     assert [each["text"] for each in found["samples"]] == [each.text for each in wanted]
@@ -90,7 +89,7 @@ def translate(run, given, *words, status=0):
 def test_translate_writes_a_line_for_each_in_order(mt):
     given = "\n".join([*LINES[:5], "", *LINES[5:]]) + "\n"
     printed, said = translate(mt, given, "--batch", 4)
-    wanted = translated(mt.load(), mt.tokenizer, LINES, beams=2, batch=4, tokens=8)
+    wanted = Translator(mt.load(), mt.tokenizer, beams=2, batch=4, tokens=8)(LINES)
     assert printed.split("\n") == [*wanted[:5], "", *wanted[5:], ""]
     assert said.splitlines()[-1].startswith("13 lines in ")
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.train.toys import pairs_file, trained
 from weft import data, interop, nn
+from weft.decode.translate import Translator
 from weft.train import Run
-from weft.train.translating import translated
 
 from .command import weft
 
@@ -49,7 +49,7 @@ def test_the_mean_of_checkpoints_is_written(adapted, tmp_path):
 
 
 def test_a_model_with_adapters_translates(adapted):
-    assert len(translated(adapted.load(), adapted.tokenizer, ["a b c"], beams=2, batch=2, tokens=4)) == 1
+    assert len(Translator(adapted.load(), adapted.tokenizer, beams=2, batch=2, tokens=4)(["a b c"])) == 1
 
 
 def test_a_tokenizer_is_imported_with_the_weights(tmp_path):

@@ -54,10 +54,10 @@ def test_a_row_is_a_line(monkeypatch):
     now = clock(monkeypatch)
     out, shown = log()
     shown.step(10, 1000)
-    shown.logged({**ROW, "step": 10})
+    shown.log({**ROW, "step": 10})
     now[0] += 2.0
     shown.step(20, 1000)
-    shown.logged(ROW)
+    shown.log(ROW)
     first, second = out.getvalue().splitlines()
     assert re.fullmatch(r"step 10/1000  loss 2\.345  1\.2M tokens/s  mfu 41\.3 %  mem \d+\.\d [GM]B", first)
     assert re.fullmatch(
@@ -68,25 +68,25 @@ def test_a_row_is_a_line(monkeypatch):
 
 def test_what_is_not_known_is_left_out():
     out, shown = log()
-    shown.logged({"step": 3, "loss": np.float32(1.0), "mfu": None})
+    shown.log({"step": 3, "loss": np.float32(1.0), "mfu": None})
     assert re.fullmatch(r"step 3  loss 1\.000  mem \S+ \S+\n", out.getvalue())
 
 
 def test_a_loss_that_is_not_finite_and_steps_left_out_are_shown():
     out, shown = log()
-    shown.logged({"step": 3, "loss": float("nan"), "bad_steps": 2.0})
+    shown.log({"step": 3, "loss": float("nan"), "bad_steps": 2.0})
     assert "loss nan  " in out.getvalue() and "2 bad steps" in out.getvalue()
 
 
 def test_an_evaluation_is_a_line_of_its_own():
     out, shown = log()
-    shown.logged({"step": 200, "eval": {"perplexity": 9.1249, "loss": 2.2108, "tokens": 512, "accuracy": 0.4}})
+    shown.log({"step": 200, "eval": {"perplexity": 9.1249, "loss": 2.2108, "tokens": 512, "accuracy": 0.4}})
     assert out.getvalue() == "step 200  eval loss 2.211  perplexity 9.12  accuracy 0.4000\n"
 
 
 def test_messages_are_lines_as_they_are():
     out, shown = log()
-    shown.said("goes on from step 20 [bold]not markup[/bold] " + "x" * 300)
+    shown.say("goes on from step 20 [bold]not markup[/bold] " + "x" * 300)
     assert out.getvalue() == "goes on from step 20 [bold]not markup[/bold] " + "x" * 300 + "\n"
 
 
@@ -113,7 +113,7 @@ def test_a_message_within_a_stage_has_its_own_line(monkeypatch):
     now = clock(monkeypatch)
     out, shown = log()
     with shown.stage("compiling the step"):
-        shown.said("a message")
+        shown.say("a message")
         now[0] += 1.0
     assert out.getvalue() == "compiling the step…\na message\ncompiling the step… 1.0 s\n"
 
@@ -164,9 +164,9 @@ def test_what_nobody_knows_the_end_of_tells_by_its_note(monkeypatch):
 
 def test_other_processes_print_nothing(capsys):
     with Reporter(is_writer=False) as shown:
-        shown.said("a message")
+        shown.say("a message")
         shown.step(1, 10)
-        shown.logged(ROW)
+        shown.log(ROW)
         shown.progress("tokenising", 1, 2)
         with shown.stage("compiling"):
             pass
@@ -176,9 +176,9 @@ def test_other_processes_print_nothing(capsys):
 def test_without_a_terminal_all_goes_to_stdout_whatever_forces_colour(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Reporter() as shown:
-        shown.said("a message")
+        shown.say("a message")
         shown.step(20, 1000)
-        shown.logged(ROW)
+        shown.log(ROW)
     printed, said = capsys.readouterr()
     assert said == "" and "\x1b" not in printed
     assert printed.startswith("a message\nstep 20/1000  loss 2.345  ")
@@ -195,7 +195,7 @@ from weft.cli.progress import Reporter
 with Reporter() as shown:
     for step in range(1, 20001):
         shown.step(step, 20000)
-        shown.logged({"step": step, "loss": 1.0})
+        shown.log({"step": step, "loss": 1.0})
 open("done", "w").write("done")
 """
 
@@ -217,10 +217,10 @@ def test_the_bar_shows_step_loss_speed_mfu_time_and_memory(monkeypatch):
     _, shown = terminal()
     monkeypatch.setattr(shown, "_show", lambda: None)
     shown.step(10, 1000)
-    shown.logged({**ROW, "step": 10})
+    shown.log({**ROW, "step": 10})
     now[0] += 2.0
     shown.step(20, 1000)
-    shown.logged(ROW)
+    shown.log(ROW)
     shown.step(25, 1000)
     text = bar(shown)
     assert re.fullmatch(
@@ -233,7 +233,7 @@ def test_the_bar_takes_one_line_of_any_width(monkeypatch, width):
     _, shown = terminal(width)
     monkeypatch.setattr(shown, "_show", lambda: None)
     shown.step(20, 1000)
-    shown.logged(ROW)
+    shown.log(ROW)
     text = bar(shown)
     assert len(text) <= width and "\n" not in text
     assert text.startswith("step 20/1000"[: width - 1])
@@ -247,10 +247,10 @@ def test_the_bar_takes_one_line_of_any_width(monkeypatch, width):
 def test_messages_and_evaluations_stand_above_the_bar_and_the_last_numbers_stay():
     out, shown = terminal()
     shown.step(1, 1000)
-    shown.said("goes on from step 0 [bold]")
+    shown.say("goes on from step 0 [bold]")
     shown.step(20, 1000)
-    shown.logged(ROW)
-    shown.logged({"step": 20, "eval": {"loss": 2.2108}})
+    shown.log(ROW)
+    shown.log({"step": 20, "eval": {"loss": 2.2108}})
     shown.close()
     shown.close()
     lines = CODES.sub("", out.getvalue()).replace("\r", "\n").splitlines()
@@ -275,7 +275,7 @@ def test_a_stage_on_a_terminal_ticks_and_leaves_its_seconds(monkeypatch):
 def test_no_color_is_respected():
     out, shown = terminal(no_color=True)
     shown.step(20, 1000)
-    shown.logged(ROW)
+    shown.log(ROW)
     shown.close()
     assert "step 20/1000" in out.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][0-9;]*m", out.getvalue())
@@ -285,7 +285,7 @@ def test_a_dumb_terminal_gets_lines():
     out = io.StringIO()
     shown = Reporter(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
     shown.step(20, 1000)
-    shown.logged(ROW)
+    shown.log(ROW)
     assert out.getvalue().startswith("step 20/1000  loss 2.345  ") and "\x1b" not in out.getvalue()
 
 
@@ -313,7 +313,7 @@ def test_device_memory_is_shown_where_devices_tell(monkeypatch):
 
     monkeypatch.setattr("jax.local_devices", lambda: [Device(10**9), Device(61_200_000_000)])
     out, shown = log()
-    shown.logged(ROW)
+    shown.log(ROW)
     assert out.getvalue().endswith("  device 61.2 GB of 141.0 GB\n")
 
 

@@ -15,7 +15,7 @@ from tests.cli.command import error_of, started, weft
 from tests.train.conftest import compile_each_step_once  # noqa: F401
 from tests.train.running import text_in
 from weft.train import checkpoints as saving
-from weft.train import trainer
+from weft.train import saver
 
 TOML = """\
 name = "small"
@@ -154,7 +154,7 @@ def test_a_signal_before_the_first_step_is_obeyed_with_a_status_of_its_own(file,
     def asked(*_):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(trainer, "first_weights", asked)
+    monkeypatch.setattr(saver, "first_weights", asked)
     words = ["train", file, "--run", tmp_path / "run"]
     printed, _ = weft(*words, status=143)
     command = shlex.join(["weft", *map(str, words)])

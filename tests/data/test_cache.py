@@ -86,7 +86,7 @@ import numpy as np
 from weft import data
 from weft.data import tokens
 
-print(sorted({"grain", "sentencepiece", "tokenizers"} & set(sys.modules)))
+print(sorted({"sentencepiece", "tokenizers"} & set(sys.modules)))
 write = tokens._write
 def slowly(*args):
     print("made")

@@ -98,8 +98,8 @@ def test_a_run_goes_on_exactly_from_any_step(count, batch, seed, step, buckets):
     again.close()
 
 
-def test_iterating_gives_the_batches_in_order_and_closing_ends_the_threads():
-    batches = data.Batches(Numbers(1000), batch=8, threads=4, ahead=16)
+def test_iterating_gives_the_batches_in_order_and_closing_ends_the_thread():
+    batches = data.Batches(Numbers(1000), batch=8)
     expected = [batches.at(step)["rows"].tolist() for step in range(200)]
     assert [next(batches)["rows"].tolist() for _ in range(200)] == expected
     batches.close()

@@ -75,7 +75,7 @@ def test_a_size_of_nothing_is_refused():
         data.prefetched(iter([]), lambda i: i, size=0)
 
 
-def test_a_dataset_that_fails_says_so_through_batches_and_prefetching():
+def test_a_dataset_that_fails_says_so_where_its_batch_is_asked_for():
     class Broken:
         vocab, bucket_of = None, None
 
@@ -86,9 +86,11 @@ def test_a_dataset_that_fails_says_so_through_batches_and_prefetching():
             raise data.DataError("a page cannot be read", fix="fetch it again")
 
     batches = data.Batches(Broken(), batch=4)
-    with data.prefetched(batches, lambda batch: batch) as found, pytest.raises(data.DataError, match="a page"):
-        next(found)
+    for _ in range(2):
+        with pytest.raises(data.DataError, match="a page"):
+            next(batches)
     batches.close()
+    assert not threads()
 
 
 def test_text_goes_to_the_device_in_the_order_of_steps(tmp_path):
@@ -96,11 +98,13 @@ def test_text_goes_to_the_device_in_the_order_of_steps(tmp_path):
 
     (tmp_path / "a.txt").write_text("".join(f"line {i}\n" for i in range(500)))
     dataset = data.lm_dataset(data.open_source(tmp_path / "a.txt"), data.ByteTokenizer(), length=32, cache=tmp_path)
-    batches = data.Batches(dataset, batch=8, seed=1)
-    batches.seek(5)
-    with data.prefetched(batches, jax.device_put) as found:
-        for step in range(5, 30):
-            batch = next(found)
+    batches = data.Batches(dataset, batch=8, seed=1, put=jax.device_put)
+    for first in (5, 2):
+        batches.seek(first)
+        for step in range(first, first + 25):
+            batch = next(batches)
             assert isinstance(batch["targets"], jax.Array)
             assert all(np.array_equal(batch[name], x) for name, x in batches.at(step).items())
+        assert len(threads()) == 1
     batches.close()
+    assert not threads()

@@ -315,7 +315,7 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
     said: list[str] = []
     checkpoints, text = Checkpoints(run.folder / "checkpoints"), data.open_source(kept / "text.txt")
     config = dataclasses.replace(_any_run(), data={"path": str(kept / "text.txt")})
-    opened = Folder(run.folder, checkpoints, config, may_change=True, said=said.append)
+    opened = Folder(run.folder, checkpoints, config, may_change=True, say=said.append)
     reads = {
         "config.toml": [
             lambda: run.settings.to_toml(),
@@ -357,7 +357,7 @@ def _refusal(read_it: Callable[[], Any]) -> WeftError | None:
 
 def _go_on(folder: Path, said: Callable[[str], None]) -> None:
     """Goes on from step 1, back to it, and on again."""
-    with metrics.Metrics(folder, from_step=1, tensorboard=False, said=said) as note:
+    with metrics.Metrics(folder, from_step=1, tensorboard=False, say=said) as note:
         note({"step": 2, "loss": 1.0})
         note.go_back(1)
         note({"step": 2, "loss": 1.0})

@@ -6,7 +6,7 @@ from pathlib import Path
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import parsed
 from weft.train.keys import lines_of
-from weft.train.trainer import OPTIONS, Trainer, Unheard
+from weft.train.trainer import OPTIONS, NullListener, Trainer
 
 MODEL = {
     "preset": "tiny-lm",
@@ -24,7 +24,7 @@ class Crash(Exception):
     """As if the machine had failed."""
 
 
-class Heard(Unheard):
+class Heard(NullListener):
     """A listener that keeps what it hears, and fails where it is told to."""
 
     def __init__(self, crash_at: int | None = None):
@@ -32,10 +32,10 @@ class Heard(Unheard):
         self.rows: list[dict] = []
         self.crash_at = crash_at
 
-    def said(self, text):
+    def say(self, text):
         self.messages.append(text)
 
-    def logged(self, row):
+    def log(self, row):
         self.rows.append(row)
 
     def stage(self, what):
@@ -83,7 +83,7 @@ def run(config, folder: Path, *, crash_at: int | None = None, options=OPTIONS):
 
 def sums(folder: Path, step: int) -> dict:
     """Sums of all bits of a checkpoint: equal where the arrays are."""
-    return Checkpoints(folder / "checkpoints").told(step)["sums"]
+    return Checkpoints(folder / "checkpoints").metadata(step)["sums"]
 
 
 def losses(folder: Path) -> dict[int, float]:

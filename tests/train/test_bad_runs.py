@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model_is_named_and_the_folder_left_as_it_was(te
 def test_the_best_checkpoint_is_one_whose_loss_is_known_and_finite(folder):
     own = Checkpoints(folder / "checkpoints")
     for step, loss in ((2, float("nan")), (4, 3.0)):
-        told = own.told(step) | {"loss": loss}
+        told = own.metadata(step) | {"loss": loss}
         (folder / "checkpoints" / str(step) / "checkpoint.json").write_bytes(summed(told))
     (folder / "checkpoints" / "6" / "checkpoint.json").write_text("")
     assert own.best_step() == 4 and own.chosen(best=True) == 4
@@ -254,7 +254,7 @@ def test_that_the_data_of_the_beginning_are_not_known_is_said(case, text, folder
     if content is not None:
         (folder / "data.json").write_text(content)
     own = Checkpoints(folder / "checkpoints")
-    Folder(folder, own, config_of(text), may_change=False, said=said.append).check_data(data.ByteTokenizer())
+    Folder(folder, own, config_of(text), may_change=False, say=said.append).check_data(data.ByteTokenizer())
     assert len(said) == 1 and why in said[0] and "data.json" in said[0]
     assert said[0].endswith("; whether the data are those it was begun with is not known")
     assert keeping.learned_files(folder, data.open_source(text)) == []
@@ -267,7 +267,7 @@ def test_a_run_made_of_weights_alone_has_no_data_to_be_known(text, folder):
     (folder / "checkpoints" / "6").rename(folder / "checkpoints" / "0")
     said = []
     own = Checkpoints(folder / "checkpoints")
-    Folder(folder, own, config_of(text), may_change=False, said=said.append).check_data(data.ByteTokenizer())
+    Folder(folder, own, config_of(text), may_change=False, say=said.append).check_data(data.ByteTokenizer())
     assert own.steps == [0] and said == []
 
 
@@ -287,7 +287,7 @@ def test_files_that_came_and_went_are_named(text, folder, tmp_path):
             (tmp_path / "texts" / name).write_text(name)
         config = config_of(tmp_path / "texts", data={"evaluation": str(text)})
         own = Checkpoints(folder / "checkpoints")
-        opened = Folder(folder, own, config, may_change=False, said=[].append)
+        opened = Folder(folder, own, config, may_change=False, say=[].append)
         opened.check_data(data.ByteTokenizer())
         return opened
 
@@ -301,7 +301,7 @@ def test_files_that_came_and_went_are_named(text, folder, tmp_path):
 
 def test_another_tokenizer_is_named_and_stops_a_run_unless_that_is_wanted(text, folder):
     own, other, said = Checkpoints(folder / "checkpoints"), data.ByteTokenizer(specials=True), []
-    opened = Folder(folder, own, config_of(text), may_change=False, said=said.append)
+    opened = Folder(folder, own, config_of(text), may_change=False, say=said.append)
     opened.check_data(data.ByteTokenizer())
     with pytest.raises(ConfigError) as caught:
         opened.check_data(other)

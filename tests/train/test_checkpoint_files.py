@@ -73,11 +73,11 @@ def test_what_was_told_before_there_were_sums_is_read(folder):
     [b"[]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000, b'{"files": 3}', b'{"files": {"a": "b"}, "sums": {}}',
      b'{"files": {}, "sums": {}, "dtypes": []}', b'{"files": {"\\ud800": 1}, "sums": {}, "dtypes": {}}'],
 )  # fmt: skip
-def test_what_was_told_of_another_shape_is_an_error_that_names_the_file(told, folder):
+def test_metadata_of_another_shape_is_an_error_that_names_the_file(told, folder):
     path = folder / "4" / "checkpoint.json"
     path.write_bytes(told)
     for asked in (
-        Checkpoints(folder).told,
+        Checkpoints(folder).metadata,
         Checkpoints(folder).dtypes,
         lambda step: Checkpoints(folder).load(step, {}),
     ):

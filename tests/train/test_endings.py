@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from weft.train import trainer
+from weft.train import prepare, saver, trainer
 from weft.train.config import ConfigError
 from weft.train.runs import Lock, Run, RunError
-from weft.train.step import arrays_of, first_model, refilled
+from weft.train.step import arrays_of, first_model, refill
 from weft.train.trainer import Options
 
 from .running import config_of, losses, run, sums, text_in
@@ -74,7 +74,7 @@ def test_a_run_judged_by_the_file_it_learns_from_says_so(text, tmp_path):
 
 
 def test_a_run_without_data_says_what_it_learns_from_before_anything_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "open_data", lambda *_: (_ for _ in ()).throw(ConfigError("enough", fix="")))
+    monkeypatch.setattr(prepare, "open_data", lambda *_: (_ for _ in ()).throw(ConfigError("enough", fix="")))
     config = small(text_in(tmp_path))
     unsaid = type(config)(**{name: x for name, x in vars(config).items() if name != "data"})
     for each, is_told in ((config, False), (unsaid, True)):
@@ -86,11 +86,11 @@ def test_a_run_without_data_says_what_it_learns_from_before_anything_else(tmp_pa
     assert "Python's standard library" in told[0] and 'data = "FOLDER"' in told[0]
 
 
-class Hearing(trainer.Unheard):
+class Hearing(trainer.NullListener):
     def __init__(self):
         self.messages = []
 
-    def said(self, text):
+    def say(self, text):
         self.messages.append(text)
 
 
@@ -111,9 +111,9 @@ def test_a_run_all_of_whose_steps_were_left_out_says_so(text, tmp_path, monkeypa
         model = first_model(config)
         arrays = {path: np.array(x) for path, x in arrays_of(model).items()}
         arrays["decoder.norm.scale"][3] = np.nan
-        return refilled(model, arrays)
+        return refill(model, arrays)
 
-    monkeypatch.setattr(trainer, "first_weights", broken)
+    monkeypatch.setattr(saver, "first_weights", broken)
     outcome, _ = run(small(text), tmp_path)
     assert outcome.is_finished and outcome.not_finite == "the last 8 steps were left out"
 

@@ -13,9 +13,9 @@ from weft.layout import as_layout
 from weft.mesh import as_mesh
 from weft.train import evaluation
 from weft.train.config import ONE, ConfigError, read
-from weft.train.evaluation import Judge, Scores, amounts, scored
+from weft.train.datasets import open_data
+from weft.train.evaluation import Evaluator, TranslationScores, count_words_and_bytes, score
 from weft.train.feeding import Feed
-from weft.train.trainer import open_data
 
 SMALL = "layers = 1\nd_model = 16\nheads = 4\nd_kv = 4\nd_ff = 32\nvocab = 259"
 SPLIT = ("rows=2,cols=4", "batch:rows,heads:cols,d_ff:cols,vocab:cols")
@@ -34,7 +34,7 @@ def judged(config, folder, model=None, where=ONE):
     tokenizer, _, held_out = open_data(config, folder, None)
     feed = Feed(config.sized_model, mesh, layout, seed=config.seed)
     model = models.init(config.sized_model, jax.random.key(0), mesh, layout) if model is None else model
-    return Judge(config, feed, held_out, tokenizer)(model)
+    return Evaluator(config, feed, held_out, tokenizer)(model)
 
 
 def without_seconds(found):
@@ -71,7 +71,7 @@ def test_words_and_bytes_are_counted_over_the_ends_of_rows(specials):
     tokenizer = data.ByteTokenizer(specials=specials)
     text = "two words, then dréi"
     ids = np.array(tokenizer.encode(text) + ([tokenizer.end] if specials else []))
-    assert amounts(ids, tokenizer) == {"words": 4 + specials, "bytes": len(text.encode()) + specials}
+    assert count_words_and_bytes(ids, tokenizer) == (4 + specials, len(text.encode()) + specials)
 
 
 # Translations.
@@ -80,37 +80,36 @@ def test_words_and_bytes_are_counted_over_the_ends_of_rows(specials):
 def scores_of(tmp_path, *changes):
     config = config_of(tmp_path, "tiny-mt", pairs_file(tmp_path, 100), "eval.metrics=bleu chrf", *changes)
     tokenizer, _, held_out = open_data(config, tmp_path, None)
-    return Scores(config, held_out, tokenizer)
+    return TranslationScores(config, held_out, tokenizer)
 
 
 def test_scores_are_those_of_sacrebleu():
     found, wanted = ["the cat sat on a mat", "a dog"], ["the cat sat on the mat", "a dog ."]
-    told = scored(found, wanted, ["bleu", "chrf"])
+    told = score(found, wanted, ["bleu", "chrf"])
     assert told["bleu"] == pytest.approx(sacrebleu.corpus_bleu(found, [wanted]).score)
     assert told["chrf"] == pytest.approx(sacrebleu.corpus_chrf(found, [wanted]).score)
     assert told["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
-    assert "tok:none" in scored(["a b"], ["a b"], ["bleu"], "none")["bleu_signature"]
+    assert "tok:none" in score(["a b"], ["a b"], ["bleu"], "none")["bleu_signature"]
 
 
 def test_a_perfect_translator_is_scored_100(tmp_path, monkeypatch):
     asked = []
 
-    def capitals(model, tokenizer, texts, *, beams, alpha, between):
-        asked.append((len(texts), beams, alpha))
-        return [text.upper() for text in texts]
+    def capitals(model, tokenizer, *, beams, alpha, between):
+        return lambda texts: asked.append((len(texts), beams, alpha)) or [text.upper() for text in texts]
 
-    monkeypatch.setattr(evaluation, "translated", capitals)
+    monkeypatch.setattr(evaluation, "Translator", capitals)
     told = scores_of(tmp_path, "eval.beams=4", "eval.alpha=0.8")(None)
     assert told["bleu"] == pytest.approx(100) and told["chrf"] == pytest.approx(100)
     assert asked == [(10, 4, 0.8)]
 
 
 def test_the_pairs_scored_are_those_held_out(tmp_path):
-    assert scores_of(tmp_path)._read() == pairs(100)[90:]
-    assert scores_of(tmp_path, "eval.batches=2")._read() == pairs(100)[90:98]
+    assert scores_of(tmp_path)._pairs == pairs(100)[90:]
+    assert scores_of(tmp_path, "eval.batches=2")._pairs == pairs(100)[90:98]
     other = tmp_path / "other.tsv"
     other.write_text("a b\tA B\n\t\nc\tC\n")
-    assert scores_of(tmp_path, f"data.evaluation={other}")._read() == [("a b", "A B"), ("c", "C")]
+    assert scores_of(tmp_path, f"data.evaluation={other}")._pairs == [("a b", "A B"), ("c", "C")]
 
 
 @pytest.mark.parametrize(

@@ -104,13 +104,13 @@ def test_a_step_far_from_the_plan_is_told_once(forecast):
     planned = forecast.plan.seconds
     forecast.compare(planned * 4)
     forecast.compare(planned * 4)
-    (told,) = forecast.heard.messages
+    (told,) = forecast.listener.messages
     assert told.startswith("warning: a step takes ") and "4.0 times as long as planned" in told
 
 
 def test_a_step_near_the_plan_is_not(forecast):
     forecast.compare(forecast.plan.seconds * 1.2)
-    assert forecast.heard.messages == []
+    assert forecast.listener.messages == []
 
 
 def test_a_step_faster_than_planned_and_memory_beyond_it(forecast, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_step_faster_than_planned_and_memory_beyond_it(forecast, monkeypatch):
 
     monkeypatch.setattr(foresight.jax, "local_devices", lambda: [Device()])
     forecast.compare(forecast.plan.seconds / 4)
-    fast, memory = forecast.heard.messages
+    fast, memory = forecast.listener.messages
     assert "4.0 times as fast as planned" in fast and memory.startswith("warning: 931.3 GiB of memory were used")
 
 

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from weft.train.launch import End, Supervisor, free_port, gpus_of_each
+from weft.train.launch import End, Supervisor, _copy, free_port, gpus_of_each
 from weft.train.processes import ProcessError
 
 from ..cli.command import ROOT, error_of, started, weft
@@ -196,6 +197,27 @@ def test_every_process_is_told_its_place(how, name, values, tmp_path, capfd, mon
     supervised(tmp_path, 2, f"show:{name}", **how)
     lines = capfd.readouterr().out.splitlines()
     assert sorted(lines) == sorted([f"{name}={values[0]}", f"[1] {name}={values[1]}"])
+
+
+def test_a_line_is_written_with_its_newline_at_once_however_it_comes():
+    class Target:
+        def __init__(self):
+            self.pieces = []
+
+        def write(self, text):
+            self.pieces.append(text)
+
+        def flush(self): ...
+
+    (read, write), target = os.pipe(), Target()
+    copying = threading.Thread(target=_copy, args=(os.fdopen(read, "rb"), target, b"[1] "))
+    copying.start()
+    for piece in (b"a li", b"ne", b"\n", b"the last"):
+        os.write(write, piece)
+        time.sleep(0.01)
+    os.close(write)
+    copying.join(PATIENCE)
+    assert target.pieces == ["[1] a line\n", "[1] the last\n"]
 
 
 @pytest.mark.parametrize(("visible", "each"), [("0,1,2,3", 2), ("0,1,2", 1), ("", 0), ("-1", 0)])

@@ -109,7 +109,7 @@ def test_a_torn_last_line_is_skipped_and_then_removed(tmp_path, cut):
     whole = [1, 2, 3] if cut == 1 else [1, 2]  # without its line's end alone a row is still whole
     assert [row["step"] for row in read(tmp_path)] == whole
     said = []
-    written(tmp_path, [{"step": 4, "loss": 0.25}], from_step=3, said=said.append)
+    written(tmp_path, [{"step": 4, "loss": 0.25}], from_step=3, say=said.append)
     assert [row["step"] for row in read(tmp_path)] == [*whole, 4]
     assert all(strict(line) for line in path.read_text().splitlines())
     assert len(said) == (cut > 1) and all(f"{path}:3 is not a whole row of metrics and is left out" in x for x in said)
@@ -123,13 +123,13 @@ def test_rows_that_are_lost_are_said_once_where_a_run_goes_on(tmp_path, content,
         if content is not None:
             path.write_bytes(content)
         said = []
-        written(tmp_path, [{"step": 7}, {"step": 8}], from_step=from_step, said=said.append)
+        written(tmp_path, [{"step": 7}, {"step": 8}], from_step=from_step, say=said.append)
         assert said == expected and [row["step"] for row in read(tmp_path)] == [7, 8]
 
 
 def test_a_part_of_a_row_that_waits_is_not_said_to_be_left_out(tmp_path):
     said, path = [], tmp_path / "metrics.jsonl"
-    with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
+    with Metrics(tmp_path, tensorboard=False, say=said.append) as note:
         note({"step": 1})
         note._rows.whole = path.stat().st_size
         note._rows.waiting.append(b'{"step": 2}\n')
@@ -141,7 +141,7 @@ def test_a_part_of_a_row_that_waits_is_not_said_to_be_left_out(tmp_path):
 def test_a_broken_line_is_said_once_however_often_the_disk_refuses_to_be_rid_of_it(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
     said, write_whole = [], metrics.write_whole
-    note = Metrics(tmp_path, from_step=1, tensorboard=False, said=said.append)
+    note = Metrics(tmp_path, from_step=1, tensorboard=False, say=said.append)
 
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -159,7 +159,7 @@ def test_a_broken_line_in_the_middle_is_said_when_it_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\x00\x00\xff\n{"step": 2}\n')
     said = []
-    written(tmp_path, [], from_step=2, said=said.append)
+    written(tmp_path, [], from_step=2, say=said.append)
     assert [row["step"] for row in read(tmp_path)] == [1, 2]
     assert len(said) == 1 and said[0].startswith(f"{path}:2 is not a row of metrics and is left out")
 
@@ -195,7 +195,7 @@ def test_killed_at_any_moment_a_run_loses_no_row_up_to_its_checkpoint(tmp_path):
 def test_a_full_disk_is_said_once_and_what_it_refused_is_written_later(tmp_path):
     said = []
     rows = [{"step": step, "loss": 1.0 / step} for step in range(1, 9)]
-    with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
+    with Metrics(tmp_path, tensorboard=False, say=said.append) as note:
         for row in rows[:3]:
             note(row)
         size = (tmp_path / "metrics.jsonl").stat().st_size
@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_once_and_what_it_refused_is_written_later(tmp_path)
 def test_a_disk_that_refuses_from_the_start_stops_nothing_and_loses_nothing(tmp_path):
     written(tmp_path, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}])
     said = []
-    note = Metrics(tmp_path, from_step=1, tensorboard=False, said=said.append)
+    note = Metrics(tmp_path, from_step=1, tensorboard=False, say=said.append)
     with no_file_larger_than(10):
         note.__enter__()
         note({"step": 2, "loss": 0.75})
@@ -226,7 +226,7 @@ def test_a_disk_that_refuses_from_the_start_stops_nothing_and_loses_nothing(tmp_
 def test_a_folder_that_cannot_be_made_is_said_and_stops_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
-    with Metrics(tmp_path / "file" / "run", said=said.append) as note:
+    with Metrics(tmp_path / "file" / "run", say=said.append) as note:
         for step in range(1, 20):
             note({"step": step, "loss": 1.0})
     begun, ended = said[:2], said[2:]  # once for the rows, once for TensorBoard
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_stops_nothing(tmp_path):
 def test_rows_a_disk_refuses_do_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics._RecordFile, "MOST", 3)
     said = []
-    with Metrics(tmp_path, tensorboard=False, said=said.append) as note:
+    with Metrics(tmp_path, tensorboard=False, say=said.append) as note:
         with no_file_larger_than(0):
             for step in range(1, 11):
                 note({"step": step})
@@ -359,7 +359,7 @@ def test_each_start_of_a_run_has_a_file_of_its_own_for_tensorboard_in_order(tmp_
 
 def test_a_full_disk_leaves_whole_events(tmp_path):
     said = []
-    with Metrics(tmp_path, said=said.append) as note:
+    with Metrics(tmp_path, say=said.append) as note:
         note({"step": 1, "loss": 1.0})
         [file] = (tmp_path / "tensorboard").iterdir()
         with no_file_larger_than(file.stat().st_size + 5):

@@ -10,13 +10,14 @@ import pytest
 from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.program.finite import Found
-from weft.train import nonfinite, trainer
+from weft.train import nonfinite, saver, trainer
 from weft.train.config import read
+from weft.train.datasets import open_data
 from weft.train.feeding import Feed
 from weft.train.nonfinite import first_bad_operation
 from weft.train.runs import Run
-from weft.train.step import arrays_of, first_model, make_step, refilled, told_of
-from weft.train.trainer import Options, Trainer, TrainingError, open_data
+from weft.train.step import arrays_of, first_model, make_step, optimizer_metrics, refill
+from weft.train.trainer import Options, Trainer, TrainingError
 
 from .running import config_of, run, text_in
 
@@ -62,7 +63,7 @@ def with_weights(config, changed):
     arrays = {path: np.array(x) for path, x in arrays_of(model).items()}
     for path, (index, number) in changed.items():
         arrays[path][index] = number
-    return refilled(model, arrays)
+    return refill(model, arrays)
 
 
 def learned_of(state):
@@ -90,7 +91,7 @@ def test_a_bad_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_been(r
     config, step, feed, learned = ready
     batches = feed.batches(learned)
     assert [at for at in range(7) if (batches.at(at)["inputs"] == ord("Z")).any()] == [5]
-    good, bad = (lambda: feed.placed(batches.at(0))), feed.placed(batches.at(5))
+    good, bad = (lambda: feed.place(batches.at(0))), feed.place(batches.at(5))
 
     state = step.init(with_weights(config, BAD_IF_Z))
     before = learned_of(state)
@@ -98,10 +99,10 @@ def test_a_bad_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_been(r
     after = learned_of(state)
     assert before.keys() == after.keys() and len(before) > 30
     assert [path for path in before if not np.array_equal(before[path], after[path])] == []
-    assert [float(told_of(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [1, 1]
+    assert [float(optimizer_metrics(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [1, 1]
 
     state, _ = step(state, good(), np.int32(0))
-    assert [float(told_of(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [0, 1]
+    assert [float(optimizer_metrics(state)[name]) for name in ("bad_in_a_row", "bad_steps")] == [0, 1]
     straight, _ = step(step.init(with_weights(config, BAD_IF_Z)), good(), np.int32(0))
     found, wanted = learned_of(state), learned_of(straight)
     assert [path for path in wanted if not np.array_equal(found[path], wanted[path])] == []
@@ -113,7 +114,7 @@ def bad_weights(ready, monkeypatch):
     """Runs begin with these weights, and take the step that is compiled already."""
 
     def change(weights):
-        monkeypatch.setattr(trainer, "first_weights", lambda config, *_: with_weights(config, weights))
+        monkeypatch.setattr(saver, "first_weights", lambda config, *_: with_weights(config, weights))
         monkeypatch.setattr(trainer, "make_step", lambda *_: ready[1])
 
     return change
@@ -153,7 +154,7 @@ def test_a_run_whose_rate_is_far_too_high_names_the_operation_on_any_mesh(settin
 def test_a_layer_whose_weights_are_bad_is_named(ready):
     config, _, feed, learned = ready
     model = with_weights(config, {"decoder.layers.attention.q": ((1, 2, 0, 3), np.nan)})
-    said = first_bad_operation(config, model, feed, learned, 0)
+    said = first_bad_operation(config, model, feed, feed.batches(learned).at(0), 0)
     assert re.fullmatch(
         r"before it began, `decoder\.layers\.attention\.q` has NaN in 1 of 512 values, "
         r"the first at layers 1, d_model 2, heads 0, d_kv 3; "
@@ -165,8 +166,8 @@ def test_a_layer_whose_weights_are_bad_is_named(ready):
 
 @pytest.mark.slow
 def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, ready):
-    config = settings("model.dtype=float16", "train.loss_scale=1e9")
-    said = first_bad_operation(config, first_model(config), *ready[2:], 0)
+    config, (feed, learned) = settings("model.dtype=float16", "train.loss_scale=1e9"), ready[2:]
+    said = first_bad_operation(config, first_model(config), feed, feed.batches(learned).at(0), 0)
     assert re.match(r"its loss is finite, its gradients are not; `\w+` at .* \(backward\) gave inf in ", said)
 
 
@@ -184,7 +185,7 @@ def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, 
 def test_what_cannot_be_named_is_said_to_be_so(ready, monkeypatch, found, sentence):
     config, _, feed, learned = ready
     monkeypatch.setattr(nonfinite, "not_finite", found)
-    assert sentence in first_bad_operation(config, first_model(config), feed, learned, 0)
+    assert sentence in first_bad_operation(config, first_model(config), feed, feed.batches(learned).at(0), 0)
 
 
 def raised(error):

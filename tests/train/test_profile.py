@@ -33,7 +33,7 @@ class Listener:
     def __init__(self, at_step=lambda at: None):
         self.heard, self.at_step = [], at_step
 
-    def said(self, text):
+    def say(self, text):
         self.heard.append(text)
 
     def step(self, at, steps):
@@ -42,7 +42,7 @@ class Listener:
     def stage(self, what):
         return contextlib.nullcontext()
 
-    def logged(self, row): ...
+    def log(self, row): ...
 
     def progress(self, what, done, whole): ...
 
@@ -131,19 +131,19 @@ def test_a_signal_within_the_steps_closes_the_profile(run):
 )
 def test_steps_that_there_are_not_are_said(tmp_path, wanted, at, heard):
     said = []
-    Profile(tmp_path, wanted, at=at, steps=100, said=said.append)
+    Profile(tmp_path, wanted, at=at, steps=100, say=said.append)
     assert said == heard
 
 
 def test_a_profile_after_the_last_step_is_an_error(tmp_path):
     with pytest.raises(ProfileError, match=r"`--profile 100:110` begins after the last step, 100") as error:
-        Profile(tmp_path, (100, 110), at=0, steps=100, said=print)
+        Profile(tmp_path, (100, 110), at=0, steps=100, say=print)
     assert error.value.fix == "name steps below 100, or raise `train.steps`"
 
 
 def test_a_run_that_ends_before_its_profile_begins_says_so(tmp_path):
     said = []
-    with Profile(tmp_path, (5, 8), at=0, steps=10, said=said.append) as profile, profile.step(0):
+    with Profile(tmp_path, (5, 8), at=0, steps=10, say=said.append) as profile, profile.step(0):
         pass
     assert said == ["nothing is profiled: training ended before step 5"]
 
@@ -151,7 +151,7 @@ def test_a_run_that_ends_before_its_profile_begins_says_so(tmp_path):
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path):
     (tmp_path / "profile").write_text("in the way")
     said = []
-    with Profile(tmp_path, (0, 1), at=0, steps=10, said=said.append) as profile:
+    with Profile(tmp_path, (0, 1), at=0, steps=10, say=said.append) as profile:
         with profile.step(0):
             pass
         with profile.step(1):

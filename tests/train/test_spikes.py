@@ -8,8 +8,9 @@ import pytest
 
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import ConfigError
-from weft.train.feeding import Feed, open_data
-from weft.train.spikes import LEAST, is_spike, nothing_seen
+from weft.train.datasets import open_data
+from weft.train.feeding import Feed
+from weft.train.spikes import LEAST, is_spike, no_history
 from weft.train.start import first_weights
 from weft.train.step import arrays_of, make_step
 from weft.train.trainer import Options, Trainer, TrainingError
@@ -81,7 +82,7 @@ def test_a_spike_is_what_leaps_above_the_mean_of_the_steps_before_by_so_many_dev
     losses[[30, 45]] *= 2
     norms[50] *= 3
     losses[3], norms[5] = 9.0, 9.0  # when too few are known to tell
-    state, found = nothing_seen(WINDOW), []
+    state, found = no_history(WINDOW), []
     for at, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
         is_one, state = is_spike(state, loss, norm, 6.0)
         before = slice(at - WINDOW, at)
@@ -94,7 +95,7 @@ def test_a_spike_is_what_leaps_above_the_mean_of_the_steps_before_by_so_many_dev
 
 
 def test_what_lasts_is_a_spike_only_in_its_first_steps():
-    state, found = nothing_seen(32), []
+    state, found = no_history(32), []
     for at in range(100):
         is_one, state = is_spike(state, 2.0 if at < 50 else 3.0, 1.0, 6.0)
         found += [at] if is_one else []
@@ -103,7 +104,7 @@ def test_what_lasts_is_a_spike_only_in_its_first_steps():
 
 @pytest.mark.parametrize(("loss", "norm", "is_one"), [(np.nan, 1.0, True), (np.inf, 1.0, True), (1.0, np.nan, False)])
 def test_what_is_not_finite_is_not_counted_and_gradients_that_are_not_are_no_spike(loss, norm, is_one):
-    found, state = is_spike(nothing_seen(WINDOW), loss, norm, 6.0)
+    found, state = is_spike(no_history(WINDOW), loss, norm, 6.0)
     assert bool(found) == is_one and int(state.seen) == 0
 
 
@@ -179,12 +180,12 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_the_batches_after_the_
     batches, state = feed.batches(learned), step.init(first_weights(config, *config.runs_on))
     for number in range(STEPS):
         batch = batches.at(number if number < back else number + at - back)
-        state, _ = step(state, feed.placed(batch), np.int32(number))
+        state, _ = step(state, feed.place(batch), np.int32(number))
     wanted = Checkpoints(tmp_path / "by hand")
     wanted.save(STEPS, arrays_of(state), {})
     wanted.close()
     assert weights(folder, STEPS) == {
-        path: x for path, x in wanted.told(STEPS)["sums"].items() if path.startswith("params.")
+        path: x for path, x in wanted.metadata(STEPS)["sums"].items() if path.startswith("params.")
     }
     told = [row["step"] for row in rows(folder) if "loss" in row]
     assert told == list(range(1, STEPS + 1))

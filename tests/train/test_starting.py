@@ -53,7 +53,7 @@ def assert_same(found, wanted):
 
 def moved(folder):
     """The weights that are not the same after every step."""
-    sums = [Run(folder).checkpoints.told(step)["sums"] for step in (1, 2, 3)]
+    sums = [Run(folder).checkpoints.metadata(step)["sums"] for step in (1, 2, 3)]
     return {path.removeprefix("params.") for path in sums[0] if len({x[path] for x in sums}) > 1 and "params." in path}
 
 
@@ -139,7 +139,7 @@ def test_a_vocabulary_that_does_not_hold_the_datas_is_named_before_anything_is_l
 def test_weights_of_another_tokenizer_are_said_to_be(ids, tmp_path):
     start, said = changed(tmp_path, "gpt2"), []
     opened = Folder(
-        tmp_path, Checkpoints(tmp_path / "checkpoints"), started(start, ids), may_change=False, said=said.append
+        tmp_path, Checkpoints(tmp_path / "checkpoints"), started(start, ids), may_change=False, say=said.append
     )
     for theirs, own in ((True, True), (True, False)):
         data.ByteTokenizer(specials=theirs).save(start)

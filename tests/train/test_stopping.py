@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from weft.train.checkpoints import Checkpoints
-from weft.train.evaluation import Judge
+from weft.train.evaluation import Evaluator
+from weft.train.interface import before_a_step
 from weft.train.stopping import GRACE, Interrupted, Stop
-from weft.train.telling import before_a_step
 
 from .running import config_of, run
 from .test_bad_runs import act, asked
@@ -187,7 +187,7 @@ def test_a_run_stopped_in_an_evaluation_leaves_it_and_saves_the_step_it_stands_a
         asked(signal.SIGTERM)()
         return {"nll": 1.0, "accuracy": 1.0, "tokens": 8.0}
 
-    monkeypatch.setattr(Judge, "_run", property(lambda self: judged, lambda self, found: None), raising=False)
+    monkeypatch.setattr(Evaluator, "_run", property(lambda self: judged, lambda self, found: None), raising=False)
     config = config_of(text, **layout, eval={"every": 3, "batches": 8}, checkpoint={"every": 100})
     outcome, heard = act(config, tmp_path)
     assert batches == [0] and (outcome.step, outcome.reason, outcome.is_saved) == (3, "SIGTERM", True)

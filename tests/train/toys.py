@@ -21,10 +21,10 @@ class Quiet:
     def __init__(self):
         self.heard, self.rows = [], []
 
-    def said(self, text):
+    def say(self, text):
         self.heard.append(text)
 
-    def logged(self, row):
+    def log(self, row):
         self.rows.append(row)
 
     def progress(self, what, done, whole): ...

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from .. import data
+from ..decode.continuation import Continued, continue_texts
+from ..decode.translate import BATCH, DecodingError, Translator
 from ..errors import WeftError
 from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
 from ..train import Run
 from ..train.config import RunConfig
-from ..train.continuing import Continued, Drawing, continued
 from ..train.stopping import Interrupted
-from ..train.translating import BATCH, DecodingError, Translator
 from .progress import Reporter, stderr_console
 from .terminal import reported, write
 from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
@@ -75,14 +75,17 @@ def generate(
             )
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
-        texts = continued(
+        texts = continue_texts(
             model,
             tokenizer,
             prompt,
             tokens=tokens,
             samples=samples,
             is_begun=is_begun,
-            drawing=Drawing(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
         )
         if json:
             write(json_format.dumps({"step": at, "samples": [asdict(text) for text in texts]}, ensure_ascii=False))

@@ -11,13 +11,15 @@ import typer
 
 from .. import data as texts
 from ..data.tokenizers import NAMES
+from ..decode.prompts import round_up_batch
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
 from ..text import columns
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
-from ..train.evaluation import EvaluationError, Judge
-from ..train.feeding import Feed, open_data, whole_batch
+from ..train.datasets import open_data
+from ..train.evaluation import EvaluationError, Evaluator
+from ..train.feeding import Feed
 from ..train.folder import learned_files
 from .progress import Reporter, stderr_console
 from .terminal import reported, write
@@ -73,10 +75,10 @@ def evaluate(
         on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if place[0] is None else place
         settings, tokenizer, dataset = _open_judged(settings, opened, data)
         Region(on, under)  # raises where the layout is none of the mesh
-        sized = dataclasses.replace(settings.sized_model, batch=whole_batch(settings.batch, on, under))
+        sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(settings.batch, on, under))
         feed = Feed(sized, on, under, seed=settings.seed)
-        judge = Judge(settings, feed, dataset, tokenizer)
-        result = {"run": str(run), "step": at, **judge(opened.load(on, under, at, average=average))}
+        evaluate = Evaluator(settings, feed, dataset, tokenizer)
+        result = {"run": str(run), "step": at, **evaluate(opened.load(on, under, at, average=average))}
     write(json_format.dumps(_without_nan(result)) if json else result_text(result))
 
 

@@ -45,12 +45,12 @@ class Reporter:
 
     # What is told.
 
-    def said(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """A message for people, above the bar or on a line of its own."""
         if self.console is not None:
             self._print(text)
 
-    def logged(self, row: dict[str, Any]) -> None:
+    def log(self, row: dict[str, Any]) -> None:
         """A row of metrics: numbers of the bar, or a line of a log.
 
         An evaluation is a line in both.

@@ -16,8 +16,8 @@ from ..train import elastic
 from ..train.checkpoints import Checkpoints
 from ..train.config import read
 from ..train.foresight import with_layout
+from ..train.interface import NOTHING_LOST, before_a_step
 from ..train.runs import CHECKPOINTS
-from ..train.telling import NOTHING_LOST, before_a_step
 from ..train.trainer import Options, Outcome, Trainer
 from .progress import Reporter
 from .terminal import reported, write
@@ -73,10 +73,10 @@ def train(
             trainer = Trainer(settings, folder, reporter, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
-            reporter.said(f"{folder}: {model.name}, {model.param_count:,} parameters")
-            reporter.said(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            reporter.say(f"{folder}: {model.name}, {model.param_count:,} parameters")
+            reporter.say(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
             outcome = trainer.run()
-            reporter.said(_ending(outcome, folder, began, command))
+            reporter.say(_ending(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 

@@ -1,13 +1,13 @@
-"""Batches by step, for one process of several; read ahead by threads, and put on the device ahead of the step.
+"""Batches by step, read ahead and put on the device by a thread.
 
 Imports the errors of the house alone. Batch `step` is a pure function of dataset, batch size, seed and step. A process
 has its own rows of it and reads no others: process p of n those from p·batch/n on, or the `rows` it names. So the order
-is the same for every number of processes and on every mesh, and a run goes on from any step.
-
-Grain reads ahead: its threads make the next batches in order. The order itself is in `order`.
+is the same for every number of processes and on every mesh, and a run goes on from any step. The order itself is in
+`order`.
 """
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -17,15 +17,18 @@ import numpy as np
 
 from .order import Bucketed, Shuffled
 from .parts import Dataset
-from .problems import DataError, library
+from .problems import DataError
 
 Batch = dict[str, np.ndarray]
 T = TypeVar("T")
-_ENDLESS = 1 << 60
 
 
 class Batches:
-    """An endless iterator of a process's shares of batches: dicts of NumPy arrays of batch / processes rows."""
+    """An endless iterator of a process's shares of batches, read ahead.
+
+    Each is a dict of NumPy arrays of batch / processes rows, and comes as `put` gives it, which may bring it to the
+    device.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,12 @@ class Batches:
         process: int = 0,
         processes: int = 1,
         rows: np.ndarray | None = None,
-        threads: int = 2,
-        ahead: int = 4,
+        put: Callable[[Batch], Any] = lambda batch: batch,
     ):
         _check(dataset, batch, process, processes)
         self.dataset, self.batch, self.seed = dataset, batch, seed
         self.process, self.processes = process, processes
-        self._threads, self._ahead = threads, ahead
+        self._put = put
         self._order: Shuffled | Bucketed = (
             Shuffled(len(dataset), batch, seed)
             if dataset.bucket_of is None
@@ -51,7 +53,7 @@ class Batches:
         share = batch // processes
         self._rows = np.arange(process * share, (process + 1) * share) if rows is None else rows
         self._step = 0
-        self._reader: Any = None
+        self._ahead: Prefetched[Any] | None = None
 
     @property
     def step(self) -> int:
@@ -64,7 +66,7 @@ class Batches:
         return float(self._order.steps)
 
     def seek(self, step: int) -> None:
-        """Makes batch `step` the next; takes no longer for a late one than for an early one."""
+        """Makes batch `step` the next, a late one as fast as an early one."""
         if step < 0:
             raise DataError(f"there is no step {step}", fix="steps count from 0")
         if step != self._step:
@@ -72,55 +74,35 @@ class Batches:
             self._step = step
 
     def at(self, step: int) -> Batch:
-        """This process's share of batch `step`."""
+        """This process's share of batch `step`, made now and not put anywhere."""
         rows, bucket = self._order.rows(step)
-        return self.dataset.take(self._share(rows), bucket)
+        return self.dataset.take(rows[self._rows], bucket)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Batch:
-        if self._reader is None:
-            grain = library("grain", "reading ahead")
-            steps = grain.MapDataset.source(_Steps(self.at)).to_iter_dataset(
-                grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=self._ahead)
-            )
-            self._reader = iter(steps)
-            self._reader.set_state({"next_index": self._step})
-        found = next(self._reader)
+    def __next__(self) -> Any:
+        if self._ahead is None:
+            self._ahead = prefetched(map(self.at, itertools.count(self._step)), self._put)
+        batch = next(self._ahead)
         self._step += 1
-        return found
+        return batch
 
     def evaluation(self) -> Iterator[Batch]:
-        """Every example once, in order; the last batch, or the last of each bucket, is padded with rows of weight 0.
+        """Every example once, in order.
 
-        Where a dataset has no weights of its own, `weights` are those of the rows.
+        The last batch, or the last of each bucket, is padded with rows of weight 0. Where a dataset has no weights of
+        its own, `weights` are those of the rows.
         """
         for rows, bucket in self._order.once():
-            share = self._share(rows)
+            share = rows[self._rows]
             yield {"weights": (share >= 0).astype(np.float32)} | self.dataset.take(share, bucket)
 
     def close(self) -> None:
-        """Ends the threads; the next batch starts them again."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _share(self, rows: np.ndarray) -> np.ndarray:
-        return rows[self._rows]
-
-
-class _Steps:
-    """Batches by number, as Grain asks for them."""
-
-    def __init__(self, at: Callable[[int], Batch]):
-        self._at = at
-
-    def __len__(self) -> int:
-        return _ENDLESS
-
-    def __getitem__(self, step: int) -> Batch:
-        return self._at(step)
+        """Ends the thread; the next batch starts it again."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
 
 def _check(dataset: Dataset, batch: int, process: int, processes: int) -> None:
@@ -153,10 +135,10 @@ class Prefetched(Generic[T]):
             if self._stop.is_set():
                 self._ended = StopIteration()
             else:
-                is_good, found = self._ready.get()
-                if is_good:
-                    return found
-                self._ended = found
+                is_made, result = self._ready.get()
+                if is_made:
+                    return result
+                self._ended = result
                 self._thread.join()
         raise self._ended
 
@@ -177,11 +159,11 @@ class Prefetched(Generic[T]):
 def _fill(batches: Iterator[Any], put: Callable[[Any], Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
     try:
         for batch in batches:
-            found = put(batch)
+            result = put(batch)
             if stop.is_set():
                 return
-            ready.put((True, found))
-            del batch, found  # not held while waiting for the next
+            ready.put((True, result))
+            del batch, result  # not held while waiting for the next
         ready.put((False, StopIteration()))
     except BaseException as error:  # raised again where the batch is asked for
         if not stop.is_set():
@@ -189,7 +171,7 @@ def _fill(batches: Iterator[Any], put: Callable[[Any], Any], ready: "queue.Queue
 
 
 def prefetched(batches: Iterator[Any], put: Callable[[Any], T], size: int = 2) -> Prefetched[T]:
-    """`put` of each batch in order, made ahead of need by a thread, at most `size` of them waiting.
+    """`put` of each batch in order, made ahead by a thread, at most `size` waiting.
 
     `put` brings a batch to the device. What goes wrong there is raised where the batch is asked for. `close`, or
     leaving a `with`, ends the thread.

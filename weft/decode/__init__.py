@@ -1,4 +1,7 @@
-"""Decoding: continuations of prompts by sampling or beam search, under any layout."""
+"""Decoding: sampling, beam search, and texts continued or translated by them.
+
+Imports the models and the data's tokenizers. It works under any layout.
+"""
 
 from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source

@@ -1,4 +1,4 @@
-"""Beam search: the continuations with the highest score, of which several are followed at once.
+"""Beam search: the continuations with the highest score, several followed.
 
 The score is the log-probability over a penalty that grows with the length. Of `2 * beams` candidates a turn, those
 that end among the best `beams` are finished; the best of the rest go on.
@@ -18,7 +18,7 @@ from ..nn.given import whole
 from ..spmd.place import get
 from ..tensor import Tensor
 from .generate import cut_off
-from .prompts import an_id, compiled, start
+from .prompts import check_id, compile_once, start_decoding
 
 WORST = -1e9  # the score of what is not there
 _WRITTEN, _CANDIDATES, _FINISHED, _BEST = (f"{UNSHOWN}{name}" for name in ("written", "candidates", "finished", "best"))
@@ -34,7 +34,7 @@ class Hypotheses:
     """The best continuations of each input, best first."""
 
     tokens: np.ndarray
-    """Their ids, [batch beam length]; after the end of one it is filled with `end`."""
+    """Their ids, [batch beam length]; after the end of one it is padded with `end`."""
     lengths: np.ndarray
     """How many there are of each, the end counted; 0 where fewer hypotheses were found."""
     scores: np.ndarray
@@ -42,7 +42,7 @@ class Hypotheses:
 
     @property
     def sequences(self) -> list[list[list[int]]]:
-        """The ids of each hypothesis as a list, without what fills them up."""
+        """The ids of each hypothesis as a list, without the padding."""
         return cut_off(self.tokens, self.lengths)
 
 
@@ -59,7 +59,7 @@ def beam_search(
     early_stopping: bool = False,
     layout: Any = None,
 ) -> Hypotheses:
-    """The `beams` best continuations of each input, on the mesh and under the layout of the model.
+    """The `beams` best continuations of each input, under the layout of the model.
 
     `inputs` are lists of token ids: what an encoder-decoder translates, or the prompts of a language model. The score
     is the log-probability over ((5 + length) / 6) ** alpha, as in GNMT; with `penalty="length"` over length ** alpha.
@@ -71,17 +71,17 @@ def beam_search(
     if not is_real(alpha) or alpha < 0:
         raise TensorError(f"`alpha` is {alpha!r}", fix="give a number from 0 on; 0 has no regard to length")
     beams = whole(beams, "beams")
-    begun = start(model, inputs, max_new_tokens, layout, {"beam": beams})
-    search = _Search(
+    start = start_decoding(model, inputs, max_new_tokens, layout, {"beam": beams})
+    search = _BeamSearch(
         beams,
         float(alpha),
         penalty,
-        an_id("end", end, model.config.vocab),
+        check_id("end", end, model.config.vocab),
         int(max_new_tokens),
-        begun.room,
+        start.room,
         bool(early_stopping),
     )
-    tokens, lengths, scores = get(compiled(search, begun.mesh, begun.layout)(model, begun.prompt))
+    tokens, lengths, scores = get(compile_once(search, start.mesh, start.layout)(model, start.prompt))
     return Hypotheses(tokens, lengths, scores)
 
 
@@ -89,8 +89,8 @@ State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class _Search:
-    """All that decides what is compiled, but for the shapes."""
+class _BeamSearch:
+    """A beam search: all that decides what is compiled, but for the shapes."""
 
     beams: int
     alpha: float
@@ -115,7 +115,7 @@ class _Search:
             "finished_scores": wf.full([batch, finished], WORST, like=logits),
             "is_open": wf.full([batch], True, like=logits, dtype=bool),
         }
-        state, cache = self._chosen(logits, state, cache.spread(beam))
+        state, cache = self._extend(logits, state, cache.spread(beam))
 
         def is_open(carry: tuple[State, Cache]) -> Tensor:
             state, _ = carry
@@ -124,13 +124,13 @@ class _Search:
         def turn(carry: tuple[State, Cache]) -> tuple[State, Cache]:
             state, cache = carry
             logits, cache = model.step(state["last"], cache)
-            return self._chosen(logits, state, cache)
+            return self._extend(logits, state, cache)
 
         state, _ = wf.while_loop(is_open, turn, (state, cache))
         return state["finished"], state["lengths"], state["finished_scores"]
 
-    def _chosen(self, logits: Tensor, state: State, cache: Cache) -> tuple[State, Cache]:
-        """The state with one token more in each beam, and the cache of the beams they continue."""
+    def _extend(self, logits: Tensor, state: State, cache: Cache) -> tuple[State, Cache]:
+        """One token more in each beam, and the KV cache of the beams they continue."""
         scores, parents, tokens = self._candidates(logits, state["scores"])
         written = wf.update(wf.take(state["tokens"], parents, over="beam"), tokens, over=_WRITTEN, at=state["turn"])
         ends = (tokens == self.end) | (state["turn"] == self.steps - 1)
@@ -148,19 +148,22 @@ class _Search:
         return state, cache.map_past(lambda x: wf.gather(x, parents, over="beam"))
 
     def _candidates(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best ways to go on, twice as many as beams: their scores, the beams they continue, and their tokens."""
-        many = Dim(_CANDIDATES, 2 * self.beams)
-        each = Dim(_BEST, min(2 * self.beams, logits.dim("vocab").count))
-        best, ids = wf.top_k(wf.log_softmax(logits, over="vocab"), over="vocab", k=each)
+        """The best ways to go on, twice as many as beams.
+
+        Their scores, the beams they continue, and their tokens.
+        """
+        candidates = Dim(_CANDIDATES, 2 * self.beams)
+        of_beam = Dim(_BEST, min(2 * self.beams, logits.dim("vocab").count))
+        best, ids = wf.top_k(wf.log_softmax(logits, over="vocab"), over="vocab", k=of_beam)
         beam = Dim(f"{UNSHOWN}beam", self.beams)  # a name no rule splits
-        both = Dim(f"{UNSHOWN}both", self.beams * each.size)
-        best = wf.merge((best + scores).rename(beam=beam), [beam, each], into=both)
-        ids = wf.merge(ids.rename(beam=beam), [beam, each], into=both)
-        scores, places = wf.top_k(best, over=both, k=many)
-        return scores, places // each.size, wf.take(ids, places, over=both)
+        both = Dim(f"{UNSHOWN}both", self.beams * of_beam.size)
+        best = wf.merge((best + scores).rename(beam=beam), [beam, of_beam], into=both)
+        ids = wf.merge(ids.rename(beam=beam), [beam, of_beam], into=both)
+        scores, places = wf.top_k(best, over=both, k=candidates)
+        return scores, places // of_beam.size, wf.take(ids, places, over=both)
 
     def _with_finished(self, state: State, scores: Tensor, written: Tensor, ends: Tensor) -> State:
-        """The state with those that ended now among the finished ones, of which the best stay."""
+        """Those that ended now among the finished ones, of which the best stay."""
         length = wf.cast(state["turn"] + 1, "float32")
         rank = wf.arange(scores.dim(_CANDIDATES), like=scores)
         is_new = ends & (rank < self.beams) & state["is_open"]

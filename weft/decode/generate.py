@@ -1,4 +1,4 @@
-"""Continuations of prompts, one token after the other, by the likeliest token or by drawing.
+"""Autoregressive generation: the likeliest tokens, or sampled ones.
 
 The prompt goes through the model once; then one token at a time does, in one compiled loop that ends when all
 continuations have.
@@ -18,8 +18,8 @@ from ..nn.given import whole
 from ..nn.weights import checked_key
 from ..spmd.place import get
 from ..tensor import Tensor
-from .prompts import an_id, compiled, start
-from .sampling import Sampler, log_chance
+from .prompts import check_id, compile_once, start_decoding
+from .sampling import Sampler, log_probability
 
 _WRITTEN = f"{UNSHOWN}written"
 
@@ -29,7 +29,7 @@ class Continuations:
     """What followed the prompts."""
 
     tokens: np.ndarray
-    """The new ids, [batch length] or [batch samples length]; after the end of one it is filled with `end` or 0."""
+    """The new ids, [batch length] or [batch samples length]; after the end of one it is padded with `end` or 0."""
     lengths: np.ndarray
     """How many of them there are, the end counted."""
     scores: np.ndarray
@@ -37,7 +37,7 @@ class Continuations:
 
     @property
     def sequences(self) -> list[Any]:
-        """The ids of each continuation as a list, without what fills them up."""
+        """The ids of each continuation as a list, without the padding."""
         return cut_off(self.tokens, self.lengths)
 
 
@@ -63,7 +63,7 @@ def generate(
     key: Any = None,
     layout: Any = None,
 ) -> Continuations:
-    """Continues each prompt by up to `max_new_tokens`, on the mesh and under the layout of the model.
+    """Continues each prompt by up to `max_new_tokens`, under the layout of the model.
 
     `prompts` are lists of token ids, of any lengths; for an encoder-decoder they are its inputs. A language model that
     learned from `tokens` saw a 0 before the first: begin prompts with it. At temperature 0 the
@@ -75,17 +75,17 @@ def generate(
         raise TensorError("tokens are to be drawn, and there is no key", fix="give `key=jax.random.key(0)`")
     key = jax.random.key(0) if key is None else checked_key(key)
     many = {} if samples is None else {"samples": whole(samples, "samples")}
-    begun = start(model, prompts, max_new_tokens, layout, many)
-    end = None if end is None else an_id("end", end, model.config.vocab)
-    plan = _Plan(sampler, int(max_new_tokens), begun.room, samples, end)
-    run = compiled(plan, begun.mesh, begun.layout)
-    tokens, lengths, scores = get(run(model, begun.prompt, key))
+    start = start_decoding(model, prompts, max_new_tokens, layout, many)
+    end = None if end is None else check_id("end", end, model.config.vocab)
+    generation = _Generation(sampler, int(max_new_tokens), start.room, samples, end)
+    run = compile_once(generation, start.mesh, start.layout)
+    tokens, lengths, scores = get(run(model, start.prompt, key))
     return Continuations(np.asarray(tokens), np.asarray(lengths), np.asarray(scores))
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """All that decides what is compiled, but for the shapes."""
+class _Generation:
+    """A generation: all that decides what is compiled, but for the shapes."""
 
     sampler: Sampler
     steps: int
@@ -103,14 +103,14 @@ class _Plan:
             logits = wf.broadcast(logits, [*rows, logits.dim("vocab")])
         state = {
             "turn": wf.full([], 0, dtype="int32"),
-            "tokens": wf.full([*rows, Dim(_WRITTEN, self.steps)], self._filling, like=logits, dtype="int32"),
+            "tokens": wf.full([*rows, Dim(_WRITTEN, self.steps)], self._padding, like=logits, dtype="int32"),
             "is_done": wf.full(rows, False, like=logits, dtype=bool),
             "lengths": wf.zeros(rows, like=logits, dtype="int32"),
             "scores": wf.zeros(rows, like=logits, dtype="float32"),
         }
         if self.sampler.needs_seen:
             state["seen"] = self._seen(prompt, logits)
-        state = self._chosen(logits, state, key)
+        state = self._extend(logits, state, key)
 
         def is_open(carry: tuple[dict[str, Tensor], Cache]) -> Tensor:
             state, _ = carry
@@ -119,23 +119,23 @@ class _Plan:
         def turn(carry: tuple[dict[str, Tensor], Cache]) -> tuple[dict[str, Tensor], Cache]:
             state, cache = carry
             logits, cache = model.step(state["last"], cache)
-            return self._chosen(logits, state, key), cache
+            return self._extend(logits, state, key), cache
 
         state, _ = wf.while_loop(is_open, turn, (state, cache))
         return state["tokens"], state["lengths"], state["scores"]
 
     @property
-    def _filling(self) -> int:
+    def _padding(self) -> int:
         return 0 if self.end is None else self.end
 
-    def _chosen(self, logits: Tensor, state: dict[str, Tensor], key: Any) -> dict[str, Tensor]:
+    def _extend(self, logits: Tensor, state: dict[str, Tensor], key: Any) -> dict[str, Tensor]:
         """The state with one token more for each that has not ended."""
-        own = jax.random.fold_in(key, state["turn"].local_array)
-        token = self.sampler(logits, own, state.get("seen"))
+        turn_key = jax.random.fold_in(key, state["turn"].local_array)
+        token = self.sampler(logits, turn_key, state.get("seen"))
         is_done, is_open = state["is_done"], ~state["is_done"]
-        token = wf.where(is_done, self._filling, token)
-        gain = log_chance(logits, token)
-        new = dict(
+        token = wf.where(is_done, self._padding, token)
+        gain = log_probability(logits, token)
+        extended = dict(
             turn=state["turn"] + 1,
             last=token,
             tokens=wf.update(state["tokens"], token, over=_WRITTEN, at=state["turn"]),
@@ -144,8 +144,8 @@ class _Plan:
             scores=state["scores"] + wf.where(is_done, 0.0, gain),
         )
         if "seen" in state:
-            new["seen"] = state["seen"] | wf.one_hot(token, logits.dim("vocab"), dtype=bool)
-        return new
+            extended["seen"] = state["seen"] | wf.one_hot(token, logits.dim("vocab"), dtype=bool)
+        return extended
 
     def _seen(self, prompt: dict[str, Tensor], logits: Tensor) -> Tensor:
         """Which ids the prompts hold: [batch (samples) vocab]."""

@@ -1,4 +1,4 @@
-"""What decoding begins with: prompts as tensors, the room they need, and the layout that holds at their sizes.
+"""What decoding starts with: prompts as tensors, and a layout for them.
 
 Imports the models. Sequences are made to fit the mesh here: a prompt of a language model begins later where it is
 shorter, so that all end at the same place.
@@ -33,19 +33,22 @@ class Start:
 
     prompt: dict[str, Tensor]
     room: int
-    """How many places the cache has."""
+    """How many places the KV cache has."""
     mesh: Mesh | None
     layout: Layout | None
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
-    """`fn` for a mesh and a layout, or for one processor; the same for equal ones, so that it is compiled once."""
+def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
+    """`fn` jitted for a mesh and a layout, or for one processor; once for equal ones."""
     return jax.jit(fn) if mesh is None or layout is None else SpmdFunction(fn, mesh, layout)
 
 
-def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
-    """The prompts of a model that is to decode `steps` tokens, with dims of so many continuations of each."""
+def start_decoding(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
+    """The prompts of a model that is to decode `steps` tokens.
+
+    `continuations` are dims, with their sizes, of several continuations of each prompt.
+    """
     if not isinstance(model, TransformerLM | Seq2Seq):
         raise TensorError(
             f"{type(model).__name__} does not decode", fix="give a language model or an encoder-decoder model"
@@ -69,16 +72,16 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
     else:
         layout.check_dims(model.config.dims)
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
-        layout = _that_holds(layout, mesh, {"batch": len(rows), **continuations})
+        layout = _drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
-    each = math.lcm(*ways.values(), 1)
+    multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
-    longest = rounded_up(most, each)
-    room = rounded_up(longest + steps if is_lm else steps, each)
+    longest = round_up(most, multiple)
+    room = round_up(longest + steps if is_lm else steps, multiple)
     needed = most + steps if is_lm else max(most, steps)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
-        layout = _that_holds(
+        layout = _drop_undivided(
             layout, mesh, {"slots": slots_for(longest, config.experts, config.gating, config.capacity)}
         )
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
@@ -87,8 +90,8 @@ def start(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict
             fix=f"shorten the prompts, or ask for at most {max(room - most, 0)} tokens",
         )
     if isinstance(model, Seq2Seq):
-        return Start(_begins_aligned(rows, longest, model.config.padding), room, mesh, layout)
-    return Start(_ends_aligned(rows, longest), room, mesh, layout)
+        return Start(_pad_right(rows, longest, model.config.padding), room, mesh, layout)
+    return Start(_pad_left(rows, longest), room, mesh, layout)
 
 
 def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
@@ -126,25 +129,25 @@ def _no_prompts(given: Any) -> TensorError:
     )
 
 
-def _ends_aligned(rows: Sequence[np.ndarray], size: int) -> dict[str, Tensor]:
+def _pad_left(rows: Sequence[np.ndarray], size: int) -> dict[str, Tensor]:
     ids = np.stack([np.pad(row, (size - len(row), 0)) for row in rows])
-    found = {"inputs": tensor(ids, "batch length")}
+    prompt = {"inputs": tensor(ids, "batch length")}
     if any(len(row) < size for row in rows):
-        found["first"] = tensor(np.array([size - len(row) for row in rows], "int32"), "batch")
-    return found
+        prompt["first"] = tensor(np.array([size - len(row) for row in rows], "int32"), "batch")
+    return prompt
 
 
-def _begins_aligned(rows: Sequence[np.ndarray], size: int, padding: int | None) -> dict[str, Tensor]:
+def _pad_right(rows: Sequence[np.ndarray], size: int, padding: int | None) -> dict[str, Tensor]:
     ids = np.stack([np.pad(row, (0, size - len(row)), constant_values=padding or 0) for row in rows])
-    found = {"inputs": tensor(ids, "batch length")}
+    prompt = {"inputs": tensor(ids, "batch length")}
     if padding is None and any(len(row) < size for row in rows):
         words = np.stack([np.arange(size) < len(row) for row in rows])
-        found["input_segments"] = tensor(words.astype("int32"), "batch length")
-    return found
+        prompt["input_segments"] = tensor(words.astype("int32"), "batch length")
+    return prompt
 
 
-def _that_holds(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
-    """The layout without the rules whose dims do not divide at these sizes; each of them is told."""
+def _drop_undivided(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
+    """The layout without rules whose dims do not divide; warns of them."""
     for name, size in sizes.items():
         ways = ways_of(layout, mesh, name)
         if size % ways:
@@ -164,13 +167,18 @@ def ways_of(layout: Layout, mesh: Mesh, name: str) -> int:
     return math.prod(mesh.axes[axis] for axis in layout.rules.get(name, ()))
 
 
-def rounded_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """The size, or the next larger one that is a multiple."""
     return -(-size // multiple) * multiple
 
 
-def an_id(name: str, value: Any, vocab: int) -> int:
-    """A token id that an argument needs."""
+def round_up_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
+    """The batch, or the next larger one that divides over the axes it is split on."""
+    return round_up(batch, ways_of(layout, mesh, "batch"))
+
+
+def check_id(name: str, value: Any, vocab: int) -> int:
+    """The token id that an argument gives."""
     if whole(value, name, 0) >= vocab:
         raise TensorError(f"`{name}` is {value}, and the vocab has {vocab}", fix=f"give an id below {vocab}")
     return int(value)

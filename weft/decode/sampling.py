@@ -1,6 +1,6 @@
-"""How the next token is chosen from its logits.
+"""Sampling: temperature, top-k, top-p (nucleus) and repetition penalty on logits.
 
-Imports the language. A vocab that is split stays so: the largest logits are found where they lie. What is drawn
+Imports the language. A vocab that is split stays so: the largest logits are found where they are. What is drawn
 depends on the key alone, not on the layout.
 """
 
@@ -17,7 +17,10 @@ from ..tensor import Tensor
 
 @dataclass(frozen=True)
 class Sampler:
-    """The likeliest token at temperature 0; else one drawn, from the `top_k` best or the best that make up `top_p`."""
+    """Chooses the next token: the likeliest at temperature 0, else one drawn.
+
+    It is drawn from the `top_k` best, or from the best that make up `top_p`.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -65,7 +68,7 @@ class Sampler:
         return wf.sum(wf.where(wf.one_hot(chosen, best, dtype=bool), ids, 0), over=best)
 
     def _nucleus(self, logits: Tensor, over: str) -> Tensor:
-        """The logits, of which those outside the likeliest that make up `top_p` are very small."""
+        """The logits, very small outside the likeliest that make up `top_p`."""
         if self.top_p is None or self.top_p == 1:
             return logits
         share = wf.softmax(logits, over=over)
@@ -75,7 +78,7 @@ class Sampler:
         return wf.where(share >= least, logits, -1e9)
 
 
-def log_chance(logits: Tensor, token: Tensor) -> Tensor:
+def log_probability(logits: Tensor, token: Tensor) -> Tensor:
     """The log-probability of a token: f32[..]."""
     is_it = wf.one_hot(token, logits.dim("vocab"), dtype=bool)
     return wf.sum(wf.where(is_it, logits, 0.0), over="vocab") - wf.logsumexp(logits, over="vocab")

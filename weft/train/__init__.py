@@ -1,4 +1,4 @@
-"""Training: a run's TOML file, its folder, and what takes it from its first step to its last.
+"""Training: a run's TOML file, its folder, and the loop over its steps.
 
 config = train.read("configs/tiny.toml", ["train.steps=1000"])
 train.Trainer(config, "runs/tiny").run()
@@ -9,8 +9,9 @@ from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source
 from .checkpoints import CheckpointError
 from .config import ConfigError, RunConfig, read
+from .interface import Options, Outcome, TrainingError
 from .runs import Run, RunError
-from .trainer import Options, Outcome, Trainer, TrainingError
+from .trainer import Trainer
 
 _show_as_source(__path__[0])
 

@@ -1,4 +1,4 @@
-"""Arrays on disk by step, through Orbax: written beside the training, whole once they count, read onto any mesh.
+"""Checkpoints by Orbax: written beside the training, and read onto any mesh.
 
 Imports the language and the data's files. Each array is kept under its path (`params.decoder.layers.attention.q`) with
 a sum of its bits, so that what comes back is what was saved; each processor writes and reads its own slices. A
@@ -32,7 +32,7 @@ from ..small_files import Reader, summed
 from ..spmd.together import agreed
 from .processes import is_of_others
 
-TOLD, ARRAYS = "checkpoint.json", "arrays"
+METADATA, ARRAYS = "checkpoint.json", "arrays"
 _SAVING, _REMOVED, _ASIDE = "saving", ".removed-", "set-aside-"
 _NUMBERS = {str: int}
 _SHAPE = {"files": _NUMBERS, "sums": _NUMBERS, "dtypes": {str: str}, "loss": (float, None), "config": (dict, None)}
@@ -40,7 +40,7 @@ _OLDER = frozenset({"step", *_SHAPE})
 
 
 class CheckpointError(WeftError):
-    """A checkpoint that is not there, is broken, is of another model, or could not be written."""
+    """A checkpoint that is missing, broken, of another model, or cannot be written."""
 
 
 class OtherModelError(CheckpointError):
@@ -59,20 +59,20 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps there are whole checkpoints of."""
-        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{TOLD}") if _is_step(path.parent.name))
+        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{METADATA}") if _is_step(path.parent.name))
 
-    def told(self, step: int) -> dict[str, Any]:
-        """What was said with a checkpoint: the configuration, the loss it was judged by, what is in it."""
-        path = self.folder / str(step) / TOLD
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What was saved beside the arrays: configuration, evaluation loss, contents."""
+        path = self.folder / str(step) / METADATA
         return Reader(CheckpointError, fix="use another step").summed_json(path, _SHAPE, older=_OLDER)
 
     def best_step(self) -> int | None:
-        """The step with the lowest loss, of those that were judged; what cannot be read does not count."""
-        judged = {}
+        """The step with the lowest evaluation loss; what cannot be read does not count."""
+        losses = {}
         for step in self.steps:
             with contextlib.suppress(CheckpointError):
-                judged[step] = self.told(step).get("loss")
-        finite = {step: loss for step, loss in judged.items() if loss is not None and math.isfinite(loss)}
+                losses[step] = self.metadata(step).get("loss")
+        finite = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
         return min(finite, key=lambda step: (finite[step], step)) if finite else None
 
     def chosen(self, step: int | None = None, *, best: bool = False) -> int:
@@ -84,41 +84,41 @@ class Checkpoints:
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps))
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}", fix=f"there are: {there}")
-        if best and (found := self.best_step()) is not None:
-            return found
+        if best and (best_step := self.best_step()) is not None:
+            return best_step
         return steps[-1] if step is None else step
 
     # Writing.
 
-    def save(self, step: int, arrays: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        """Begins to write a checkpoint, when the one before it is whole; the arrays may be overwritten afterwards.
+    def save(self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+        """Begins to write a checkpoint, when the one before it is whole.
 
-        What goes wrong later is raised by the next `save`, `wait` or `close`.
+        The arrays may be overwritten afterwards. What goes wrong later is raised by the next `save`, `wait` or `close`.
         """
         self.wait()
         place = self.folder / str(step)
-        if (place / TOLD).exists():
+        if (place / METADATA).exists():
             return
         if jax.process_index() == 0:
             self.remove_torn()
-            with _said(f"step {step} could not be saved"):
+            with _reported(f"step {step} could not be saved"):
                 place.mkdir(parents=True)
                 (place / _SAVING).touch()
         self._check_room(step, sum(x.nbytes for x in arrays.values()))
         sums = _sums_of_bits(dict(arrays))
-        with _said(f"step {step} could not be saved", place):
+        with _reported(f"step {step} could not be saved", place):
             self._open().save(place / ARRAYS, args=_to_save(dict(arrays)))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
-        told = {"step": step, **told, "dtypes": dtypes}
-        self._finishing = threading.Thread(target=self._finish, args=(step, sums, told), name="weft-checkpoint")
+        finish = functools.partial(self._finish, step, sums, {"step": step, **metadata, "dtypes": dtypes})
+        self._finishing = threading.Thread(target=finish, name="weft-checkpoint")
         self._finishing.start()
 
     def _check_room(self, step: int, needed: int) -> None:
-        """Raises, in all processes, where the disk has no room for a checkpoint of so many bytes."""
+        """Raises, in all processes, where the disk has no room for so many bytes."""
         free = needed
         with contextlib.suppress(OSError):
-            there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-            free = shutil.disk_usage(there).free
+            existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+            free = shutil.disk_usage(existing).free
         if not agreed(int(free >= needed)):
             takes, left = (f"{size / 1e6:,.1f} MB" for size in (needed, free))
             fact = f"step {step} could not be saved: it takes {takes}, and {left} are free in {self.folder}"
@@ -138,16 +138,16 @@ class Checkpoints:
             failed, self._failed = self._failed, None
             raise failed
 
-    def _finish(self, step: int, sums: Mapping[str, Any], told: dict[str, Any]) -> None:
-        """Waits until all is written; then the checkpoint counts, and those that are not kept are removed."""
+    def _finish(self, step: int, sums: Mapping[str, Any], metadata: dict[str, Any]) -> None:
+        """Makes the checkpoint count when all is written, and removes those not kept."""
         place = self.folder / str(step)
         try:
-            with _said(f"step {step} could not be saved", place):
+            with _reported(f"step {step} could not be saved", place):
                 self._open().wait_until_finished()
                 if jax.process_index() == 0:
-                    told["sums"] = {path: int(value) for path, value in sums.items()}
-                    told["files"] = _sizes(place / ARRAYS)
-                    write_whole(place / TOLD, summed(told))
+                    metadata["sums"] = {path: int(value) for path, value in sums.items()}
+                    metadata["files"] = _sizes(place / ARRAYS)
+                    write_whole(place / METADATA, summed(metadata))
                     (place / _SAVING).unlink()
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
@@ -162,28 +162,26 @@ class Checkpoints:
         finally:
             if self._writer is not None:
                 writer, self._writer = self._writer, None
-                with _said("the last checkpoint could not be finished"):
+                with _reported("the last checkpoint could not be finished"):
                     writer.close()
 
     def remove_torn(self) -> None:
-        """Removes what a process that was killed, or a full disk, left half written or half removed.
+        """Removes what a killed process, or a full disk, left half written or removed.
 
-        Arrays that lost their `checkpoint.json` in another way are set aside, and that is told.
+        Arrays that lost their `checkpoint.json` in another way are set aside, with a warning.
         """
         for path in self.folder.glob("*"):
             if path.is_dir() and path.name.startswith(_REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.is_dir() and _is_step(path.name) and not (path / TOLD).exists():
+            elif path.is_dir() and _is_step(path.name) and not (path / METADATA).exists():
                 if (path / _SAVING).exists() or not (path / ARRAYS).exists():
                     shutil.rmtree(path, ignore_errors=True)
                 elif aside := self.set_aside(int(path.name)):
-                    said = (
-                        f"{path} holds arrays and no {TOLD}, without which they do not count; they are now in {aside}"
-                    )
-                    warnings.warn(said, WeftWarning, stacklevel=user_stacklevel())
+                    fact = f"{path} holds arrays and no {METADATA}, without which they do not count"
+                    warnings.warn(f"{fact}; they are now in {aside}", WeftWarning, stacklevel=user_stacklevel())
 
     def set_aside(self, step: int) -> Path | None:
-        """Leaves a broken checkpoint under another name, so that the step can be saved again; gives that name."""
+        """Renames a broken checkpoint, so that its step can be saved again."""
         names = (f"{_ASIDE}{step}{again}" for again in ("", *(f"-{number}" for number in range(2, 1000))))
         aside = next(path for name in names if not (path := self.folder / name).exists())
         try:
@@ -192,15 +190,15 @@ class Checkpoints:
             return None
 
     def check_none_lost(self) -> None:
-        """Raises where all there is are arrays that were set aside: to begin anew beside them would be silent."""
+        """Raises where all there is was set aside: to begin anew there would be silent."""
         aside = [path.name for path in sorted(self.folder.glob(f"{_ASIDE}*"))]
         if agreed(len(self.steps)) or not agreed(len(aside)):
             return
         step = aside[-1].split("-")[2] if aside else "200"
         raise CheckpointError(
-            f"{self.folder} has no checkpoint with its {TOLD}, and arrays that were set aside",
+            f"{self.folder} has no checkpoint with its {METADATA}, and arrays that were set aside",
             state=f"there are {', '.join(aside)}",
-            fix=f"bring {TOLD} back into such a folder and name it by its step again, like `{step}`; "
+            fix=f"bring {METADATA} back into such a folder and name it by its step again, like `{step}`; "
             "or move these folders away to begin anew",
         )
 
@@ -215,44 +213,44 @@ class Checkpoints:
     # Reading.
 
     def problem(self, step: int) -> str | None:
-        """What is wrong with a checkpoint's files, if something is; their contents are looked at when it is loaded."""
+        """What is wrong with a checkpoint's files, by their sizes, if something is."""
         place = self.folder / str(step)
         try:
-            wanted = self.told(step)["files"]
+            wanted = self.metadata(step)["files"]
         except CheckpointError as error:
             return error.fact
-        found = _sizes(place / ARRAYS)
+        sizes = _sizes(place / ARRAYS)
         for name, size in wanted.items():
-            if found.get(name) != size:
-                there = "is missing" if name not in found else f"has {found[name]:,} bytes of {size:,}"
-                return f"{place / ARRAYS / name} {there}"
+            if sizes.get(name) != size:
+                problem = "is missing" if name not in sizes else f"has {sizes[name]:,} bytes of {size:,}"
+                return f"{place / ARRAYS / name} {problem}"
         return None
 
     def dtypes(self, step: int) -> dict[str, str]:
         """The dtypes of all arrays of a checkpoint by their paths."""
-        return self.told(step)["dtypes"]
+        return self.metadata(step)["dtypes"]
 
     def load(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
-        """Those arrays of a step that are asked for by their shapes, each placed as its shape says."""
+        """The arrays of a step that `like` has the shapes of, sharded as these are."""
         place = self.folder / str(step)
         if problem := self.problem(step):
             raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix=self._another(step))
-        sums = self.told(step)["sums"]
+        sums = self.metadata(step)["sums"]
         try:
             stored = self._open().metadata(place / ARRAYS).item_metadata.tree
             _check_shapes(place, like, stored)
-            found = self._open().restore(place / ARRAYS, args=_to_load(dict(like)))
+            arrays = self._open().restore(place / ARRAYS, args=_to_load(dict(like)))
         except WeftError:
             raise
         except Exception as error:  # Orbax and TensorStore raise many kinds
             fact = f"the checkpoint {place} is broken: {_first_line(error)}"
             raise CheckpointError(fact, fix=self._another(step)) from error
-        for path, value in _sums_of_bits(found).items():
+        for path, value in _sums_of_bits(arrays).items():
             if int(value) != sums.get(path):
                 raise CheckpointError(
                     f"the checkpoint {place} is broken: `{path}` is not what was saved", fix=self._another(step)
                 )
-        return found
+        return arrays
 
     def _another(self, step: int) -> str:
         others = [str(other) for other in self.steps if other != step]
@@ -281,12 +279,12 @@ def _to_save(arrays: dict[str, Any]) -> Any:
 def _to_load(like: dict[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    how = ocp.checkpoint_utils.construct_restore_args(like)
-    return ocp.args.PyTreeRestore(like, restore_args=how, partial_restore=True)
+    args = ocp.checkpoint_utils.construct_restore_args(like)
+    return ocp.args.PyTreeRestore(like, restore_args=args, partial_restore=True)
 
 
-class _said:
-    """Turns what goes wrong inside it into a `CheckpointError`, and removes what is half written.
+class _reported:
+    """Turns what goes wrong into a `CheckpointError`; removes half of a checkpoint.
 
     That another process is gone stays what it is: no other place would mend it.
     """
@@ -308,9 +306,9 @@ class _said:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a record is to be logged: what Orbax raises it also logs, in several threads, by pages of traceback."""
-    told = f"{record.pathname} {record.getMessage()} {record.exc_info and traceback.format_exception(*record.exc_info)}"
-    return record.levelno < logging.ERROR or "orbax" not in told
+    """Whether a record is to be logged: what Orbax raises it also logs, by pages."""
+    text = f"{record.pathname} {record.getMessage()} {record.exc_info and traceback.format_exception(*record.exc_info)}"
+    return record.levelno < logging.ERROR or "orbax" not in text
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
-"""How much of what there is a run uses: its mesh, or, where that has no room, the largest part a layout divides over.
+"""Elastic training: a run whose mesh has no room goes on with a part of it.
 
-Imports the configuration, the step and the rooms that plan. Nothing here starts JAX: `join` comes before that.
+The part is the largest that a layout divides over. Imports the configuration, the step and the rooms that plan. Nothing
+here starts JAX: `join` comes before that.
 """
 
 from dataclasses import dataclass
@@ -34,33 +35,36 @@ class Part:
 def join(
     config: RunConfig, coordinator: str | None = None, count: int | None = None, process: int | None = None
 ) -> Joined:
-    """Makes this one of the processes of a run, with its share of virtual processors; fewer where not all fit it."""
+    """Makes this one of the processes of a run, with its share of virtual processors.
+
+    Fewer join where not all of them have a place in a layout.
+    """
     started = processes.started(count)
-    used, each = started, _processors_of_each(config, started or 1)
-    if started is not None and started > 1 and may_be_searched(config) and not has_room(config, started, each):
-        used = largest_part(config, started, each).processes
+    used, per_process = started, _processors_of_each(config, started or 1)
+    if started is not None and started > 1 and may_be_searched(config) and not has_room(config, started, per_process):
+        used = largest_part(config, started, per_process).processes
     joined = processes.join(coordinator, count, process, used=used)
     if joined and may_be_searched(config):
-        processes.take_virtual(each)
+        processes.take_virtual(per_process)
     elif joined:
         processes.share_out(as_mesh(config.mesh or ONE[0]).size, joined)
     return Joined(started or joined, joined)
 
 
 def may_be_searched(config: RunConfig) -> bool:
-    """Whether the run may compute on another mesh than its own: it says `auto`, or processes may be missing."""
-    return config.is_open or (bool(config.mesh) and processes.whole() is not None)
+    """Whether a run may have another mesh: it says `auto`, or some may be missing."""
+    return config.is_open or (bool(config.mesh) and processes.full_count() is not None)
 
 
-def has_room(config: RunConfig, count: int, each: int) -> bool:
-    """Whether so many processes of so many processors hold the run's own mesh, as much of it in each."""
+def has_room(config: RunConfig, count: int, per_process: int) -> bool:
+    """Whether the run's own mesh fits so many processes, as much of it in each."""
     if config.mesh in ("", AUTO):
         return False
     size = as_mesh(config.mesh).size
-    return size % count == 0 and size // count <= each
+    return size % count == 0 and size // count <= per_process
 
 
-def largest_part(config: RunConfig, count: int, each: int, below: int | None = None) -> Part:
+def largest_part(config: RunConfig, count: int, per_process: int, below: int | None = None) -> Part:
     """The most processors, fewer than `below`, that a layout of the run divides over.
 
     Each process that takes part has as many of them; no more are used than the run's own mesh has.
@@ -68,19 +72,20 @@ def largest_part(config: RunConfig, count: int, each: int, below: int | None = N
     step = make_step(config)
     shapes = shapes_of_call(config, step)
     choices = Choices(trace(step, *shapes, mesh=Mesh({AXES[0]: 1}), layout=""), shapes, None)
-    most = count * each if config.mesh in ("", AUTO) else min(count * each, as_mesh(config.mesh).size)
+    most = count * per_process
+    most = most if config.mesh in ("", AUTO) else min(most, as_mesh(config.mesh).size)
     most = most if below is None else min(most, below - 1)
     while True:
         most = choices.most_ways(most + 1, MOST_AXES)
         for used in range(min(count, most), 0, -1):
-            if most % used == 0 and most // used <= each:
+            if most % used == 0 and most // used <= per_process:
                 return Part(most, used)
         most -= 1
 
 
 def _processors_of_each(config: RunConfig, started: int) -> int:
-    """How many processors each process has; virtual ones as if no process were missing."""
-    if own := processes.accelerators() or processes.virtual_processors():
-        return own
+    """Processors of each process; virtual ones as if no process were missing."""
+    if count := processes.accelerators() or processes.virtual_processors():
+        return count
     size = 1 if config.mesh in ("", AUTO) else as_mesh(config.mesh).size
-    return max(size // max(processes.whole() or started, started), 1)
+    return max(size // max(processes.full_count() or started, started), 1)

@@ -1,13 +1,15 @@
-"""How good a model is: its loss over every held-out example once, perplexities by token, word and byte, and how well it
-translates.
+"""Evaluation: loss, perplexities and BLEU over every held-out example once.
 
-Imports the data, the models, the configuration and translations. sacreBLEU is loaded where scores of it are asked for.
+Imports the data, the models, the configuration and decoding. sacreBLEU is loaded where scores of it are asked for.
 """
 
+import functools
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,107 +17,105 @@ import numpy as np
 
 from .. import data
 from ..data.problems import library
+from ..decode.translate import Translator
 from ..errors import WeftError
 from ..models import EncoderConfig
 from ..models.encoder import hide
 from ..spmd import spmd
+from ..spmd.step import TrainState
 from .config import ConfigError, RunConfig
 from .feeding import Feed
-from .translating import translated
+from .interface import Listener
+from .metrics import Metrics
+from .step import evaluated_model, read_scalar
+from .stopping import Stop
+from .watchdog import Watchdog
 
 
 class EvaluationError(WeftError):
-    """Data by which a model cannot be judged."""
+    """Data by which a model cannot be evaluated."""
 
 
-class Judge:
-    """Judges models by a dataset."""
+class Evaluator:
+    """Evaluates models by a dataset."""
 
     def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
         self.config, self.feed, self.dataset, self.tokenizer = config, feed, dataset, tokenizer
-        self._run = spmd(self._told, mesh=feed.mesh, layout=feed.layout)
-        self._amounts: dict[str, int] | None = None
-        self._scores = Scores(config, dataset, tokenizer) if config.eval.metrics else None
+        self._run = spmd(self._metrics, mesh=feed.mesh, layout=feed.layout)
+        self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
 
     def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The loss in nats a token, and what follows from it; scores of translations, with how they were made.
+        """The loss in nats a token and what follows from it; scores of translations.
 
         `between` is called before every batch; what it raises leaves the evaluation.
         """
         began = time.perf_counter()
         nll, hits, tokens = self._sums(model, between)
         loss = nll / max(tokens, 1.0)
-        found = {"loss": loss, "perplexity": _exp(loss), "accuracy": hits / max(tokens, 1.0), "tokens": tokens}
-        amounts = self._counted()
-        if amounts.get("words"):
-            found["word_perplexity"] = _exp(nll / amounts["words"])
-        if amounts.get("bytes"):
-            found["byte_perplexity"] = _exp(nll / amounts["bytes"])
-            found["bits_per_byte"] = nll / amounts["bytes"] / math.log(2)
+        metrics = {"loss": loss, "perplexity": _exp(loss), "accuracy": hits / max(tokens, 1.0), "tokens": tokens}
+        words, size = self._words_and_bytes
+        if words:
+            metrics["word_perplexity"] = _exp(nll / words)
+        if size:
+            metrics["byte_perplexity"] = _exp(nll / size)
+            metrics["bits_per_byte"] = nll / size / math.log(2)
         scores = {} if self._scores is None else self._scores(model, between)
-        return {**found, **scores, "seconds": time.perf_counter() - began}
+        return {**metrics, **scores, "seconds": time.perf_counter() - began}
 
     def _sums(self, model: Any, between: Callable[[], None]) -> list[float]:
-        """Of nats, hits and tokens over all batches; each is read when the next one is under way."""
+        """Of nats, hits and tokens; a batch is read when the next one is under way."""
         sums, before = np.zeros(3), None
-        with data.prefetched(self._batches(self.feed.rows), self.feed.placed) as placed:
-            for turn, batch in enumerate(placed):
+        with data.prefetched(self._batches(self.feed.rows), self.feed.place) as batches:
+            for number, batch in enumerate(batches):
                 between()
-                told = self._run(model, batch, np.int32(turn))
-                sums += _weighed(before)
-                before = told
-        return (sums + _weighed(before)).tolist()
+                metrics = self._run(model, batch, np.int32(number))
+                sums += _sums_of_batch(before)
+                before = metrics
+        return (sums + _sums_of_batch(before)).tolist()
 
-    def _told(self, model: Any, batch: dict[str, Any], turn: Any) -> dict[str, Any]:
-        """What the model tells of a batch; of an encoder's, the same words are hidden every time."""
+    def _metrics(self, model: Any, batch: dict[str, Any], number: Any) -> dict[str, Any]:
+        """The model's metrics of a batch; an encoder's words are masked as always."""
         if "tokens" in batch and isinstance(model.config, EncoderConfig):
-            key = jax.random.fold_in(jax.random.key(self.config.seed), turn)
+            key = jax.random.fold_in(jax.random.key(self.config.seed), number)
             hidden = hide(batch["tokens"], key, model.config)
             hidden["weights"] = hidden["weights"] * batch["weights"]
             batch = {**{name: x for name, x in batch.items() if name != "tokens"}, **hidden}
         return model.loss_and_metrics(batch)[1]
 
     def _batches(self, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-        for turn, batch in enumerate(self.feed.batches(self.dataset, rows).evaluation()):
-            if self.config.eval.batches is not None and turn >= self.config.eval.batches:
-                return
-            yield batch
+        return itertools.islice(self.feed.batches(self.dataset, rows).evaluation(), self.config.eval.batches)
 
-    def _counted(self) -> dict[str, int]:
-        """The words and bytes that the examples are; an encoder does not predict all of them."""
-        if self._amounts is None:
-            self._amounts = {}
-            if self.tokenizer is not None and not isinstance(self.feed.model, EncoderConfig):
-                every_row = np.arange(self.feed.model.batch)
-                ids = [
-                    batch["targets" if "targets" in batch else "tokens"][batch["weights"] > 0]
-                    for batch in self._batches(every_row)
-                ]
-                self._amounts = amounts(np.concatenate(ids), self.tokenizer)
-        return self._amounts
+    @functools.cached_property
+    def _words_and_bytes(self) -> tuple[int, int]:
+        """How many words and bytes the examples are; 0 of an encoder's."""
+        if self.tokenizer is None or isinstance(self.feed.model, EncoderConfig):  # it does not predict all words
+            return 0, 0
+        every_row = np.arange(self.feed.model.batch)
+        ids = [
+            batch["targets" if "targets" in batch else "tokens"][batch["weights"] > 0]
+            for batch in self._batches(every_row)
+        ]
+        return count_words_and_bytes(np.concatenate(ids), self.tokenizer)
 
 
-def amounts(ids: np.ndarray, tokenizer: data.Tokenizer) -> dict[str, int]:
-    """How many words and bytes some ids are; the end of a document is a word, as it must be predicted too."""
+def count_words_and_bytes(ids: np.ndarray, tokenizer: data.Tokenizer) -> tuple[int, int]:
+    """How many words and bytes some ids are.
+
+    The end of a document is one of each, as it must be predicted too.
+    """
     ends = np.flatnonzero(ids == tokenizer.end) if tokenizer.end is not None else np.array([], int)
     words, size = len(ends), len(ends)
     for part in np.split(ids, ends + 1):
-        told = tokenizer.decode_bytes(part[part != tokenizer.end] if tokenizer.end is not None else part)
-        words, size = words + len(told.split()), size + len(told)
-    return {"words": words, "bytes": size}
+        text = tokenizer.decode_bytes(part[part != tokenizer.end] if tokenizer.end is not None else part)
+        words, size = words + len(text.split()), size + len(text)
+    return words, size
 
 
-def number(x: Any) -> float:
-    """A scalar that is the same everywhere, read from this process's own copy."""
-    array = getattr(x, "_array", x)
-    return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
-
-
-def _weighed(told: dict[str, Any] | None) -> np.ndarray:
-    """The sums of one batch; zeros of none."""
-    if told is None:
+def _sums_of_batch(metrics: dict[str, Any] | None) -> np.ndarray:
+    """Nats, hits and tokens of one batch; zeros of none."""
+    if metrics is None:
         return np.zeros(3)
-    nll, hits, tokens = (number(told[name]) for name in ("nll", "accuracy", "tokens"))
+    nll, hits, tokens = (read_scalar(metrics[name]) for name in ("nll", "accuracy", "tokens"))
     return np.array([nll * tokens, hits * tokens, tokens])
 
 
@@ -123,54 +123,100 @@ def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
 
 
+# While a run trains.
+
+
+class EvaluationStopped(Exception):
+    """An evaluation that is left, as a stop is wanted."""
+
+
+class PeriodicEvaluation:
+    """Evaluates a run every `eval.every` steps and at its end, where it can."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        evaluator: Evaluator | None,
+        metrics: Metrics,
+        listener: Listener,
+        watchdog: Watchdog,
+        stop: Stop,
+    ):
+        self._evaluate, self._folder, self._metrics = evaluator, folder, metrics
+        self._every, self._last = config.eval.every, config.train.steps
+        self._listener, self._watchdog, self._stop = listener, watchdog, stop
+
+    def is_due(self, at: int) -> bool:
+        """Whether the state after so many steps is evaluated."""
+        return self._evaluate is not None and self._every > 0 and (at % self._every == 0 or at == self._last)
+
+    def __call__(self, state: TrainState, at: int) -> float | None:
+        """The loss over what is held out; None where a stop is wanted before it is known."""
+        assert self._evaluate is not None
+        try:
+            with self._listener.stage(f"evaluating step {at}"), self._watchdog.paused():
+                metrics = self._evaluate(evaluated_model(state), between=self._leave_if_stopped)
+        except EvaluationStopped:
+            command = f"weft eval {self._folder} --step {at}"
+            self._listener.say(f"the evaluation of step {at} is left out, as the run is to stop; made by: {command}")
+            return None
+        row = {"step": at, "eval": metrics}
+        self._metrics(row)
+        self._listener.log(row)
+        return metrics["loss"]
+
+    def _leave_if_stopped(self) -> None:
+        if self._stop.is_wanted():
+            raise EvaluationStopped
+
+
 # Translations.
 
 
-class Scores:
-    """Translates the held-out texts of pairs, and scores them by the other sides."""
+class TranslationScores:
+    """BLEU and chrF of translations of the held-out pairs."""
 
     def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
-        self.config, self.own = config, config.eval
+        self.config, self.options = config, config.eval
         if not isinstance(dataset, data.PackedPairs | data.BucketedPairs) or tokenizer is None:
+            name = config.eval.metrics[0]
             raise ConfigError(
-                f"`eval.metrics` names {self.own.metrics[0]!r}, which is of translations, and the data are no pairs",
+                f"`eval.metrics` names {name!r}, which is of translations, and the data are no pairs",
                 fix="leave `eval.metrics` out, or give pairs of texts",
             )
         self.tokenizer: data.Tokenizer = tokenizer
         self.count: int = len(dataset.pairs)
-        self._pairs: list[tuple[str, str]] | None = None
         library("sacrebleu", "a score of translations")
 
     def __call__(self, model: Any, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Each score from 0 to 100, and a text that says how it was made."""
-        pairs = self._read()
-        sources, wanted = [one for one, _ in pairs], [other for _, other in pairs]
-        own = self.own
-        found = translated(model, self.tokenizer, sources, beams=own.beams, alpha=own.alpha, between=between)
-        return scored(found, wanted, self.own.metrics, self.own.bleu_tokenize)
+        """Each score from 0 to 100, and its signature."""
+        pairs, options = self._pairs, self.options
+        translator = Translator(model, self.tokenizer, beams=options.beams, alpha=options.alpha, between=between)
+        translations = translator([source for source, _ in pairs])
+        return score(translations, [target for _, target in pairs], options.metrics, options.bleu_tokenize)
 
-    def _read(self) -> list[tuple[str, str]]:
-        """The held-out pairs, the last of their source; of a part of the batches, as many as these have rows."""
-        if self._pairs is None:
-            source = data.open_source(self.config.data)
-            told = (source.held_apart or source).pairs()
-            kept = list(deque((pair for pair in told if pair[0].strip() and pair[1].strip()), self.count))
-            most = None if self.own.batches is None else self.own.batches * self.config.batch
-            self._pairs = kept[:most]
-        return self._pairs
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[str, str]]:
+        """The held-out pairs, the last of their source; as many as the batches have rows."""
+        source = data.open_source(self.config.data)
+        pairs = (source.held_apart or source).pairs()
+        kept = list(deque((pair for pair in pairs if pair[0].strip() and pair[1].strip()), self.count))
+        batches = self.options.batches
+        return kept if batches is None else kept[: batches * self.config.batch]
 
 
-def scored(
-    found: Sequence[str], wanted: Sequence[str], metrics: Sequence[str], tokenize: str = "13a"
+def score(
+    translations: Sequence[str], references: Sequence[str], metrics: Sequence[str], tokenize: str = "13a"
 ) -> dict[str, Any]:
     """The scores of translations by sacreBLEU, each with its signature.
 
     A signature says how texts were parted and compared: only scores with the same one are comparable.
     """
-    made_by = library("sacrebleu", "a score of translations").metrics
-    told: dict[str, Any] = {}
+    sacrebleu = library("sacrebleu", "a score of translations").metrics
+    scores: dict[str, Any] = {}
     for name in metrics:
-        metric = made_by.BLEU(tokenize=tokenize, force=True) if name == "bleu" else made_by.CHRF()
-        told[name] = float(metric.corpus_score(list(found), [list(wanted)]).score)
-        told[f"{name}_signature"] = str(metric.get_signature())
-    return told
+        metric = sacrebleu.BLEU(tokenize=tokenize, force=True) if name == "bleu" else sacrebleu.CHRF()
+        scores[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores

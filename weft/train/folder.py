@@ -1,4 +1,4 @@
-"""The folder of a run that is about to train: what it was begun with, and whether that is still so.
+"""The folder of a run that is about to train: is it the run that was begun there?
 
 Imports the data, the configuration and the checkpoints. As long as nothing was learned, that is while there is no
 checkpoint, everything may change; afterwards what would be learned otherwise stops the run unless that is wanted.
@@ -10,36 +10,55 @@ import errno
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from .. import data, interop
 from ..data.tokenizers import NAMES
-from ..data.whole import write_whole
+from ..data.whole import remove_left_behind, write_whole
 from ..small_files import Reader
+from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
+from .interface import Outcome
 from .keys import changes_of
-from .runs import CACHE, ORIGIN, RunError
+from .runs import CACHE, ORIGIN, Lock, RunError
 
-DATA = "data.json"
+DATA, OUTCOME = "data.json", "run.json"
 _MOST_NAMED = 3
 
 
 class Folder:
-    """What a run's folder says of its beginning; `may_change` lets it go on with something else.
+    """The folder of a run, and what it was begun with; `may_change` lets that change.
 
     It is made for one start: the data and the tokenizer before it are looked at once.
     """
 
     def __init__(
-        self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, said: Callable[[str], None]
+        self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, say: Callable[[str], None]
     ):
-        self.path, self.checkpoints, self.config, self.said = path, checkpoints, config, said
+        self.path, self.checkpoints, self.config, self.say = path, checkpoints, config, say
         self.may_change = may_change
 
     @contextlib.contextmanager
-    def written(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
+        """Opens it, new or left by the same run; meanwhile nobody else trains in it."""
+        with contextlib.ExitStack() as held:
+            if jax.process_index() == 0:
+                with self.reporting_errors():
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(Lock(self.path))
+                    for place in (self.path, self.path / CACHE):
+                        remove_left_behind(place)
+                    self.check_config()
+            wait_for_all("folder")
+            yield
+
+    @contextlib.contextmanager
+    def reporting_errors(self) -> Iterator[None]:
         """Says what cannot be written in it."""
         try:
             yield
@@ -51,17 +70,30 @@ class Folder:
             raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
 
     def write(self, tokenizer: data.Tokenizer | None) -> None:
-        """Writes what the run goes on with, once its state is there: a start that fails leaves the folder as it was."""
+        """Writes what the run goes on with, once its state is there.
+
+        A start that fails leaves the folder as it was.
+        """
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
+        (self.path / OUTCOME).unlink(missing_ok=True)
         self._keep_origin()
         if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
 
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Writes how the run ended; by the first process."""
+        if jax.process_index() == 0:
+            path = self.path / OUTCOME
+            try:
+                write_whole(path, json.dumps(asdict(outcome)).encode())
+            except OSError as error:
+                self.say(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
+
     def _keep_origin(self) -> None:
-        """Keeps what lies beside the weights it begins with, so that it can be exported again."""
+        """Keeps what is beside the weights it begins with, for the export."""
         if self.config.init_from is not None and not (self.path / ORIGIN).exists():
             start = Path(self.config.init_from).expanduser()
             start = start / ORIGIN if (start / CONFIG).exists() else start
@@ -76,54 +108,54 @@ class Folder:
             if changed:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
-                self.said(f"goes on with another configuration: {'; '.join(changed + free)}")
+                self.say(f"goes on with another configuration: {'; '.join(changed + free)}")
             if any(line.startswith(("data.held_out:", "data.evaluation:")) for line in changed):
-                self.said("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
+                self.say("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
 
     def _config_before(self) -> Mapping[str, Any] | None:
-        """What it was begun with, if something was learned; where its file is gone or broken, by a checkpoint."""
+        """What it was begun with, if something was learned; by a checkpoint at need."""
         steps, path = self.checkpoints.steps, self.path / CONFIG
         if not steps:
             return None
         try:
             return Reader(RunError).toml(path)[0]
         except RunError as error:
-            self.said(f"{error.fact}; what the last checkpoint says is taken for it")
+            self.say(f"{error.fact}; what the last checkpoint says is taken for it")
         for step in reversed(steps):
             with contextlib.suppress(CheckpointError, KeyError):
-                return self.checkpoints.told(step)["config"]
+                return self.checkpoints.metadata(step)["config"]
         return None
 
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:
-        """Names what the run was begun with otherwise, tokenizer or files, and what it is judged by and learns from."""
+        """Names what differs from the beginning: the tokenizer, or files of the data."""
         learned = {print_ for _, print_ in self._data_now["learned"]}
         if both := [name for name, print_ in self._data_now["evaluation"] if print_ in learned]:
-            self.said(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
+            self.say(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
             return
-        own = None if tokenizer is None else self._tokenizer_before
-        if own is not None and tokenizer is not None and own.key != tokenizer.key:
-            self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {own.vocab} ids")
-            self.said(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
+        old = None if tokenizer is None else self._tokenizer_before
+        if old is not None and tokenizer is not None and old.key != tokenizer.key:
+            self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {old.vocab} ids")
+            self.say(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
             now = self._data_now
-            if changes := _told(before["learned"], now["learned"]):
+            if changes := _differences(before["learned"], now["learned"]):
                 self._refuse_unless_wanted(f"{self.path} was begun with other data: {changes}")
-                self.said(f"goes on with other data: {changes}")
-            if judged := _told(before["evaluation"], now["evaluation"]):
-                self.said(f"is judged by other data than before: {judged}")
+                self.say(f"goes on with other data: {changes}")
+            if changes := _differences(before["evaluation"], now["evaluation"]):
+                self.say(f"is judged by other data than before: {changes}")
 
     def _compare_with_start(self, tokenizer: data.Tokenizer | None) -> None:
         """Says that the first weights were learned with another tokenizer."""
-        start, own = self.config.init_from, self.config.tokenizer
+        start, named = self.config.init_from, self.config.tokenizer
         if start is None or tokenizer is None:
             return
         with contextlib.suppress(data.DataError):
-            theirs = data.load_tokenizer(start, end=own.get("end"), pad=own.get("pad"))
+            theirs = data.load_tokenizer(start, end=named.get("end"), pad=named.get("pad"))
             if theirs.key != tokenizer.key:
                 say = f'it lies there: `tokenizer = "{start}"`'
-                self.said(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
+                self.say(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
 
     @functools.cached_property
     def _data_now(self) -> dict[str, Any]:
@@ -138,14 +170,14 @@ class Folder:
         try:
             return _read_data(path)
         except RunError as error:
-            self.said(f"{error.fact}; whether the data are those it was begun with is not known")
+            self.say(f"{error.fact}; whether the data are those it was begun with is not known")
             return None
 
     @functools.cached_property
     def _tokenizer_before(self) -> data.Tokenizer | None:
-        own = self.config.tokenizer
+        named = self.config.tokenizer
         with contextlib.suppress(data.DataError):
-            return data.load_tokenizer(self.path, end=own.get("end"), pad=own.get("pad"))
+            return data.load_tokenizer(self.path, end=named.get("end"), pad=named.get("pad"))
         return None
 
     def _refuse_unless_wanted(self, fact: str) -> None:
@@ -157,19 +189,19 @@ class Folder:
 def learned_files(run: Path, source: data.Source) -> list[str]:
     """The files of a source that a run has learned from, by what is in them."""
     with contextlib.suppress(RunError):
-        found = {print_ for _, print_ in _read_data(run / DATA)["learned"]}
-        return [name for name, print_ in source.prints(run / CACHE) if print_ in found]
+        learned = {print_ for _, print_ in _read_data(run / DATA)["learned"]}
+        return [name for name, print_ in source.prints(run / CACHE) if print_ in learned]
     return []
 
 
 def _read_data(path: Path) -> dict[str, Any]:
     """The names and prints of the files that a run was begun with."""
-    found: dict[str, Any] = Reader(RunError).json(path, {"learned": [[str]], "evaluation": [[str]]})
+    files: dict[str, Any] = Reader(RunError).json(path, {"learned": [[str]], "evaluation": [[str]]})
     for key in ("learned", "evaluation"):
-        if odd := [each for each in found[key] if len(each) != 2]:
+        if odd := [file for file in files[key] if len(file) != 2]:
             fact = f"`{key}` in {path} holds {odd[0]!r:.60}, and a name and a print are due"
             raise RunError(fact, fix="fetch or write the file again")
-    return found
+    return files
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -178,17 +210,17 @@ def _write(path: Path, content: bytes) -> None:
         write_whole(path, content)
 
 
-def _told(before: Sequence[Any], now: Sequence[Any]) -> str:
+def _differences(before: Sequence[Any], now: Sequence[Any]) -> str:
     """In which files two lists of names and prints differ; empty where they do not.
 
-    >>> _told([["a.txt", "1"], ["b.txt", "2"]], [["a.txt", "1"], ["b.txt", "3"], ["c.txt", "4"]])
+    >>> _differences([["a.txt", "1"], ["b.txt", "2"]], [["a.txt", "1"], ["b.txt", "3"], ["c.txt", "4"]])
     'b.txt is another, c.txt is new'
     """
-    old, new = ({each[0]: each[1:] for each in files} for files in (before, now))
-    found = [f"{name} is another" for name, x in new.items() if name in old and list(old[name]) != list(x)]
-    found += [f"{name} is new" for name in new if name not in old]
-    found += [f"{name} is gone" for name in old if name not in new]
-    if not found and list(map(list, before)) != list(map(list, now)):
-        found = ["the same files in another order"]
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more
+    old, new = ({name: list(rest) for name, *rest in files} for files in (before, now))
+    changes = [f"{name} is another" for name in new if name in old and old[name] != new[name]]
+    changes += [f"{name} is new" for name in new if name not in old]
+    changes += [f"{name} is gone" for name in old if name not in new]
+    if not changes and list(map(list, before)) != list(map(list, now)):
+        changes = ["the same files in another order"]
+    more = f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else ""
+    return ", ".join(changes[:_MOST_NAMED]) + more

@@ -1,11 +1,11 @@
-"""What a run will take before it starts: the layout that is searched for, the plan that is shown, and how true it was.
+"""What a run will take: the layout searched for it, and its plan.
 
 Imports the configuration, the step, what is left to compute on, and the rooms that plan.
 """
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -20,6 +20,7 @@ from ..spmd.together import agreed_text
 from ..text import size_text, time_text
 from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .elastic import Part, has_room, largest_part, may_be_searched
+from .interface import Listener
 from .step import make_step, shapes_of_call
 
 FAR = {"gpu": 1.5, "tpu": 1.5, "cpu": 3.0}
@@ -27,24 +28,16 @@ FAR = {"gpu": 1.5, "tpu": 1.5, "cpu": 3.0}
 FAR_MEMORY = 1.25
 
 
-class Heard(Protocol):
-    """Who hears of it."""
-
-    def said(self, text: str) -> None: ...
-
-    def progress(self, what: str, done: int, whole: int) -> None: ...
-
-
 def machine() -> Hardware:
-    """What this program runs on: known by its name, or measured."""
+    """The hardware this program runs on: known by its name, or measured."""
     return hardware_of(jax.devices()[0]) or hardware("this")
 
 
-def with_layout(config: RunConfig, folder: Path, heard: Heard, *, started: int = 1) -> RunConfig:
-    """The configuration with a mesh and a layout: where it says `auto`, those of its folder, or the best there are.
+def with_layout(config: RunConfig, folder: Path, listener: Listener, *, started: int = 1) -> RunConfig:
+    """The configuration with a mesh and a layout, searched for where it says `auto`.
 
-    Where its own mesh has no room and it may have another, it goes on with the best on what is left. Of `started`
-    processes those that are none of this program are told as idle.
+    Those its folder was begun with come first. Where its own mesh has no room and it may have another, it goes on with
+    the best on what is left. Of `started` processes those that are none of this program are named as idle.
     """
     if not may_be_searched(config):
         return config
@@ -52,24 +45,24 @@ def with_layout(config: RunConfig, folder: Path, heard: Heard, *, started: int =
     is_own = has_room(config, count, jax.device_count() // count)
     if is_own and not config.is_open:
         return config
-    found = ""
+    chosen = "", ""
     if jax.process_index() == 0:
         before = _before(folder)
         if is_own:
-            found = "\n".join(before if before[0] == config.mesh else _searched(config, heard, mesh=config.mesh))
+            chosen = before if before[0] == config.mesh else _search(config, listener, mesh=config.mesh)
         else:
-            found = "\n".join(_on_what_is_left(config, before, heard, max(started - count, 0)))
-    mesh, layout = agreed_text(found).split("\n")
+            chosen = _choose_of_what_is_left(config, before, listener, max(started - count, 0))
+    mesh, layout = agreed_text("\n".join(chosen)).split("\n")
     return dataclasses.replace(config, mesh=mesh, layout=layout)
 
 
 def _before(folder: Path) -> tuple[str, str]:
-    """The mesh and the layout that a run that goes on was begun with; empty where there are none."""
+    """The mesh and the layout that a run was begun with; empty where there are none."""
     try:
-        told, _ = Reader(ConfigError).toml(folder / CONFIG)
+        values, _ = Reader(ConfigError).toml(folder / CONFIG)
     except ConfigError:
         return "", ""
-    mesh, layout = (told[key] if isinstance(told.get(key), str) else "" for key in ("mesh", "layout"))
+    mesh, layout = (values[key] if isinstance(values.get(key), str) else "" for key in ("mesh", "layout"))
     return (mesh, layout) if mesh and layout else ("", "")
 
 
@@ -80,58 +73,61 @@ def _size(mesh: str) -> int:
         return 0
 
 
-def _on_what_is_left(config: RunConfig, before: tuple[str, str], heard: Heard, idle_processes: int) -> tuple[str, str]:
-    """A mesh and a layout on all processors, or on the largest part that a layout divides over."""
+def _choose_of_what_is_left(
+    config: RunConfig, before: tuple[str, str], listener: Listener, idle_processes: int
+) -> tuple[str, str]:
+    """A mesh and a layout on all processors, or on the largest part one divides over."""
     there, count = jax.device_count(), jax.process_count()
     wanted = _size(before[0] if config.mesh == AUTO else config.mesh)
     part = Part(there, count) if _size(before[0]) == there else largest_part(config, count, there // count)
     is_whole = part.processors == there and not idle_processes and wanted <= there
     if before[1] and _size(before[0]) == part.processors:
-        found = before
+        chosen = before
     else:
-        found, part = _searched_on(config, part, heard if is_whole else None)
+        chosen, part = _search_on(config, part, listener if is_whole else None)
     if not is_whole:
         over = there + idle_processes * (there // count)
         left = f"{over} of {wanted} processors are left" if over < wanted else f"there are {over} processors"
         idle = _idle(part, idle_processes)
         why = f"; no layout divides over {over}, idle: {idle}" if idle else ""
         begins = "goes on" if wanted else "begins"
-        heard.said(f"{left}: {begins} with {found[0]} under {found[1]}{why}")
-    return found
+        listener.say(f"{left}: {begins} with {chosen[0]} under {chosen[1]}{why}")
+    return chosen
 
 
-def _searched_on(config: RunConfig, part: Part, heard: Heard | None) -> tuple[tuple[str, str], Part]:
+def _search_on(config: RunConfig, part: Part, listener: Listener | None) -> tuple[tuple[str, str], Part]:
     while part.processors > 1:
         try:
-            return _searched(config, heard, processors=part.processors), part
+            return _search(config, listener, processors=part.processors), part
         except MeshError:  # an op refuses what divides
             part = largest_part(config, part.processes, part.processors // part.processes, below=part.processors)
-    if heard is not None:
-        heard.said("mesh = auto: there is one processor")
+    if listener is not None:
+        listener.say("mesh = auto: there is one processor")
     return ONE, part
 
 
 def _idle(part: Part, idle_processes: int) -> str:
-    """Who has nothing to do."""
-    count, each = jax.process_count(), jax.device_count() // jax.process_count()
-    who = [f"process {number}" for number in range(count, count + idle_processes)]
-    who += [f"processor {own * each + i}" for own in range(count) for i in range(part.processors // count, each)]
-    return ", ".join(who)
+    """The processes and processors that have nothing to do."""
+    count, per_process = jax.process_count(), jax.device_count() // jax.process_count()
+    used = part.processors // count
+    idle = [f"process {number}" for number in range(count, count + idle_processes)]
+    idle += [f"processor {process * per_process + i}" for process in range(count) for i in range(used, per_process)]
+    return ", ".join(idle)
 
 
-def _searched(config: RunConfig, heard: Heard | None, **where: Any) -> tuple[str, str]:
-    """The best mesh and layout; the search is told, if somebody hears of it."""
+def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple[str, str]:
+    """The best mesh and layout; the listener, if there is one, hears of the search."""
     step = make_step(config)
 
-    def tell(at: Progress) -> None:
-        if heard is not None:
-            heard.progress(f"searching layouts: {at.stage}", at.done, at.total)
+    def report(at: Progress) -> None:
+        if listener is not None:
+            listener.progress(f"searching layouts: {at.stage}", at.done, at.total)
 
-    found: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(), progress=tell, **where)
-    if heard is not None:
-        heard.said("\n".join(["layout = auto:", *(f"  {line}" for line in found.words())]))
+    ranking: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(), progress=report, **where)
+    if listener is not None:
+        listener.say("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
     # A run with a mesh has a layout that splits something, even where doing all work everywhere is fastest.
-    best = next((each for each in found if each.fits and str(each.layout)), None)
+    best = next((plan for plan in ranking if plan.fits and str(plan.layout)), None)
     if best is None:
         fix = "name a layout, or leave `mesh` and `layout` out: one processor does it"
         raise ConfigError("no layout that splits anything fits this mesh", fix=fix, at=config.place("layout"))
@@ -141,11 +137,11 @@ def _searched(config: RunConfig, heard: Heard | None, **where: Any) -> tuple[str
 class Forecast:
     """The plan of a run, and whether the run keeps to it."""
 
-    def __init__(self, config: RunConfig, heard: Heard):
+    def __init__(self, config: RunConfig, listener: Listener):
         mesh, layout = config.runs_on
         step = make_step(config, mesh, layout)
         self.plan = Plan(trace(step, *shapes_of_call(config, step)), machine())
-        self.heard, self._is_told = heard, False
+        self.listener, self._is_compared = listener, False
 
     def __str__(self) -> str:
         plan, memory = self.plan, self.plan.memory
@@ -161,19 +157,19 @@ class Forecast:
 
     def compare(self, seconds: float) -> None:
         """Says once where a step, or the memory it takes, is far from the plan."""
-        if self._is_told:
+        if self._is_compared:
             return
-        self._is_told = True
+        self._is_compared = True
         plan = self.plan
         ratio, far = seconds / plan.seconds, FAR[plan.hardware.kind]
         if ratio > far or ratio < 1 / far:
             than = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times as fast as"
-            self.heard.said(
+            self.listener.say(
                 f"warning: a step takes {time_text(seconds)}, {than} planned ({time_text(plan.seconds)}); "
                 "`--profile 10:20` shows where the time goes"
             )
         used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         if used and used > plan.memory.range[1] * FAR_MEMORY:
-            self.heard.said(
+            self.listener.say(
                 f"warning: {size_text(used)} of memory were used, and {size_text(plan.memory.peak)} were planned"
             )

@@ -1,4 +1,4 @@
-"""The keys of a run's file: the line each stands in, and those in which two configurations differ."""
+"""The keys of a run's file: where they stand, and in which two runs differ."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Where:
         self.file, self.lines = file, lines
 
     def __call__(self, *keys: str) -> str:
-        """Where one of these stands that the command line sets, or else the first: its file and line.
+        """Where one of these is set on the command line, or else where the first stands.
 
         One within `{...}` stands where the key before it does.
         """
@@ -30,8 +30,8 @@ class Where:
         return self.lines.get(key, self.file)
 
     def set_on_command_line(self, key: str) -> None:
-        """Says that a key with all in it, and a table that is there for its sake alone, stands on the command line."""
-        for below in [each for each in self.lines if each.startswith(f"{key}.")]:
+        """Says that a key stands on the command line, and tables made for it alone."""
+        for below in [other for other in self.lines if other.startswith(f"{key}.")]:
             del self.lines[below]
         above = key
         while "." in above:
@@ -47,32 +47,32 @@ def lines_of(path: Path, text: str) -> Where:
 
 def _lines(text: str) -> dict[str, int]:
     """The line each key stands in, the first of a table that of its header."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w.\-]+)\s*\]", line):
             table = header[1] + "."
-            found.setdefault(header[1], number)
+            lines.setdefault(header[1], number)
         elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
-            found.setdefault(table + key[1], number)
-    return found
+            lines.setdefault(table + key[1], number)
+    return lines
 
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The keys in which two configurations differ: those that change what is learned, and those that do not."""
-    found = differences(old, new)
-    free = [line for line in found if (key := line.split(":")[0]) in FREE or key.split(".")[0] in FREE_TABLES]
-    return [line for line in found if line not in free], free
+    """Where two configurations differ: keys that change what is learned, and others."""
+    lines = differences(old, new)
+    free = [line for line in lines if (key := line.split(":")[0]) in FREE or key.split(".")[0] in FREE_TABLES]
+    return [line for line in lines if line not in free], free
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
-    """The keys in which two configurations differ, with both values: `train.steps: 100, now 200`."""
-    found = []
+    """Where two configurations differ, a line each: `train.steps: 100, now 200`."""
+    lines = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
         are_tables = all(value is None or isinstance(value, Mapping) for value in (before, after))
         if are_tables and before is not after:
-            found += differences(before or {}, after or {}, f"{above}{key}.")
+            lines += differences(before or {}, after or {}, f"{above}{key}.")
         elif before != after:
-            found.append(f"{above}{key}: {before}, now {after}")
-    return found
+            lines.append(f"{above}{key}: {before}, now {after}")
+    return lines

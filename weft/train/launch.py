@@ -1,4 +1,4 @@
-"""Local processes of one program, started together and watched: when one dies, all are started again.
+"""Local processes of one program: when one of them dies, all are started again.
 
 Imports `processes`. No process outlives its supervisor, whatever ends that one (on Linux also SIGKILL). What they write
 is shown line by line: no line of one stands within that of another.
@@ -38,7 +38,7 @@ os.execvp(command[0], command)
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended; `status` as `subprocess` has it, -9 for one that SIGKILL ended."""
+    """How a process ended; `status` as `subprocess` has it, -9 for SIGKILL."""
 
     process: int
     status: int
@@ -139,7 +139,7 @@ class Supervisor:
         try:
             for number in range(len(self.places)):
                 self.running.append(_Process(number, self.command, self._environment(number, port)))
-            return self._watched()
+            return self._watch()
         finally:
             for process in self.running:
                 process.kill()
@@ -147,7 +147,7 @@ class Supervisor:
             if sys.stdout.isatty():
                 print("\x1b[?25h", end="", flush=True)  # a killed progress bar leaves no cursor
 
-    def _watched(self) -> End | None:
+    def _watch(self) -> End | None:
         failed: End | None = None
         forwarded, deadline = False, float("inf")
         while True:
@@ -171,7 +171,7 @@ class Supervisor:
             time.sleep(_LOOK_EVERY)
 
     def _who_stalled(self, first: End) -> End:
-        """The one of a stall that did not say so itself, once its stacks are written; where all did, any of them."""
+        """Who of a stall did not say so itself, once its stacks are written; or any."""
         silent = [process for process in self.running if process.end() is None]
         for process in silent:
             process.send(STACKS_SIGNAL)
@@ -187,16 +187,16 @@ class Supervisor:
             time.sleep(_LOOK_EVERY)
 
     def _environment(self, number: int, port: int) -> dict[str, str]:
-        found = {**os.environ, DEVICES: ""}
-        found |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(len(self.places)), PROCESS: str(number)}
+        environment = {**os.environ, DEVICES: ""}
+        environment |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(len(self.places)), PROCESS: str(number)}
         if self.elastic:
-            found[ELASTIC] = str(self.processes)
+            environment[ELASTIC] = str(self.processes)
         if self.devices is not None:
-            found["JAX_NUM_CPU_DEVICES"] = str(self.devices)
-        each = self.devices or gpus_of_each(self.processes)
-        if each:
-            found[DEVICES] = ",".join(str(self.places[number] * each + i) for i in range(each))
-        return found
+            environment["JAX_NUM_CPU_DEVICES"] = str(self.devices)
+        count = self.devices or gpus_of_each(self.processes)
+        if count:
+            environment[DEVICES] = ",".join(str(self.places[number] * count + i) for i in range(count))
+        return environment
 
     @contextlib.contextmanager
     def _hearing_signals(self) -> Iterator[None]:
@@ -215,7 +215,7 @@ class Supervisor:
 
 
 class _Process:
-    """One of the processes, whose lines are shown as they come, those of all but process 0 with their number."""
+    """One of the processes; its lines are shown as they come, but of 0's numbered."""
 
     def __init__(self, number: int, command: Sequence[str], environment: dict[str, str]):
         self.number = number
@@ -268,14 +268,14 @@ def _copy(source: IO[bytes], target: IO[str], prefix: bytes) -> None:
 
 
 def _write_line(target: IO[str], text: str) -> None:
-    """Writes a line with its end at once, so that nothing of another process stands between them."""
+    """Writes a line and its newline at once: nothing of another process is between."""
     with _WRITING, contextlib.suppress(OSError, ValueError):
         target.write(f"{text}\n")
         target.flush()
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on, and that no outgoing connection is given."""
+    """A port of this host that is free, and that no outgoing connection is given."""
     for _ in range(100):
         port = random.SystemRandom().randrange(20000, 32768)
         with socket.socket() as tried, contextlib.suppress(OSError):

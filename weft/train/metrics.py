@@ -24,7 +24,7 @@ from . import tensorboard
 
 METRICS, TENSORBOARD, NOT_FINITE = "metrics.jsonl", "tensorboard", "not_finite"
 Row = dict[str, Any]
-Said = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 class MetricsError(WeftError):
@@ -44,7 +44,7 @@ class Metrics:
         from_step: int = 0,
         is_writer: bool = True,
         tensorboard: bool = True,
-        said: Said = lambda text: None,
+        say: Say = lambda text: None,
         forgets: Callable[[Row], bool] = lambda row: False,
     ):
         path = folder / METRICS
@@ -53,12 +53,12 @@ class Metrics:
             return row["step"] <= from_step and not forgets(row)
 
         def make_ready() -> None:
-            held = forget(path, is_kept, said)
+            held = forget(path, is_kept, say)
             if from_step and not held:  # the first step always has a row
-                said(f"{path} {'is gone' if held is None else 'is empty'}: the rows up to step {from_step} are lost")
+                say(f"{path} {'is gone' if held is None else 'is empty'}: the rows up to step {from_step} are lost")
 
-        self._rows = _RecordFile(path, said, make_ready) if is_writer else None
-        self._events = _Events(folder / TENSORBOARD, from_step, said) if is_writer and tensorboard else None
+        self._rows = _RecordFile(path, say, make_ready) if is_writer else None
+        self._events = _Events(folder / TENSORBOARD, from_step, say) if is_writer and tensorboard else None
 
     def __enter__(self) -> "Metrics":
         if self._rows is not None:
@@ -152,7 +152,7 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
-def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text: None) -> int | None:
+def forget(path: Path, is_kept: Callable[[Row], bool], say: Say = lambda text: None) -> int | None:
     """Removes rows that are not kept and torn lines from the file.
 
     Gives the bytes there were, or None without a file.
@@ -173,7 +173,7 @@ def forget(path: Path, is_kept: Callable[[Row], bool], said: Said = lambda text:
     if (after := b"".join(kept)) != before:
         write_whole(path, after)
     for line_text in broken:  # once they are out: what a full disk refuses is tried again
-        said(line_text)
+        say(line_text)
     return len(before.strip())
 
 
@@ -225,8 +225,8 @@ class _RecordFile:
 
     MOST = 10_000  # records kept while the disk refuses them
 
-    def __init__(self, path: Path, said: Said, make_ready: Callable[[], None]):
-        self.path, self.said, self.make_ready = path, said, make_ready
+    def __init__(self, path: Path, say: Say, make_ready: Callable[[], None]):
+        self.path, self.say, self.make_ready = path, say, make_ready
         self.waiting: deque[bytes] = deque(maxlen=self.MOST)
         self.is_ready, self.is_refused, self.lost = False, False, 0
         self.whole: int | None = None  # bytes in it, where the last write may have left a part of a record behind them
@@ -244,11 +244,11 @@ class _RecordFile:
         except OSError as error:
             if not self.is_refused:
                 reason = error.strerror or error
-                self.said(f"{self.path} CANNOT BE WRITTEN: {reason}. Training goes on, and it is tried again.")
+                self.say(f"{self.path} CANNOT BE WRITTEN: {reason}. Training goes on, and it is tried again.")
             self.is_refused = True
         else:
             if self.is_refused:
-                self.said(
+                self.say(
                     f"{self.path} is written again, {f'without {self.lost} rows' if self.lost else 'with all rows'}"
                 )
             self.is_refused, self.lost = False, 0
@@ -260,16 +260,16 @@ class _RecordFile:
             if self.whole is not None and self.path.exists():  # the rest is a part of a row that waits
                 os.truncate(self.path, self.whole)
             self.whole = None
-            forget(self.path, is_kept, self.said)
+            forget(self.path, is_kept, self.say)
         except OSError as error:
-            self.said(f"{self.path} CANNOT BE WRITTEN: {error.strerror or error}. It tells of some steps twice.")
+            self.say(f"{self.path} CANNOT BE WRITTEN: {error.strerror or error}. It tells of some steps twice.")
 
     def close(self) -> None:
         """Tries once more what could not be written, and says what stays unwritten."""
         if self.waiting or not self.is_ready:
             self.add(b"")
         if self.waiting:
-            self.said(
+            self.say(
                 f"{self.path} LACKS ITS LAST ROWS, {self.lost + len(self.waiting)} in all: they could not be written"
             )
 
@@ -300,14 +300,14 @@ class _Events:
     It hides what files before it told of later steps.
     """
 
-    def __init__(self, folder: Path, from_step: int, said: Said):
-        self.folder, self.from_step, self.said = folder, from_step, said
+    def __init__(self, folder: Path, from_step: int, say: Say):
+        self.folder, self.from_step, self.say = folder, from_step, say
         self.file: _RecordFile | None = None
 
     def open(self) -> None:
         """Begins a file."""
         second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
-        self.file = _RecordFile(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.said, lambda: None)
+        self.file = _RecordFile(self.folder / f"events.out.tfevents.{second:010}.{rest:09}", self.say, lambda: None)
         self._add(tensorboard.version_event(time.time()))
         self.go_back(self.from_step)
 

@@ -1,10 +1,11 @@
-"""Which operation made a step's loss or gradients not finite.
+"""NaN search (`--find-nan`): which operation made a step not finite.
 
-Imports the step and the program. Such a step changes nothing, and its batch follows from its number: so it can be done
-again, on one processor, where every operation can be looked at.
+Imports the step, the log and the program. Such a step changes nothing, and its batch follows from its number: so it can
+be done again, on one processor, where every operation can be looked at.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,39 +16,59 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..program.finite import Given, not_finite
 from ..spmd import get, value_and_grad
+from ..spmd.step import TrainState
 from .config import RunConfig
 from .feeding import Feed
-from .step import arrays_of, make_step, refilled
+from .interface import Listener, TrainingError
+from .log import Log
+from .step import arrays_of, make_step, optimizer_metrics, read_scalar, refill
 
 _MOST_NAMED = 3
 
 
-def first_bad_operation(
-    config: RunConfig, params: Any, feed: Feed, dataset: data.Dataset, at: int, *, past: int = 0
-) -> str:
-    """What first was not finite in step `at`, which began with `params`, in a sentence.
+class NanSearch:
+    """Ends a run at its first step that is not finite, and names the operation."""
 
-    `past` counts the batches that were left out before it. All of the model and of the batch must fit one processor.
+    def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset, listener: Listener):
+        self._config, self._feed, self._dataset, self._listener = config, feed, dataset, listener
+
+    def check(self, state: TrainState, at: int, *, skipped: int, log: Log) -> None:
+        """Raises where step `at` was not finite; `skipped` batches were left out before."""
+        if not read_scalar(optimizer_metrics(state)["bad_in_a_row"]):
+            return
+        with contextlib.suppress(TrainingError):  # that too many steps were not finite is no news
+            log.write()
+        with self._listener.stage(f"doing step {at} again on one processor"):
+            batch = self._feed.batches(self._dataset).at(at - 1 + skipped)
+            operation = first_bad_operation(self._config, state.params, self._feed, batch, at - 1)
+        fix = "mend that operation, or lower `schedule.rate`"
+        raise TrainingError(f"step {at} is not finite: {operation}", fix=fix)
+
+
+def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mapping[str, np.ndarray], at: int) -> str:
+    """A sentence on what first was not finite in step `at`, given params and rows.
+
+    All of the model and of the batch must fit one processor.
     """
-    batch = feed.placed(feed.batches(dataset).at(at + past))
-    model, whole = (refilled(tree, get(arrays_of(tree))) for tree in (params, batch))
+    batch = feed.place(rows)
+    model, whole = (refill(tree, get(arrays_of(tree))) for tree in (params, batch))
     step = make_step(config, Mesh("all=1"), Layout(""))
     differentiated = value_and_grad(step.loss, has_aux=True, sum_dtype=step.sum_dtype)
 
-    def loss_and_gradients(params: Any, batch: Any, at: Any) -> Any:
-        (loss, _), gradients = differentiated(params, batch, at)
+    def loss_and_gradients(params: Any, batch: Any, number: Any) -> Any:
+        (loss, _), gradients = differentiated(params, batch, number)
         return loss, gradients
 
     try:
-        found = not_finite(loss_and_gradients, model, whole, np.int32(at))
+        report = not_finite(loss_and_gradients, model, whole, np.int32(at))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return "which operation it was cannot be said: the model and its batch do not fit one processor"
-    if not found:
+    if not report:
         return f"done again on one processor it is finite; on mesh {feed.mesh} sums are of another order or dtype"
-    finite_loss = [] if 0 in found.results else ["its loss is finite, its gradients are not"]
-    return "; ".join([*finite_loss, *_already(found.given), *map(str, found.made)])
+    finite_loss = [] if 0 in report.results else ["its loss is finite, its gradients are not"]
+    return "; ".join([*finite_loss, *_already(report.given), *map(str, report.made)])
 
 
 def _already(given: Sequence[Given]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by a run's configuration, out of Optax's.
+"""Optimizers and learning-rate schedules by a run's configuration, from Optax.
 
 Imports the configuration. What decays is told apart by paths, like `decoder.layers.attention.q`.
 """
@@ -34,7 +34,7 @@ def schedule(config: Schedule, steps: int) -> Callable[[Any], Any]:
 
 
 def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any], Any]:
-    """The paper's: by the root of the steps after the warmup, and over the last ones down to 0 in a line."""
+    """Inverse square root of the step; linear cooldown to 0 over the last ones."""
 
     def value(count: Any) -> Any:
         step = jnp.maximum(count, 0) + warmup  # before the warmup's end it is asked too, and not used
@@ -46,24 +46,24 @@ def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer, with its rate by step, and decay where it belongs."""
-    own, rate = config.optimizer, schedule(config.schedule, config.train.steps)
+    options, rate = config.optimizer, schedule(config.schedule, config.train.steps)
     parts: list[optax.GradientTransformation] = []
-    if own.name in ("adamw", "adam"):
-        parts.append(optax.scale_by_adam(own.b1, own.b2, own.epsilon))
-    elif own.name == "lion":
-        parts.append(optax.scale_by_lion(own.b1, own.b2))
-    elif own.name == "momentum":
-        parts.append(optax.trace(own.momentum))
-    elif own.name == "adafactor":
+    if options.name in ("adamw", "adam"):
+        parts.append(optax.scale_by_adam(options.b1, options.b2, options.epsilon))
+    elif options.name == "lion":
+        parts.append(optax.scale_by_lion(options.b1, options.b2))
+    elif options.name == "momentum":
+        parts.append(optax.trace(options.momentum))
+    elif options.name == "adafactor":
         # Shazeer and Stern 2018: no momentum, second moments by rows and columns, updates clipped.
         parts += [optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)]
-    if own.weight_decay:
-        parts.append(optax.add_decayed_weights(own.weight_decay, mask=lambda params: decays(params, own)))
+    if options.weight_decay:
+        parts.append(optax.add_decayed_weights(options.weight_decay, mask=lambda params: decays(params, options)))
     return optax.chain(*parts, optax.scale_by_learning_rate(rate))
 
 
 def decays(params: Any, config: Optimizer) -> Any:
-    """Which weights decay: a tree of booleans."""
+    """Which weights have weight decay: a tree of booleans."""
 
     def does(path: Any, leaf: Any) -> bool:
         return not any(fnmatch.fnmatch(written(path), pattern) for pattern in config.no_decay)

@@ -47,7 +47,7 @@ def join(
     used: int | None = None,
     timeout: int = 300,
 ) -> int:
-    """Makes this one of the processes of a program, if there are several; how many there are.
+    """Makes this one of the processes of a program, if there are many; their count.
 
     What is not given is taken from `WEFT_COORDINATOR`, `WEFT_PROCESSES` and `WEFT_PROCESS`, then from Slurm, MPI,
     Kubernetes or Cloud TPU. One process alone joins nothing. If the others do not come, this one ends with status 1.
@@ -58,12 +58,12 @@ def join(
     process = _number(PROCESS, 0) if process is None else process
     if coordinator is None and processes == 1 and not process:
         return 1
-    cluster = _found_cluster()
+    cluster = _find_cluster()
     is_all_given = None not in (coordinator, processes, process)
     if processes is None and process is None and cluster is not None:
         processes, process = cluster.processes, cluster.process
         if coordinator is None:
-            return _join_found(cluster, used, timeout)
+            return _join_cluster(cluster, used, timeout)
     elif (coordinator, processes, process) == (None, None, None):
         return 1
     if coordinator is None or processes is None or process is None:
@@ -90,18 +90,18 @@ def join(
 def started(processes: int | None = None) -> int | None:
     """How many processes were started as one program; None where only JAX can tell."""
     processes = _number(PROCESSES, 1) if processes is None else processes
-    if processes is None and (cluster := _found_cluster()) is not None:
+    if processes is None and (cluster := _find_cluster()) is not None:
         return cluster.processes
     return processes or 1
 
 
-def whole() -> int | None:
-    """How many processes there are when none is missing, where a run may go on with fewer; None where it may not."""
+def full_count() -> int | None:
+    """How many processes there are when none is missing; None where none may be."""
     return _number(ELASTIC, 1)
 
 
 def share_out(size: int, processes: int) -> None:
-    """Asks JAX for this process's share of `size` virtual processors, where they are what there is to compute on."""
+    """Asks JAX for this process's share of `size` virtual processors."""
     if size % processes:
         raise ProcessError(
             f"a mesh of {size} processors cannot be shared out to {processes} processes",
@@ -111,22 +111,22 @@ def share_out(size: int, processes: int) -> None:
 
 
 def take_virtual(count: int) -> None:
-    """Asks JAX for so many virtual processors of this process; alone, a mesh asks for them itself."""
+    """Asks JAX for so many virtual processors; alone, a mesh asks for them itself."""
     if jax.distributed.is_initialized() and _IN_FLAGS not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", count)
 
 
 def virtual_processors() -> int | None:
-    """How many virtual processors the environment gives each process; None where it does not say."""
-    said = re.findall(rf"--{_IN_FLAGS}=(\d+)", os.environ.get("XLA_FLAGS", "")) or [_count("JAX_NUM_CPU_DEVICES")]
-    return int(said[-1]) or None
+    """How many virtual processors the environment gives each process, if it says so."""
+    counts = re.findall(rf"--{_IN_FLAGS}=(\d+)", os.environ.get("XLA_FLAGS", "")) or [_count("JAX_NUM_CPU_DEVICES")]
+    return int(counts[-1]) or None
 
 
 def accelerators() -> int:
     """How many accelerators this process will have; 0 where the CPU computes."""
-    if own := _own_devices():
-        return len(own)
-    by_cluster = _number(PROCESS, 0) is None and _found_cluster() is not None  # then JAX gives each process one
+    if devices := _own_devices():
+        return len(devices)
+    by_cluster = _number(PROCESS, 0) is None and _find_cluster() is not None  # then JAX gives each process one
     return min(gpus_here(), 1) if by_cluster else gpus_here()
 
 
@@ -156,9 +156,9 @@ def _own_devices() -> list[int] | None:
 
 
 def _missing(coordinator: str | None, processes: int | None, process: int | None) -> ProcessError:
-    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
-    here = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
-    missing = " and ".join(flag for flag, value in given.items() if value is None)
+    flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    here = " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
+    missing = " and ".join(flag for flag, value in flags.items() if value is None)
     return ProcessError(
         f"of many processes only {here} is known, and no cluster says the rest",
         fix=f"give {missing} too, e.g. --coordinator host0:5000 --processes 2 --process 0",
@@ -195,16 +195,18 @@ def _check_reachable(coordinator: str, process: int, timeout: int) -> None:
             time.sleep(0.2)
 
 
-def _initialize(timeout: int, **how: Any) -> None:
+def _initialize(timeout: int, **options: Any) -> None:
     fix = "see that every process is started, once, with the same coordinator and number of processes"
-    late = ProcessError(f"not all of {how['num_processes'] or 'the'} processes came together in {timeout} s", fix=fix)
+    late = ProcessError(
+        f"not all of {options['num_processes'] or 'the'} processes came together in {timeout} s", fix=fix
+    )
     try:
-        with _given_up_after(timeout, late):
+        with _giving_up_after(timeout, late):
             jax.distributed.initialize(
                 initialization_timeout=timeout + 30,
                 heartbeat_timeout_seconds=HEARTBEAT,
                 shutdown_timeout_seconds=60,
-                **how,
+                **options,
             )
     except (RuntimeError, ValueError) as error:
         fact = f"the processes did not come together: {str(error).splitlines()[0]}"
@@ -213,8 +215,11 @@ def _initialize(timeout: int, **how: Any) -> None:
 
 
 @contextlib.contextmanager
-def _given_up_after(seconds: int, error: WeftError) -> Iterator[None]:
-    """Ends the process with this error after so many seconds: JAX would abort it, and does not hear Ctrl-C."""
+def _giving_up_after(seconds: int, error: WeftError) -> Iterator[None]:
+    """Ends the process with this error after so many seconds: JAX would abort it.
+
+    Meanwhile Ctrl-C ends it too, which JAX does not hear.
+    """
 
     def give_up() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -234,15 +239,15 @@ def _given_up_after(seconds: int, error: WeftError) -> Iterator[None]:
 
 
 def _keep_stdout_for_python() -> None:
-    """Drops what libraries below Python print on stdout: Gloo greets every peer there, for every group."""
+    """Drops what libraries print on stdout: Gloo greets every peer there, by group."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stdout.fileno() == 1:
             sys.stdout.flush()
-            own = os.fdopen(os.dup(1), "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+            stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.close(nowhere)
-            sys.stdout = own
+            sys.stdout = stdout
 
 
 # Clusters.
@@ -261,8 +266,8 @@ class _Cluster:
     """The Python package without which JAX does not find it."""
 
 
-def _found_cluster() -> _Cluster | None:
-    """What the environment says of several processes; None where this is the only one."""
+def _find_cluster() -> _Cluster | None:
+    """What the environment says of several processes; None where this is alone."""
     env = os.environ
     if (count := _count("OMPI_COMM_WORLD_SIZE")) > 1:
         by_itself = "OMPI_MCA_orte_hnp_uri" in env  # Open MPI up to 4; of 5 JAX knows through mpi4py only
@@ -285,7 +290,7 @@ def _count(name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _join_found(cluster: _Cluster, used: int | None, timeout: int) -> int:
+def _join_cluster(cluster: _Cluster, used: int | None, timeout: int) -> int:
     if used is not None and cluster.processes is not None and used < cluster.processes:
         if (cluster.process or 0) >= used:
             return 0
@@ -312,7 +317,7 @@ def _join_found(cluster: _Cluster, used: int | None, timeout: int) -> int:
 
 @contextlib.contextmanager
 def failing_at_once() -> Iterator[None]:
-    """Ends this process where it fails as one of many: at exit JAX would wait for the others, and they for it."""
+    """Ends this process where it fails as one of many: JAX would wait for the others."""
     try:
         yield
     except BaseException as error:
@@ -320,7 +325,10 @@ def failing_at_once() -> Iterator[None]:
             raise
         status = _status_of(error)
         if status == CRASHED and is_of_others(error):
-            print(f"error: another process is gone; this one ends to be restarted\n  {_told(error)}", file=sys.stderr)
+            print(
+                f"error: another process is gone; this one ends to be restarted\n  {_first_line(error)}",
+                file=sys.stderr,
+            )
         elif status == CRASHED:
             traceback.print_exception(error)
         if status == 0:
@@ -332,14 +340,14 @@ def failing_at_once() -> Iterator[None]:
 
 
 def is_of_others(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is that another process is gone, as JAX and Gloo tell it."""
+    """Whether an error, or its cause, is that another process is gone."""
     if error is None or not jax.distributed.is_initialized():
         return False
-    is_one = isinstance(error, jax.errors.JaxRuntimeError) and _OF_OTHERS.search(str(error)) is not None
+    is_one = isinstance(error, jax.errors.JaxRuntimeError) and _OF_OTHERS.search(str(error)) is not None  # JAX, Gloo
     return is_one or is_of_others(error.__cause__ or error.__context__)
 
 
-def _told(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 

@@ -1,4 +1,4 @@
-"""A profile of some steps of a run: what each processor did when, under the names of Weft's ops.
+"""A profile of some steps of a run, under the names of Weft's ops.
 
 Imports the program's names. Ops run in JAX scopes of their names (`jvp(wf18_scan)/.../wf43_softmax`), which XLA keeps
 for every instruction and the profile for every event.
@@ -22,16 +22,16 @@ class ProfileError(WeftError):
 
 
 class Profile:
-    """Profiles the steps from `wanted[0]` up to `wanted[1]` of a run that goes on from step `at`; None for none.
+    """Profiles the steps from `wanted[0]` up to `wanted[1]` of a run; None for none.
 
-    While it is entered it is running; left early, it is closed with the steps there were. Of several processes the
-    first one's processors are profiled.
+    The run goes on from step `at`. While it is entered it is running; left early, it is closed with the steps there
+    were. Of several processes the first one's processors are profiled.
     """
 
     def __init__(
-        self, folder: Path, wanted: tuple[int, int] | None, *, at: int, steps: int, said: Callable[[str], None]
+        self, folder: Path, wanted: tuple[int, int] | None, *, at: int, steps: int, say: Callable[[str], None]
     ):
-        self.folder, self.said = folder / PROFILE, said
+        self.folder, self.say = folder / PROFILE, say
         self.first = self.last = self.done = -1
         self.is_running = False
         if wanted is None:
@@ -43,11 +43,11 @@ class Profile:
                 fix=f"name steps below {steps}, or raise `train.steps`",
             )
         if at >= last:
-            self.said(f"nothing is profiled: the run is at step {at} already, past `--profile {first}:{last}`")
+            self.say(f"nothing is profiled: the run is at step {at} already, past `--profile {first}:{last}`")
             return
         self.first, self.last = max(first, at), min(last, steps)
         if (self.first, self.last) != (first, last):
-            self.said(f"steps {self.first} to {self.last} are profiled: of {first}:{last} there are no others to come")
+            self.say(f"steps {self.first} to {self.last} are profiled: of {first}:{last} there are no others to come")
 
     def __enter__(self) -> "Profile":
         return self
@@ -56,7 +56,7 @@ class Profile:
         if self.is_running:
             self._close()
         elif self.first > self.done:
-            self.said(f"nothing is profiled: training ended before step {self.first}")
+            self.say(f"nothing is profiled: training ended before step {self.first}")
 
     @contextlib.contextmanager
     def step(self, at: int) -> Iterator[None]:
@@ -70,13 +70,13 @@ class Profile:
             self._close()
 
     def _open(self) -> None:
-        how: Any = jax.profiler.ProfileOptions()
-        how.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
+        options: Any = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
         try:
-            jax.profiler.start_trace(str(self.folder), profiler_options=how)
+            jax.profiler.start_trace(str(self.folder), profiler_options=options)
             self.is_running = True
         except Exception as error:  # a profile is not worth a run
-            self.said(f"NOT PROFILED: {_first_line(error)}")
+            self.say(f"NOT PROFILED: {_first_line(error)}")
 
     def _close(self) -> None:
         self.is_running = False
@@ -84,14 +84,14 @@ class Profile:
             jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
             jax.profiler.stop_trace()
         except Exception as error:
-            self.said(f"NOT PROFILED: {_first_line(error)}")
+            self.say(f"NOT PROFILED: {_first_line(error)}")
             return
         try:
             is_named = name_events(self.folder) > 0
         except (OSError, ValueError, LookupError):  # another form of profile than the one that is known
             is_named = False
         names = "" if is_named else ", under XLA's names"
-        self.said(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
+        self.say(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
 
 
 def _first_line(error: Exception) -> str:

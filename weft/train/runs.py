@@ -28,10 +28,10 @@ from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, parsed
 from .keys import lines_of
-from .step import arrays_of, refilled, shapes_of_model
+from .step import arrays_of, refill, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
-ORIGIN = "hugging_face"  # what lay beside the weights that the run began with
+ORIGIN = "hugging_face"  # what was beside the weights that the run began with
 
 
 class RunError(WeftError):
@@ -61,8 +61,8 @@ class Run:
                 checkpoints.save(0, arrays, {"config": values})
                 checkpoints.close()
         except (OSError, CheckpointError) as error:
-            told = error.fact if isinstance(error, WeftError) else error.strerror
-            raise RunError(f"{folder} cannot be written: {told}", fix="name a place with room") from error
+            reason = error.fact if isinstance(error, WeftError) else error.strerror
+            raise RunError(f"{folder} cannot be written: {reason}", fix="name a place with room") from error
         return cls(folder)
 
     @property
@@ -81,15 +81,15 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        own = self.settings.checkpoint
-        return Checkpoints(self.folder / CHECKPOINTS, keep=own.keep, best=own.best)
+        checkpoint = self.settings.checkpoint
+        return Checkpoints(self.folder / CHECKPOINTS, keep=checkpoint.keep, best=checkpoint.best)
 
     @property
     def tokenizer(self) -> data.Tokenizer:
         """What its texts became tokens by."""
         try:
-            own = self.settings.tokenizer if (self.folder / CONFIG).exists() else {}
-            return data.load_tokenizer(self.folder, end=own.get("end"), pad=own.get("pad"))
+            named = self.settings.tokenizer if (self.folder / CONFIG).exists() else {}
+            return data.load_tokenizer(self.folder, end=named.get("end"), pad=named.get("pad"))
         except data.DataError as error:
             raise RunError(f"the run {self.folder} has no tokenizer: {error.fact}", fix=error.fix) from None
 
@@ -102,10 +102,10 @@ class Run:
         best: bool = False,
         average: int = 1,
     ) -> Any:
-        """The model of a step, of the best one, or of the last; on a mesh each processor reads its own slices.
+        """The model of a step, of the best one, or of the last.
 
-        Where a running average of the weights was kept, it is that. `average` takes the mean of so many checkpoints,
-        this one and those before it.
+        On a mesh each processor reads its own slices. Where an EMA of the weights was kept, it is that. `average` takes
+        the mean of so many checkpoints, this one and those before it.
         """
         where = () if mesh is None else (as_mesh(mesh), as_layout(layout))
         shapes = shapes_of_model(self.settings, *where)
@@ -116,12 +116,12 @@ class Run:
             raise RunError(
                 f"{average} checkpoints were to be averaged, and there are {len(steps)}", fix="average fewer"
             )
-        found = [load_weights(checkpoints, number, shapes, where) for number in steps]
-        return refilled(shapes, found[0] if average == 1 else jax.tree.map(lambda *each: sum(each) / average, *found))
+        weights = [load_weights(checkpoints, number, shapes, where) for number in steps]
+        return refill(shapes, weights[0] if average == 1 else jax.tree.map(lambda *xs: sum(xs) / average, *weights))
 
 
 def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:
-    """A model's weights of a step by path, in the dtypes they are stored in; averaged ones, where they were kept."""
+    """A model's weights of a step by path, as stored; their EMA where one was kept."""
     stored = checkpoints.dtypes(step)
     averaged = {is_one[1]: path for path in stored if (is_one := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
     region = Region(*where) if where else None
@@ -129,14 +129,14 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
     names, like = {}, {}
     for path, x in by_path(shapes).items():
         names[path] = name = averaged.get(path, f"params.{path}")
-        lies = alone if region is None else sharding_of(x.dims, x.kind.store, region)
-        like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=lies)
-    found = checkpoints.load(step, like)
-    return {path: found[name] for path, name in names.items()}
+        sharding = alone if region is None else sharding_of(x.dims, x.kind.store, region)
+        like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=sharding)
+    arrays = checkpoints.load(step, like)
+    return {path: arrays[name] for path, name in names.items()}
 
 
 class Lock:
-    """While it holds, no other process trains in the folder; a process that dies gives it back.
+    """While it is held no other process trains in the folder; who dies gives it back.
 
     It is the folder itself that is held, which nobody can take away as one can a file in it; that file is held too,
     for file systems that lock files alone.
@@ -148,8 +148,8 @@ class Lock:
 
     def __enter__(self) -> None:
         with contextlib.ExitStack() as held:
-            for path, how in ((self.folder, os.O_RDONLY), (self.folder / LOCK, os.O_RDWR | os.O_CREAT)):
-                file = os.open(path, how, 0o644)
+            for path, flags in ((self.folder, os.O_RDONLY), (self.folder / LOCK, os.O_RDWR | os.O_CREAT)):
+                file = os.open(path, flags, 0o644)
                 held.callback(os.close, file)
                 if hold(file) is False:
                     fact = f"another process is training in {self.folder}"

@@ -1,4 +1,4 @@
-"""Loss spikes: which steps are one, by the steps before them, and what is kept of these to tell.
+"""Loss spikes: which steps are one, by the losses and norms of the steps before.
 
 Imports nothing of the house. It is all numbers of the optimizer's state, the same on every processor: a run that goes
 on, on any mesh, knows what it knew.
@@ -12,13 +12,15 @@ LEAST = 0.01
 """A deviation counts as at least this share of the mean: where all is as before, a hair's breadth is no spike."""
 
 
-class Watched(NamedTuple):
-    """Losses and norms of the gradients of the last steps, how many there were and how many spikes in all."""
+class History(NamedTuple):
+    """Losses and gradients' norms of the last steps, to tell a spike by."""
 
     losses: Any
     norms: Any
     seen: Any
+    """How many steps there were."""
     in_all: Any
+    """How many of them were spikes."""
     last: Any
     """Of the last step: whether it is a spike, its loss and norm, and the highest that are none."""
 
@@ -33,25 +35,25 @@ class Spike(NamedTuple):
     highest_norm: float
 
     def __str__(self) -> str:
-        found = [f"its loss is {self.loss:.4g}, and at most {self.highest_loss:.4g} is none"]
+        why = f"its loss is {self.loss:.4g}, and at most {self.highest_loss:.4g} is none"
         if self.loss <= self.highest_loss:
-            found = [f"its gradients' norm is {self.grad_norm:.4g}, and at most {self.highest_norm:.4g} is none"]
-        return f"step {self.step} is a spike: {found[0]}"
+            why = f"its gradients' norm is {self.grad_norm:.4g}, and at most {self.highest_norm:.4g} is none"
+        return f"step {self.step} is a spike: {why}"
 
 
 def is_of_spikes(path: str) -> bool:
-    """Whether an array of a run's state is what is known of spikes: `optimizer.0.spikes.losses`."""
+    """Whether a path in a run's state is of the history: `optimizer.0.spikes.losses`."""
     return ".spikes." in path
 
 
-def nothing_seen(window: int) -> Watched:
-    """What is known before the first step."""
+def no_history(window: int) -> History:
+    """The history before the first step."""
     none = jnp.zeros((), jnp.int32)
-    return Watched(jnp.zeros(window), jnp.zeros(window), none, jnp.copy(none), jnp.zeros(5))
+    return History(jnp.zeros(window), jnp.zeros(window), none, jnp.copy(none), jnp.zeros(5))
 
 
-def is_spike(before: Watched, loss: Any, norm: Any, sigmas: float) -> tuple[Any, Watched]:
-    """Whether a step is a spike, and what is known with it.
+def is_spike(before: History, loss: Any, norm: Any, sigmas: float) -> tuple[Any, History]:
+    """Whether a step is a spike, and the history with it.
 
     It is one where its loss, or the norm of its gradients, is above the mean of the last steps by more than so many
     standard deviations; as long as there are too few of them, none is but one whose loss is not finite. A spike counts
@@ -63,17 +65,17 @@ def is_spike(before: Watched, loss: Any, norm: Any, sigmas: float) -> tuple[Any,
     highest_loss, highest_norm = (
         jnp.where(is_known, _highest(x, sigmas), jnp.inf) for x in (before.losses, before.norms)
     )
-    found = ~((loss <= highest_loss) & (norm <= highest_norm) & jnp.isfinite(loss)) & jnp.isfinite(norm)
+    is_high = ~((loss <= highest_loss) & (norm <= highest_norm) & jnp.isfinite(loss)) & jnp.isfinite(norm)
     is_new = (jnp.arange(window) == before.seen % window) & jnp.isfinite(loss) & jnp.isfinite(norm)
-    count = found.astype(jnp.int32)
-    after = Watched(
+    count = is_high.astype(jnp.int32)
+    after = History(
         jnp.where(is_new, loss, before.losses),
         jnp.where(is_new, norm, before.norms),
         before.seen + jnp.any(is_new).astype(jnp.int32),
         before.in_all + count,
         jnp.stack([jnp.float32(count), loss, norm, highest_loss, highest_norm]),
     )
-    return found, after
+    return is_high, after
 
 
 def _highest(x: Any, sigmas: float) -> Any:

@@ -1,4 +1,4 @@
-"""The weights a run begins with: new ones, Hugging Face's, or those of another run.
+"""The weights a run starts with: new ones, Hugging Face's, or another run's.
 
 Imports the models, their formats and the runs.
 """
@@ -16,7 +16,7 @@ from ..mesh import Mesh
 from ..nn.freezing import by_path
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
-from .step import first_model, prepared, refilled
+from .step import first_model, prepare_model, refill
 
 POSITIONS = "positions.table"
 
@@ -26,31 +26,31 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     if config.init_from is None:
         return first_model(config, mesh, layout)
     folder = Path(config.init_from).expanduser()
-    own = config.sized_model
     if (folder / CONFIG).exists():
         run = Run(folder)
-        found = run.load(mesh, layout)
-        found = nn.lora.merge(found) if run.settings.lora.rank else found
+        model = run.load(mesh, layout)
+        model = nn.lora.merge(model) if run.settings.lora.rank else model
     else:
-        found = interop.load(folder, mesh, layout)
-    shapes = jax.eval_shape(lambda: models.init(own, jax.random.key(0), mesh, layout))
-    wanted, given = by_path(shapes), by_path(found)
-    for path in sorted(wanted.keys() | given.keys()):
-        if path not in given or path not in wanted:
-            lacks, known = (folder, given) if path not in given else ("the run's model", wanted)
+        model = interop.load(folder, mesh, layout)
+    shapes = jax.eval_shape(lambda: models.init(config.sized_model, jax.random.key(0), mesh, layout))
+    wanted, there = by_path(shapes), by_path(model)
+    for path in sorted(wanted.keys() | there.keys()):
+        if path not in there or path not in wanted:
+            lacks, known = (folder, there) if path not in there else ("the run's model", wanted)
             raise ConfigError(f"{lacks} has no `{path}`", fix=f"{closest(path, known)}; leave out what `model` changes")
-        if given[path].dims != wanted[path].dims and not _is_shorter(path, given[path].dims, wanted[path].dims):
+        have, want = there[path].dims, wanted[path].dims
+        if have != want and not (path == POSITIONS and _has_more_rows(have, want)):
             what = "`train.length`, or what `model` changes" if path == POSITIONS else "what `model` changes"
             raise ConfigError(
-                f"`{path}` is [{given[path].dims}] in {folder}, and [{wanted[path].dims}] in the run",
+                f"`{path}` is [{have}] in {folder}, and [{want}] in the run",
                 fix=f"leave out {what}, or begin without `init_from`",
             )
-    arrays = {path: x.array.astype(wanted[path].dtype) for path, x in given.items()}
+    arrays = {path: x.array.astype(wanted[path].dtype) for path, x in there.items()}
     if POSITIONS in arrays:
         arrays[POSITIONS] = arrays[POSITIONS][: wanted[POSITIONS].dims.sizes[0]]
-    return prepared(refilled(shapes, arrays), config)
+    return prepare_model(refill(shapes, arrays), config)
 
 
-def _is_shorter(path: str, given: Shape, wanted: Shape) -> bool:
-    """Whether it is the table of positions, of which sequences that are shorter use the first."""
-    return path == POSITIONS and given.sizes[0] > wanted.sizes[0] and given.sizes[1:] == wanted.sizes[1:]
+def _has_more_rows(have: Shape, want: Shape) -> bool:
+    """Whether a table of positions is longer: shorter sequences use its first rows."""
+    return have.sizes[0] > want.sizes[0] and have.sizes[1:] == want.sizes[1:]

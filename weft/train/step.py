@@ -1,4 +1,4 @@
-"""One step of training by a run's configuration: loss, gradients, update, and what is told of it.
+"""One step of training by a run's configuration: loss, gradients, update.
 
 Imports the configuration and the optimizers. A step that is bad (its gradients are not finite, or it is a spike that
 is not kept) changes nothing and is counted.
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import models, nn
@@ -22,32 +23,35 @@ from ..spmd.step import TrainState, TrainStep
 from ..tensor import Tensor, is_tensor, make, tensor
 from .config import RunConfig
 from .optimizers import optimizer
-from .spikes import Watched, is_spike, nothing_seen
+from .spikes import History, is_spike, no_history
 
 KEEP = "keep"  # what `train.spikes` is where none is looked for
 _WEIGHTS, _LORA, _NOISE = range(3)  # what the keys made of a run's seed are for
 
 
 class Guarded(NamedTuple):
-    """The optimizer's state, the norm of the gradients, and the steps that were not finite: in a row, and in all."""
+    """The state of an optimizer that leaves bad steps out."""
 
     inner: Any
+    """The optimizer's own."""
     norm: Any
+    """Of the gradients."""
     in_a_row: Any
+    """How many of the last steps were not finite."""
     in_all: Any
-    spikes: Watched | None = None
+    spikes: History | None = None
     """What is known of the last steps, where spikes are looked for."""
 
 
 class Averaged(NamedTuple):
-    """A running average of the weights."""
+    """The EMA (exponential moving average) of the weights."""
 
     averaged: Any
 
 
 def first_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
-    """The model a run begins with, where no weights are given: what is frozen is frozen, thin weights are beside."""
-    return prepared(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
+    """The model a run begins with, where no weights are given, with its LoRA."""
+    return prepare_model(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
 
 
 def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
@@ -55,11 +59,11 @@ def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout 
     return jax.eval_shape(lambda: first_model(config, mesh, layout))
 
 
-def prepared(model: Any, config: RunConfig) -> Any:
-    """The model with thin weights beside, and with what is frozen frozen."""
-    if config.lora.rank:
-        own = config.lora
-        model = nn.lora.add(model, rank=own.rank, key=_key(config, _LORA), where=own.where, alpha=own.alpha)
+def prepare_model(model: Any, config: RunConfig) -> Any:
+    """The model with LoRA weights beside its own, and with what is frozen frozen."""
+    lora = config.lora
+    if lora.rank:
+        model = nn.lora.add(model, rank=lora.rank, key=_key(config, _LORA), where=lora.where, alpha=lora.alpha)
     return nn.freeze(model, *config.train.freeze) if config.train.freeze else model
 
 
@@ -78,23 +82,24 @@ def shapes_of_call(config: RunConfig, step: TrainStep) -> tuple[Any, ...]:
 
 
 def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> TrainStep:
-    """The step on the mesh, or on none yet: `state, told = step(state, batch, at)`; the old state is overwritten.
+    """The step of a run: `state, metrics = step(state, batch, number)`.
 
-    `at` counts the steps from 0: with the seed it is what random numbers follow from.
+    It is bound to the mesh, or to none yet. The old state is overwritten. `number` counts the steps from 0: random
+    numbers follow from it and the seed, so that no key is carried from step to step.
     """
-    parts, scale = config.train.microbatches, config.train.loss_scale or 1.0
+    microbatches, scale = config.train.microbatches, config.train.loss_scale or 1.0
 
-    def loss(model: Any, batch: Any, at: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        key = jax.random.fold_in(_key(config, _NOISE), at)
-        if parts == 1:
-            value, told = model.loss_and_metrics(batch, key)
-            return value * scale, told
+    def loss(model: Any, batch: Any, number: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        key = jax.random.fold_in(_key(config, _NOISE), number)
+        if microbatches == 1:
+            value, metrics = model.loss_and_metrics(batch, key)
+            return value * scale, metrics
 
         def part(model: Any, rows: Any) -> tuple[Tensor, Tensor]:
-            value, told = model.loss_and_metrics(rows, key)
-            return value * told["tokens"], told["tokens"]
+            value, metrics = model.loss_and_metrics(rows, key)
+            return value * metrics["tokens"], metrics["tokens"]
 
-        return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=parts) * scale, {}
+        return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=microbatches) * scale, {}
 
     return train_step(
         loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, mesh=mesh, layout=layout
@@ -102,12 +107,12 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
 
 def update(config: RunConfig) -> optax.GradientTransformation:
-    """The optimizer, with shorter gradients, which leaves out steps that are not finite and averages weights."""
+    """The optimizer with clipping, loss scale, the guard against bad steps, and EMA."""
     parts = [_guarded(optimizer(config), config)]
     if config.train.loss_scale is not None:
         parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
-        parts.append(_average(config.train.average))
+        parts.append(_ema(config.train.average))
     chain = optax.chain(*parts)
     if config.train.spikes == KEEP:
         return chain
@@ -119,15 +124,15 @@ def update(config: RunConfig) -> optax.GradientTransformation:
 
 
 def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.GradientTransformation:
-    """The optimizer on gradients of at most the norm `clip` (0: any); a step that is bad changes nothing.
+    """The optimizer on gradients clipped to a norm; a bad step changes nothing.
 
     One whose norm is not finite is bad, and a spike where these are not kept. As `optax.clip_by_global_norm` and
     `optax.apply_if_finite`, with one norm for both and for the log: its sums are what the update sends.
     """
-    longest, own = config.optimizer.clip, config.train
+    clip, train = config.optimizer.clip, config.train
 
-    def first(params: Any) -> Guarded:
-        spikes = None if own.spikes == KEEP else nothing_seen(own.spike_window)
+    def init(params: Any) -> Guarded:
+        spikes = None if train.spikes == KEEP else no_history(train.spike_window)
         return Guarded(inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), spikes)
 
     def change(gradients: Any, state: Guarded, params: Any = None, *, value: Any = None) -> tuple[Any, Guarded]:
@@ -135,55 +140,61 @@ def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.Gr
         is_finite = is_good = jnp.isfinite(norm)
         spikes = state.spikes
         if spikes is not None:
-            is_one, spikes = is_spike(spikes, value, norm, own.spike_sigmas)
+            is_one, spikes = is_spike(spikes, value, norm, train.spike_sigmas)
             is_good &= ~is_one
-        if longest:
-            gradients = jax.tree.map(
-                lambda x: jnp.where(norm < longest, x, x / norm.astype(x.dtype) * longest), gradients
-            )
+        if clip:
+            gradients = jax.tree.map(lambda x: jnp.where(norm < clip, x, x / norm.astype(x.dtype) * clip), gradients)
         updates, new = inner.update(gradients, state.inner, params)
         updates = jax.tree.map(lambda x: jnp.where(is_good, x, jnp.zeros_like(x)), updates)
         kept = jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, state.inner)
         bad = 1 - is_finite.astype(jnp.int32)
         return updates, Guarded(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad, spikes)
 
-    return optax.GradientTransformationExtraArgs(first, change)
+    return optax.GradientTransformationExtraArgs(init, change)
 
 
-def _average(share: float) -> optax.GradientTransformation:
+def _ema(decay: float) -> optax.GradientTransformation:
     def change(updates: Any, state: Averaged, params: Any = None) -> tuple[Any, Averaged]:
         new = optax.apply_updates(params, updates)
-        return updates, Averaged(jax.tree.map(lambda a, b: share * a + (1 - share) * b, state.averaged, new))
+        return updates, Averaged(jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, state.averaged, new))
 
     return optax.GradientTransformation(lambda params: Averaged(jax.tree.map(jnp.copy, params)), change)
 
 
-def told_of(state: TrainState) -> dict[str, Any]:
-    """What the optimizer's state tells: the norm of the gradients, the steps that were not finite, and spikes."""
-    found = next(part for part in state.optimizer if isinstance(part, Guarded))
-    told = {"grad_norm": found.norm, "bad_in_a_row": found.in_a_row, "bad_steps": found.in_all}
-    return told if found.spikes is None else {**told, "spikes": found.spikes.in_all, "spike": found.spikes.last}
+def optimizer_metrics(state: TrainState) -> dict[str, Any]:
+    """The gradients' norm, bad steps and spikes, as the optimizer's state has them."""
+    guarded = next(part for part in state.optimizer if isinstance(part, Guarded))
+    metrics = {"grad_norm": guarded.norm, "bad_in_a_row": guarded.in_a_row, "bad_steps": guarded.in_all}
+    if guarded.spikes is not None:
+        metrics |= {"spikes": guarded.spikes.in_all, "spike": guarded.spikes.last}
+    return metrics
 
 
-def judged_model(state: TrainState) -> Any:
-    """The model to evaluate: that of the averaged weights, where they are averaged."""
+def read_scalar(x: Any) -> float:
+    """A scalar that is the same everywhere, read from this process's own copy."""
+    array = x.raw if is_tensor(x) else x
+    return float(np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array))
+
+
+def evaluated_model(state: TrainState) -> Any:
+    """The model to evaluate: that of the EMA of the weights, where one is kept."""
     average = next((part.averaged for part in state.optimizer if isinstance(part, Averaged)), None)
     if average is None:
         return state.params
     averaged = arrays_of(average)
-    return refilled(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
+    return refill(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
 
 
 # States as arrays by path.
 
 
 def arrays_of(tree: Any) -> dict[str, Any]:
-    """The arrays of a tree by their paths, those of tensors too: `params.decoder.layers.attention.q`."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in found}
+    """The arrays of a tree by path, like `params.decoder.layers.attention.q`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
+    return {written(path): leaf.raw if is_tensor(leaf) else leaf for path, leaf in leaves}
 
 
-def refilled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [

@@ -1,4 +1,4 @@
-"""Signals that ask a program to end: at once where nothing would be saved, after the step where something is.
+"""SIGTERM and SIGINT: they end a program at once, or after a step to save.
 
 Imports nothing of the house. Python hears of a signal when its main thread comes back to it, and a thread in a
 compiler may not for minutes: so where the process is ours a second thread watches, whom the system itself wakes.
@@ -34,11 +34,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """While it holds, SIGTERM and SIGINT raise `Interrupted`; once it saves, they ask for a stop after the step.
+    """While entered, SIGTERM and SIGINT raise `Interrupted`, or ask for a stop.
 
-    A second signal then raises it too. Of many processes that save all stop after the same step, whichever of them got
-    the signal. With `is_own` the process is the program's alone: it is ended where its main thread does not hear of a
-    signal within `GRACE`, and by a second one at once.
+    Once there are steps to save they ask for a stop after the one under way; a second signal then raises it too. Of
+    many processes that save all stop after the same step, whichever of them got the signal. With `is_own` the process
+    is the program's alone: it is ended where its main thread does not hear of a signal within `GRACE`, and by a second
+    one at once.
     """
 
     def __init__(self, *, is_own: bool = False, lost: str = "") -> None:
@@ -61,7 +62,7 @@ class Stop:
                 _sigaction(signal.SIGTERM, None, self._of_jax)
             self._before = {number: signal.signal(number, self.hear) for number in _HEARD}
             self._watch = _Watch(self) if self.is_own else None
-            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._hear_swallowed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,13 +77,13 @@ class Stop:
         self._before.clear()
 
     def save(self) -> None:
-        """From now on there are steps to save: a signal stops after the one that is under way."""
+        """From now on there are steps to save: a signal stops after the one under way."""
         self.is_saving = True
         self._give_jax_its_own()
 
     def _give_jax_its_own(self) -> None:
-        """Among many SIGTERM is JAX's, which tells the other processes; Python could not put its handler back."""
-        if self._before and self._is_one_of_many:
+        """Among many processes SIGTERM is JAX's, which tells the others of it."""
+        if self._before and self._is_one_of_many:  # Python could not put a handler back that it knows nothing of
             _sigaction(signal.SIGTERM, self._of_jax, None)
 
     def check(self) -> None:
@@ -114,10 +115,11 @@ class Stop:
         if self._is_one_of_many:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _swallowed(self, error: "sys.UnraisableHookArgs") -> None:
-        """Python's hook for what cannot be raised: a signal heard in a callback of the collector, or in a `__del__`.
+    def _hear_swallowed(self, error: "sys.UnraisableHookArgs") -> None:
+        """Python's hook for what cannot be raised: a signal heard in a `__del__`.
 
-        The program would go on; it is ended where the process is ours, and at the next `check` elsewhere.
+        Or in a callback of the garbage collector. The program would go on; it is ended where the process is ours, and
+        at the next `check` elsewhere.
         """
         if not isinstance(error.exc_value, Interrupted):
             self._unraisable(error)
@@ -134,7 +136,7 @@ def end(ended: Interrupted) -> None:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ends this process where a signal did: at exit JAX would wait for all that was under way."""
+    """Ends this process where a signal did: JAX would wait for all under way."""
     try:
         yield
     except SystemExit as error:
@@ -182,5 +184,5 @@ class _Watch:
 
 
 def _sigaction(number: int, new: Any, old: Any) -> None:
-    """The system's own call: it keeps and puts back handlers that Python knows nothing of."""
+    """The system's call: it puts back handlers that Python knows nothing of."""
     ctypes.CDLL(None).sigaction(int(number), new, old)

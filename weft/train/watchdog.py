@@ -1,4 +1,4 @@
-"""A watchdog of training: a process that does no step for too long writes where it is, and ends.
+"""A watchdog: a process without a step for too long writes its stacks, and ends.
 
 Imports nothing of the house. It watches from a thread of its own, so it sees a main thread that waits in a collective
 or for a disk; a call into C that keeps Python's lock is seen by the watchdogs of the other processes.
@@ -23,9 +23,10 @@ LINGER = 5.0
 
 
 class Watchdog:
-    """While it holds, a process without a sign of life for so many minutes ends with status 75; with 0, none does.
+    """Ends a process with status 75 that shows no sign of life for so many minutes.
 
-    The time begins with the first sign. Stacks of all threads are added to `stacks/process-0.txt` in the folder.
+    With 0 minutes it never does. The time begins with the first sign. Stacks of all threads are added to
+    `stacks/process-0.txt` in the folder.
     """
 
     def __init__(self, folder: Path, minutes: float, *, process: int = 0):
@@ -82,11 +83,11 @@ class Watchdog:
                     os._exit(STALLED)
 
     def _write(self) -> None:
-        what = f"no step for {self.seconds / 60:g} minutes after step {self._step}"
+        fact = f"no step for {self.seconds / 60:g} minutes after step {self._step}"
         with contextlib.suppress(OSError, ValueError):
             file = self._file or sys.stderr
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process id {os.getpid()}: {what}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process id {os.getpid()}: {fact}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-            sys.stderr.write(f"{what}: where its threads were stands in {self.path}\n")
+            sys.stderr.write(f"{fact}: where its threads were stands in {self.path}\n")
             sys.stderr.flush()

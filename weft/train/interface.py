@@ -1,4 +1,4 @@
-"""What is asked of one start of a run, what is heard of it, and how it ended.
+"""One start of a run: its options, who listens to it, and its outcome.
 
 Imports the errors alone.
 """
@@ -18,25 +18,30 @@ class TrainingError(WeftError):
 
 
 class Listener(Protocol):
-    """What hears of a run."""
+    """What a run tells of itself as it goes."""
 
-    def said(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """A message for people."""
 
-    def logged(self, row: dict[str, Any]) -> None: ...
+    def log(self, row: dict[str, Any]) -> None:
+        """A row of metrics."""
 
-    def progress(self, what: str, done: int, whole: int) -> None: ...
+    def progress(self, what: str, done: int, whole: int) -> None:
+        """How far something long has come."""
 
-    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]: ...
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Any]:
+        """Something long that begins, and ends with the context."""
 
-    def step(self, at: int, steps: int) -> None: ...
+    def step(self, at: int, steps: int) -> None:
+        """The end of a step."""
 
 
-class Unheard:
-    """A listener that tells nobody; the base of one that tells of some things only."""
+class NullListener:
+    """A listener that ignores all; the base of one that takes some things only."""
 
-    def said(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
 
-    def logged(self, row: dict[str, Any]) -> None: ...
+    def log(self, row: dict[str, Any]) -> None: ...
 
     def progress(self, what: str, done: int, whole: int) -> None: ...
 
@@ -89,6 +94,9 @@ class Outcome:
 
 
 def before_a_step(at: int, steps: int, command: str = "") -> tuple[str, str]:
-    """Where a start stands that a signal ends before its first step, and what is lost; `at` 0: no checkpoint is."""
+    """Where a start stands that is ended before its first step, and what is lost.
+
+    With `at` 0 there is no checkpoint.
+    """
     goes_on = f"; goes on with:\n  {command}" if command else ""
     return f"step {at} of {steps}", f"{NONE_SINCE if at else NOTHING_LOST}{goes_on}"

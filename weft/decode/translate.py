@@ -1,7 +1,7 @@
-"""Translations of texts by beam search, many at a time in few shapes.
+"""Machine translation of texts by beam search, many at a time in few shapes.
 
-Imports the data and decoding. What becomes of a text does not depend on those beside it: how far it is filled up, and
-how many tokens are written at most, follow from its own length.
+Imports the data and decoding. What becomes of a text does not depend on those beside it: how far it is padded, and how
+many tokens are written at most, follow from its own length.
 """
 
 import re
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import data
-from ..decode import beam_search
+from ..data import Tokenizer
 from ..errors import WeftError
 from ..models import Seq2Seq
-from .feeding import whole_batch
+from .beam import beam_search
+from .prompts import round_up_batch
 
 BATCH = 32
 SHORTEST = 16
-"""Texts are filled up to this length at least, and longer ones to twice this, four times this, and so on."""
+"""Texts are padded to this length at least, and longer ones to twice this, four times this, and so on."""
 ROOM = 50
 """A translation may have half as many tokens more as its text, and so many beside."""
 
@@ -29,12 +29,16 @@ class DecodingError(WeftError):
 
 
 class Translator:
-    """Translates texts with a model that reads one text and writes another."""
+    """Translates texts with an encoder-decoder model.
+
+    A translation is at most `tokens` long, or as the text's length says. `between` is called before every batch; what
+    it raises leaves the rest untranslated.
+    """
 
     def __init__(
         self,
         model: Any,
-        tokenizer: data.Tokenizer,
+        tokenizer: Tokenizer,
         *,
         beams: int = 5,
         alpha: float = 0.6,
@@ -59,21 +63,21 @@ class Translator:
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
         """The best translation of each, on one line; an empty text stays empty."""
-        found = [""] * len(texts)
+        translations = [""] * len(texts)
         kept = [number for number, text in enumerate(texts) if text.strip()]
-        rows = self._encoded([texts[number] for number in kept])
+        rows = self._encode([texts[number] for number in kept])
         by_size: dict[int, list[int]] = defaultdict(list)
         for place in sorted(range(len(rows)), key=lambda place: len(rows[place])):
-            by_size[filled_size(len(rows[place]), self.longest)].append(place)
+            by_size[padded_size(len(rows[place]), self.longest)].append(place)
         for size, places in by_size.items():
             for begin in range(0, len(places), self.batch):
                 self.between()
                 some = places[begin : begin + self.batch]
-                for place, text in zip(some, self._translated([rows[place] for place in some], size), strict=True):
-                    found[kept[place]] = text
-        return found
+                for place, text in zip(some, self._translate([rows[place] for place in some], size), strict=True):
+                    translations[kept[place]] = text
+        return translations
 
-    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text with its end, cut where there are too many."""
         if not texts:
             return []
@@ -82,58 +86,39 @@ class Translator:
         self.cut += int((lengths > room).sum())
         return [np.append(row[:room], self.end) for row in np.split(ids, np.cumsum(lengths)[:-1])]
 
-    def _translated(self, rows: list[np.ndarray], size: int) -> list[str]:
-        """The translations of at most a batch of rows; what the batch lacks is filled with the last of them."""
+    def _translate(self, rows: list[np.ndarray], size: int) -> list[str]:
+        """The translations of at most a batch of rows; it is filled up with the last."""
         padding, most = self.model.config.padding, 3 * size // 2 + ROOM
-        full = [*rows, *[rows[-1]] * (self.batch - len(rows))]
+        batch = [*rows, *[rows[-1]] * (self.batch - len(rows))]
         if padding is not None:
-            full = [np.pad(row, (0, size - len(row)), constant_values=padding) for row in full]
-        found = beam_search(
+            batch = [np.pad(row, (0, size - len(row)), constant_values=padding) for row in batch]
+        hypotheses = beam_search(
             self.model,
-            [row.astype(np.int32) for row in full],
+            [row.astype(np.int32) for row in batch],
             beams=self.beams,
             alpha=self.alpha,
             end=self.end,
             max_new_tokens=self.tokens or min(most, self.longest),
         )
-        return [_on_one_line(text_of(self.tokenizer, each[0])) for each in found.sequences[: len(rows)]]
+        return [_on_one_line(text_of(self.tokenizer, best[0])) for best in hypotheses.sequences[: len(rows)]]
 
 
-def translated(
-    model: Any,
-    tokenizer: data.Tokenizer,
-    texts: Sequence[str],
-    *,
-    beams: int = 5,
-    alpha: float = 0.6,
-    batch: int = BATCH,
-    tokens: int | None = None,
-    between: Callable[[], None] = lambda: None,
-) -> list[str]:
-    """The best translation of each text, on one line; at most `tokens` long, or as the text's length says.
+def padded_size(length: int, longest: int) -> int:
+    """The length that a text is padded to.
 
-    `between` is called before every batch; what it raises leaves the rest untranslated.
-    """
-    how: Any = {"beams": beams, "alpha": alpha, "batch": batch, "tokens": tokens, "between": between}
-    return Translator(model, tokenizer, **how)(texts)
-
-
-def filled_size(length: int, longest: int) -> int:
-    """The length that a text is filled up to.
-
-    >>> [filled_size(length, 100) for length in (3, 16, 17, 64, 65)]
+    >>> [padded_size(length, 100) for length in (3, 16, 17, 64, 65)]
     [16, 16, 32, 64, 100]
     """
     return min(max(SHORTEST, 1 << (length - 1).bit_length()), max(longest, length))
 
 
 def batch_for(model: Any, batch: int) -> int:
-    """The batch, or the next larger one that divides over the processors of a model that lies on some."""
-    return batch if model.mesh is None or model.layout is None else whole_batch(batch, model.mesh, model.layout)
+    """The batch, or the next larger one that divides over a model's mesh."""
+    return batch if model.mesh is None or model.layout is None else round_up_batch(batch, model.mesh, model.layout)
 
 
-def text_of(tokenizer: data.Tokenizer, ids: Sequence[int]) -> str:
-    """The text of ids a model wrote: without `end`, and without those that the tokenizer has not."""
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ids a model wrote, without `end` and ids the tokenizer has not."""
     return tokenizer.decode([i for i in ids if i < tokenizer.vocab and i != tokenizer.end])
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.train.toys import pairs, pairs_file, trained
 from weft import data, models
+from weft.decode import translate
+from weft.decode.translate import Translator, padded_size, text_of
 from weft.errors import WeftError
-from weft.train import translating
-from weft.train.translating import Translator, filled_size, text_of, translated
 
 HELD_OUT = pairs(1000)[950:]
 MESH = ("rows=2,cols=4", "batch:rows,heads:cols,d_ff:cols,vocab:cols")
@@ -75,14 +75,14 @@ def test_few_shapes_are_compiled(translator, monkeypatch):
         shapes.add((len(rows), max(map(len, rows)), max_new_tokens))
         return whole(model, rows, max_new_tokens=max_new_tokens, **how)
 
-    whole = translating.beam_search
-    monkeypatch.setattr(translating, "beam_search", search)
+    whole = translate.beam_search
+    monkeypatch.setattr(translate, "beam_search", search)
     translator([one for one, _ in HELD_OUT] + ["a b c d a b c d a b"] * 3)
     assert shapes == {(16, 16, 32), (16, 32, 32)}
 
 
-def test_lengths_that_texts_are_filled_up_to():
-    assert [filled_size(length, 100) for length in (1, 16, 17, 64, 65, 100)] == [16, 16, 32, 64, 100, 100]
+def test_lengths_that_texts_are_padded_to():
+    assert [padded_size(length, 100) for length in (1, 16, 17, 64, 65, 100)] == [16, 16, 32, 64, 100, 100]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_model_without_an_id_for_padding_translates_too(learned, translator):
     model = run.load()
     object.__setattr__(model, "config", dataclasses.replace(model.config, padding=None))
     lines = [one for one, _ in HELD_OUT[:4]]
-    assert translated(model, run.tokenizer, lines, beams=3, batch=4) == translator(lines)
+    assert Translator(model, run.tokenizer, beams=3, batch=4)(lines) == translator(lines)
 
 
 def test_ids_that_the_tokenizer_has_not_are_no_text():
@@ -100,7 +100,7 @@ def test_ids_that_the_tokenizer_has_not_are_no_text():
 
 
 def test_a_translation_is_one_line(translator, monkeypatch):
-    monkeypatch.setattr(translating, "text_of", lambda tokenizer, ids: "A\r\nB\nC")
+    monkeypatch.setattr(translate, "text_of", lambda tokenizer, ids: "A\r\nB\nC")
     assert translator(["a b c"]) == ["A B C"]
 
 

@@ -1,0 +1,76 @@
+"""The data of a run: tokenizer, training and held-out datasets.
+
+Imports the data and the configuration. What is wrong with data is said with the key of the run's file to blame.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import data
+from ..models import Seq2SeqConfig
+from .config import ConfigError, RunConfig
+from .runs import CACHE
+
+
+class RunData(NamedTuple):
+    """What a run learns from and is evaluated by."""
+
+    tokenizer: data.Tokenizer | None
+    """None where the data are tokens already."""
+    training: data.Dataset
+    held_out: data.Dataset | None
+
+
+def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> RunData:
+    """Opens the data of a run; what is made of texts is kept in the folder's cache."""
+    cache = folder / CACHE
+    with _in_file(config, "data"):
+        source = data.open_source(config.data)
+    is_pair_model = isinstance(config.model, Seq2SeqConfig)
+    if is_pair_model != source.is_pairs:
+        needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
+        raise ConfigError(
+            f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
+            fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
+        )
+    with _in_file(config, "tokenizer"):
+        is_text = source.format != "tokens"
+        tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
+    options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
+    options |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
+    dataset: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
+    is_held_out = bool(source.held_out) or source.held_apart is not None
+    with _in_file(config, "data"):
+        training = dataset(source, tokenizer, part="train", **options)
+        held_out = dataset(source, tokenizer, part="evaluation", **options) if is_held_out else None
+    with _in_file(config, "model", "vocab"):
+        data.check_vocab_of(training, config.model.vocab)
+    return RunData(tokenizer, training, held_out)
+
+
+@contextlib.contextmanager
+def _in_file(config: RunConfig, table: str, *keys: str) -> Iterator[None]:
+    """Says of what is wrong with data where they are named, in a file or `--set`.
+
+    To blame are these `keys` of the table, or those that the error names or tells the values of.
+    """
+    try:
+        yield
+    except data.DataError as error:
+        values = getattr(config, table)
+        named = keys or [key for key, value in values.items() if f"`{key}`" in error.fact or _names(error.fact, value)]
+        at = config.place(table, *(f"{table}.{key}" for key in named))
+        fact = f"in `{table}`: {error.fact}"
+        raise data.DataError(fact, state=error.given_state, fix=error.fix, at=at) from error
+
+
+def _names(fact: str, value: Any) -> bool:
+    """Whether a value stands in a text by itself.
+
+    >>> _names("there is no a/b.txt", "a/b.txt"), _names("there is no a/b2.txt", 2)
+    (True, False)
+    """
+    return re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w])", fact) is not None

@@ -1,0 +1,141 @@
+"""All that a training loop needs, made before its first step.
+
+Imports the rooms of training but for the loop.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from .. import data
+from ..spmd.step import TrainState, TrainStep
+from ..spmd.together import agreed, wait_for_all
+from .config import ConfigError, RunConfig
+from .datasets import RunData, open_data
+from .evaluation import Evaluator, PeriodicEvaluation
+from .feeding import Feed
+from .folder import Folder
+from .foresight import Forecast
+from .interface import Listener, Options
+from .log import Log, is_due
+from .metrics import Metrics, Row
+from .nonfinite import NanSearch
+from .profiling import Profile
+from .rollback import Rollback
+from .saver import Saver
+from .stopping import Stop
+from .watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready for its first step, with the state it starts with."""
+
+    config: RunConfig
+    step: TrainStep
+    state: TrainState
+    batches: data.Batches
+    """Placed on the mesh, by step."""
+    listener: Listener
+    stop: Stop
+    saver: Saver
+    metrics: Metrics
+    profile: Profile
+    watchdog: Watchdog
+    evaluation: PeriodicEvaluation
+    rollback: Rollback | None
+    """None unless `train.spikes` is `rollback`."""
+    nan_search: NanSearch | None
+    forecast: Forecast | None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """While steps are taken: files are open, and the watchdog watches."""
+        with self.metrics, self.profile, self.watchdog, self.saver, contextlib.closing(self.batches):
+            yield
+
+    def log_from(self, at: int) -> Log:
+        """A log of the steps after `at`."""
+        return Log(self.config, self.metrics, self.listener, self.forecast, at=at)
+
+
+def prepare(
+    config: RunConfig,
+    folder: Folder,
+    step: TrainStep,
+    saver: Saver,
+    listener: Listener,
+    stop: Stop,
+    options: Options,
+) -> Prepared:
+    """Opens the data, restores or makes the state, and writes the folder's files."""
+    tokenizer, training, held_out = _open_data(config, folder, saver, listener)
+    feed = Feed(config.sized_model, *config.runs_on, seed=config.seed)
+    evaluator = None if held_out is None else Evaluator(config, feed, held_out, tokenizer)
+    forecast = Forecast(config, listener) if options.plan else None
+    if forecast is not None:
+        listener.say(str(forecast))
+    state = saver.restore(step)
+    at, steps, is_writer = saver.at, config.train.steps, jax.process_index() == 0
+    if is_writer:
+        with folder.reporting_errors():
+            folder.write(tokenizer)
+    profile = Profile(folder.path, options.profile, at=at, steps=steps, say=listener.say)
+    if at:
+        listener.say(f"goes on from step {at}")
+
+    def forgets(row: Row) -> bool:
+        """Whether a row was written only because the run stopped there."""
+        return "loss" in row and row["step"] == at and not is_due(at, config.train.log_every)
+
+    metrics = Metrics(folder.path, from_step=at, is_writer=is_writer, say=listener.say, forgets=forgets)
+    watchdog = Watchdog(folder.path, config.train.watchdog_minutes, process=jax.process_index())
+    return Prepared(
+        config=config,
+        step=step,
+        state=state,
+        batches=feed.batches(training),
+        listener=listener,
+        stop=stop,
+        saver=saver,
+        metrics=metrics,
+        profile=profile,
+        watchdog=watchdog,
+        evaluation=PeriodicEvaluation(config, folder.path, evaluator, metrics, listener, watchdog, stop),
+        rollback=Rollback(saver, step, metrics, listener) if config.train.spikes == "rollback" else None,
+        nan_search=NanSearch(config, feed, training, listener) if options.find_nan else None,
+        forecast=forecast,
+    )
+
+
+def _open_data(config: RunConfig, folder: Folder, saver: Saver, listener: Listener) -> RunData:
+    """The data of the run, with a word where it will not be evaluated by any."""
+    if not config.is_data_said:
+        fix = '`data = "FOLDER"` in the file, or `--set data=FOLDER`; `data = "python"` if that is meant'
+        listener.say(f"THE RUN'S FILE NAMES NO DATA: it learns from Python's standard library. fix: {fix}")
+    with _first_alone():
+        opened = open_data(config, folder.path, listener.progress)
+        if jax.process_index() == 0:
+            folder.check_data(opened.tokenizer)
+    if opened.held_out is None and config.eval.metrics:
+        fix = "say `held_out` or `evaluation` in `data`, or leave `eval.metrics` out"
+        raise ConfigError("`eval.metrics` asks for scores, and no data are held out for them", fix=fix)
+    if opened.held_out is None and config.eval.every:
+        fact = f"`eval.every` is {config.eval.every}, and it learns from all of its data: there is no evaluation"
+        fix = "before it begins, `held_out = 0.05` or `evaluation = FILE` in `data`; or `eval.every = 0`"
+        if agreed(len(saver.checkpoints.steps)):
+            fix = "judge it by a file it has not seen: `--changed --set data.evaluation=FILE`; or `eval.every = 0`"
+        listener.say(f"NOTHING IS HELD OUT: {fact}. fix: {fix}")
+    return opened
+
+
+@contextlib.contextmanager
+def _first_alone() -> Iterator[None]:
+    """The first process goes through alone, then the others: they find what it made."""
+    if jax.process_index() > 0:
+        wait_for_all("data")
+    yield
+    if jax.process_index() == 0:
+        wait_for_all("data")
