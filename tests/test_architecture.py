@@ -35,12 +35,14 @@ LEFT_OF = {
     "devices": ["errors"],
     "mesh": ["dims", "devices"],
     "record": ["dims"],
+    "primitives": [],
+    "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
     "namespace": ["errors"],
     "operators": ["layout", "dtypes", "elsewhere", "namespace"],
     "tensor": ["operators"],
     "leaves": ["tensor"],
-    "lower": ["leaves"],
+    "lower": ["leaves", "graph"],
     "ops": ["lower"],
     "spmd": ["ops"],
     "program": ["spmd", "text"],
@@ -60,6 +62,13 @@ COLLECTIVES = frozenset(
     "psum pmean pmax pmin all_gather psum_scatter all_to_all ragged_all_to_all "
     "ppermute pshuffle pswapaxes pcast pvary axis_index".split()
 )
+# Primitives of JAX whose names no op of Weft, no collective of a ledger and no English word has.
+PRIMITIVE = re.compile(
+    r"dot_general|conv_general_dilated|broadcast_in_dim|convert_element_type|bitcast_convert_type|select_n|add_any|"
+    r"pvary|psum\w*|pmax|pmin|ppermute|shard_map|pjit|core_call|closed_call|remat2|custom_[jv]\w+_call|axis_index|"
+    r"dynamic_(update_)?slice|random_(bits|wrap|unwrap|fold_in|seed|split)|threefry2x32|optimization_barrier|"
+    r"reduce_(sum|max|min|prod|and|or|xor|precision|window\w*)|scatter-\w+|integer_pow|reshard|copy_p"
+)
 TAKES_APART = frozenset(
     "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
 )
@@ -69,10 +78,6 @@ READS_TEXT = {
     "weft.program.lines": "numbers of layers in names that the user gave",
     "weft.program.listing": "paths of the user's arguments",
     "weft.program.profile": "scopes and files in a profile that JAX wrote",
-    "weft.program.walk": "JAX's scopes",
-    "weft.program.memory_course": "names of JAX's primitives",
-    "weft.plan.traffic": "names of JAX's primitives",
-    "weft.plan.values": "names of JAX's primitives",
     "weft.plan.choices": "rules as a layout has them: `params.d_model`",
     "weft.plan.search": "dims as the user lists them, and messages of the user's errors",
     "weft.plan.compile": "what XLA and JAX print",
@@ -254,6 +259,56 @@ def stray_collectives(module: Module) -> list[str]:
     ]
 
 
+def strings(module: Module) -> Iterator[ast.Constant]:
+    """The strings of a module that are not docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {
+        id(statement.value)
+        for node in ast.walk(module.tree)
+        if isinstance(node, documented)
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+    }
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node
+
+
+def primitives_by_name(module: Module) -> list[str]:
+    """Names of JAX's primitives read, compared or listed outside weft/primitives.py."""
+    if module.name in ("weft.primitives", "weft.elsewhere"):  # the latter: functions of JAX that people look for
+        return []
+    only = "only weft/primitives.py knows primitives by name"
+    complaints = [
+        f"{module.name}:{node.lineno} names the primitive `{word}`; {only}"
+        for node in strings(module)
+        for word in node.value.split()
+        if PRIMITIVE.fullmatch(word)
+    ]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".primitive.name"):
+            complaints.append(f"{module.name}:{node.lineno} reads {ast.unparse(node)}; {only}")
+        elif isinstance(node, ast.Compare):
+            compared = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            if any(re.search(r"\brow(_of\(.*\))?\.name$", side) for side in compared):
+                complaints.append(f"{module.name}:{node.lineno} compares a primitive's name; {only}")
+    return complaints
+
+
+def other_walkers(module: Module) -> list[str]:
+    """Ways through a jaxpr outside weft/graph.py."""
+    if module.name == "weft.graph":
+        return []
+    only = "only weft/graph.py goes through jaxprs"
+    found = [(line, name) for line, name in module.mentions if name.endswith("jaxprs_in_params")]
+    for node in ast.walk(module.tree):
+        if (isinstance(node, ast.Attribute) and node.attr == "eqns") or (
+            isinstance(node, ast.keyword) and node.arg == "eqns"
+        ):
+            found.append((node.lineno, "eqns"))
+    return [f"{module.name}:{line} uses `{name}`; {only}" for line, name in found]
+
+
 def private_tensors(module: Module) -> list[str]:
     """Reaches into a tensor: for its slice from outside the language, for what is private from outside the lowering."""
     if module.room in ("tensor", "leaves", "lower"):
@@ -347,7 +402,17 @@ def repository_texts() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "rule",
-    [wrong_directions, private_jax, private_tensors, stray_collectives, parsed_texts, too_long, undocumented],
+    [
+        wrong_directions,
+        private_jax,
+        private_tensors,
+        stray_collectives,
+        primitives_by_name,
+        other_walkers,
+        parsed_texts,
+        too_long,
+        undocumented,
+    ],
 )
 def test_every_module_keeps(rule):
     assert [complaint for module in package_modules() for complaint in rule(module)] == []
@@ -516,6 +581,43 @@ def test_every_collective_is_caught(name):
 )
 def test_a_collective_is_caught_under_any_name(source, caught):
     assert bool(stray_collectives(Module("weft.spmd", source))) == caught
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("if eqn.primitive.name in kinds: pass", True),
+        ("kind = step.eqn.primitive.name", True),
+        ("if row_of(eqn).name == other: pass", True),
+        ("if step.row.name in names: pass", True),
+        ("if kind == 'dot_general': pass", True),
+        ("_FREE = frozenset('reshape squeeze pvary'.split())", True),
+        ("WORK = {'psum': 1, 'exp': 8}", True),
+        ("if name == 'scatter-add': pass", True),
+        ("if row_of(eqn).kind is Kind.PRODUCT: pass", False),
+        ("text = f'by {row_of(eqn).name}'", False),
+        ("if step.collective == 'all_gather': pass", False),
+        ("def sum(x):\n    'A psum where dims are split.'", False),
+    ],
+)
+def test_a_primitive_by_name_is_caught(source, caught):
+    assert bool(primitives_by_name(Module("weft.plan.traffic", source))) == caught
+    assert primitives_by_name(Module("weft.primitives", source)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("for eqn in closed.jaxpr.eqns: pass", True),
+        ("jaxpr.replace(eqns=[])", True),
+        ("from jax.extend.core import jaxprs_in_params", True),
+        ("import jax\njax.extend.core.jaxprs_in_params(eqn.params)", True),
+        ("for step in steps(graph(closed)): step.eqn", False),
+    ],
+)
+def test_another_walker_through_jaxprs_is_caught(source, caught):
+    assert bool(other_walkers(Module("weft.program.finite", source))) == caught
+    assert other_walkers(Module("weft.graph", source)) == []
 
 
 @pytest.mark.parametrize(

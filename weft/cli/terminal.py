@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from ..errors import WeftError, WeftWarning, is_users, short_path
-from ..program.walk import PHASES
+from ..graph import PHASES
 from ..train.stopping import Interrupted, Stop
 from ..train.wording import KEY, reword
 

@@ -39,19 +39,6 @@ from ..compat import trace_of
 from ..compat import varying as varying  # asked for together with the collectives
 from ..layout import Axes
 
-# What JAX calls them in a traced program, and what we do.
-PRIMITIVES = {
-    "psum": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}
-
 
 def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
     """Runs what is inside at the level of tracing where `array` was made.

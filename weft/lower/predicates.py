@@ -4,16 +4,18 @@ No collective may stand under a predicate that differs between processors: some 
 come. In a mapped function it may differ from row to row; then all processors do the work of all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal
 
 from ..errors import RegionError, TensorError
+from ..graph import visits
 from ..layout import Axes, open_region
+from ..primitives import Kind, kind_of
 from ..tensor import is_tensor
-from .collectives import PRIMITIVES, from_first, varying
+from .collectives import from_first, varying
 
 
 def one_boolean(value: Any, what: str) -> Any:
@@ -67,7 +69,7 @@ def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None =
 
 def sends(jaxpr: Any) -> bool:
     """Whether a program has a collective in it."""
-    return _has(jaxpr, lambda eqn: eqn.primitive.name in PRIMITIVES)
+    return any(kind_of(visit.eqn) is Kind.COLLECTIVE for visit in visits(jaxpr))
 
 
 def _ever_sends(jaxpr: Any) -> bool:
@@ -77,14 +79,6 @@ def _ever_sends(jaxpr: Any) -> bool:
     """
 
     def is_summed_back(eqn: Any) -> bool:
-        return eqn.primitive.name == "pvary" and not all(isinstance(var, Literal) for var in eqn.invars)
+        return kind_of(eqn) is Kind.VARY and not all(isinstance(var, Literal) for var in eqn.invars)
 
-    return sends(jaxpr) or _has(jaxpr, is_summed_back)
-
-
-def _has(jaxpr: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    """Whether some equation of a program, or of one within it, is wanted."""
-    return any(
-        is_wanted(eqn) or any(_has(getattr(sub, "jaxpr", sub), is_wanted) for sub in jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )
+    return sends(jaxpr) or any(is_summed_back(visit.eqn) for visit in visits(jaxpr))

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
 from ..checks import is_whole, need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
+from ..graph import keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
 from ..lower.meet import brought, gathered_for, operand, with_layout
 from ..lower.move import result, settle
@@ -108,8 +109,8 @@ def _sum_microbatches(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
     def forward(primals: Sequence[Any]) -> tuple[Any, Any]:
         values = [primal.value for primal in primals]
         wanted = [p.perturbed and jnp.issubdtype(p.value.dtype, jnp.inexact) for p in primals]
-        of_weight = _only_weight(closed)
-        both = [flag and fed for flag, fed in zip(wanted, _used_inputs(of_weight), strict=True)]
+        of_weight = keep_results(closed, (1, 1))
+        both = [flag and fed for flag, fed in zip(wanted, uses_inputs(of_weight), strict=True)]
         starts = [v for flags in (wanted, both) for v, flag in zip(values[:count], flags[:count], strict=True) if flag]
 
         def step(values: list[Any]) -> tuple[Any, Any]:
@@ -147,26 +148,6 @@ def _value_and_slopes(
     outputs, slopes = jax.value_and_grad(of_wanted, has_aux=True)(chosen)
     left_slopes = iter(slopes)
     return outputs, [next(left_slopes) if flag else None for flag in wanted]
-
-
-def _only_weight(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The part of the program that makes the weight, which it then gives twice."""
-    needed = set(closed.jaxpr.outvars[1:]) if not isinstance(closed.jaxpr.outvars[1], Literal) else set()
-    kept = []
-    for eqn in reversed(closed.jaxpr.eqns):
-        if needed & set(eqn.outvars):
-            kept.append(eqn)
-            needed |= {var for var in eqn.invars if not isinstance(var, Literal)}
-    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=[closed.jaxpr.outvars[1]] * 2)
-    return ClosedJaxpr(jaxpr, closed.consts)
-
-
-def _used_inputs(closed: ClosedJaxpr) -> list[bool]:
-    """Which constants and inputs a program uses."""
-    jaxpr = closed.jaxpr
-    used = {var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, Literal)}
-    used |= {var for var in jaxpr.outvars if not isinstance(var, Literal)}
-    return [var in used for var in (*jaxpr.constvars, *jaxpr.invars)]
 
 
 def _zeros(like: Any) -> Any:

@@ -7,25 +7,25 @@ Functions carry the names they have in jnp and jax.nn; `elementwise(fn, ...)` ta
 
 import difflib
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 from jax.scipy import special
 
 from ..checks import need_function
 from ..dims import Dim, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
+from ..graph import visits
 from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import aligned, result
 from ..lower.recorded import recorded
 from ..lower.trees import map_tensors
 from ..operators import operation
+from ..primitives import is_elementwise, row_of
 from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, marked, placement, with_kind
 
 
@@ -75,38 +75,19 @@ def _repeat_along_padding(array: Any, meeting: Meeting) -> Any:
     return meeting.guarded(jnp.broadcast_to(array, padded), meeting.dims)
 
 
-# What takes more than the values at one place, or knows which place it is.
-_NOT_ELEMENTWISE = re.compile(
-    r"reduce_|cum|arg(max|min)|sort|top_k|rev|transpose|fft|gather|scatter|dynamic_|dot_general|conv_general|iota|random_|"
-    r"concatenate|slice|pad$|triangular|cholesky|qr|eig|svd|axis_index|psum|pmax|pmin|all_|ppermute"
-)
-
-
-def is_elementwise(primitive: str) -> bool:
-    """Whether a primitive of JAX works on each value alone."""
-    return not _NOT_ELEMENTWISE.match(primitive)
-
-
 def _check_and_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
     """`fn` of the arrays, if it looks at one place at a time.
 
     What looks at more would depend on the slices.
     """
     closed = jax.make_jaxpr(fn)(*arrays)
-    if used := next((word for word in primitives_in(closed.jaxpr) if not is_elementwise(word)), None):
+    rows = (row_of(visit.eqn) for visit in visits(closed.jaxpr) if not is_elementwise(visit.eqn))
+    if row := next(rows, None):
         raise TensorError(
-            f"{name} is not elementwise: it uses `{used}`, so its result would depend on how the tensor is split",
+            f"{name} is not elementwise: it uses `{row.name}`, so its result would depend on how the tensor is split",
             fix="use wf operations, or `wf.local(fn, x, out=..., whole=...)`, which says what must be whole",
         )
     return fn(*arrays)
-
-
-def primitives_in(jaxpr: Any) -> Iterator[str]:
-    """The names of all primitives of a traced function, inner ones too."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for inner in jaxprs_in_params(eqn.params):
-            yield from primitives_in(getattr(inner, "jaxpr", inner))
 
 
 def _dims_of_widest(tensors: Sequence[Tensor]) -> Sequence[Dim]:

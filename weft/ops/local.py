@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ..checks import need_function
 from ..dims import Dim, DimLike, Dims, Shape, listed, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
+from ..graph import visits
 from ..layout import Region
 from ..lower.collectives import index, varying
 from ..lower.meet import Meeting, meet, operand
@@ -22,9 +23,9 @@ from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..lower.unchecked import call_unchecked
+from ..primitives import Kind, kind_of
 from ..record import SUMS
 from ..tensor import Tensor, is_tensor
-from .elementwise import primitives_in
 
 
 class Here:
@@ -108,7 +109,8 @@ def _call(fn: Callable[..., Any], arrays: Sequence[Any], region: Region | None) 
 def _is_accepted(fn: Callable[..., Any], slices: Sequence[Any]) -> bool:
     """Whether JAX takes `fn` inside a region, and the gradients it defines by hand."""
     try:
-        if "custom_vjp_call" in primitives_in(jax.make_jaxpr(fn)(*slices).jaxpr):
+        jaxpr = jax.make_jaxpr(fn)(*slices).jaxpr
+        if any(kind_of(visit.eqn) is Kind.CUSTOM_GRADIENT for visit in visits(jaxpr)):
             jax.make_jaxpr(functools.partial(_gradients, fn))(*slices)
     except WeftError:
         raise

@@ -1,4 +1,4 @@
-"""How long a collective takes: ring formulas over the links that a group of mesh axes goes over.
+"""How long a collective takes: ring formulas over the links of mesh axes.
 
 Processors are numbered in the order of the mesh, its last axis the fastest: neighbours along it stand side by side, so
 it lies inside a host as long as it fits there, and earlier axes go from host to host. A bar in the mesh
@@ -46,7 +46,7 @@ def _ways_inside(link: Link, mesh: Mesh, axes: Sequence[str]) -> int:
 
 
 def _ring(row: Row, ways: int, link: Link, axes: int) -> float:
-    """One ring over all processors of a group; of a torus, one along each of its axes at once."""
+    """One ring over all processors of a group; on a torus, one along each axis."""
     rate = link.bandwidth * link.efficiency
     steps = _ROUNDS.get(row.collective, 1) * (ways - 1)
     if link.is_torus:
@@ -71,14 +71,14 @@ def _in_two_steps(row: Row, inside: int, inner: Link, outer: Link) -> float:
         within, between = 0.0, row.bytes
     elif row.collective == "all_to_all":
         between = row.bytes * (hosts - 1) / hosts
-    found = 0.0
+    total = 0.0
     for wire, ways, link in ((within, inside, inner), (between, hosts, outer)):
-        found += link.call + rounds * (wire / (link.bandwidth * link.efficiency) + link.latency * (ways - 1))
-    return found
+        total += link.call + rounds * (wire / (link.bandwidth * link.efficiency) + link.latency * (ways - 1))
+    return total
 
 
 def _on_one_machine(row: Row, mesh: Mesh, hardware: Hardware) -> float:
-    """On virtual processors, which share one memory: the bytes of all of them pass through it."""
+    """On virtual processors, which share one memory that all bytes pass through."""
     link = hardware.links[0]
     passes = _PASSES.get(row.collective, 1)
     return link.call + link.latency * row.ways + passes * row.bytes * mesh.size / (link.bandwidth * link.efficiency)

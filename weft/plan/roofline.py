@@ -1,4 +1,4 @@
-"""Seconds of one kernel: the longer of computing it and of moving its bytes.
+"""Roofline: the seconds of a kernel, computing it or moving its bytes.
 
 The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps measured on
 one H200, those of virtual processors to steps on one machine of two cores (`benchmarks/README.md` says which, and how
@@ -30,7 +30,7 @@ BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
 
 
 def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
-    """Seconds of one call and what bounds it, `flops` or `memory`; a collective's are elsewhere."""
+    """Seconds of one call of no collective, and what bounds it: `flops` or `memory`."""
     if hardware.is_shared:
         return _on_one_machine(kernel, hardware, processors)
     moving = kernel.bytes / (hardware.bandwidth * _MEMORY[hardware.kind])
@@ -63,7 +63,7 @@ def _computing(kernel: Kernel, hardware: Hardware) -> float:
 
 
 def _on_tiles(shape: tuple[int, int, int, int], peak: float, cores: int) -> float:
-    """A product cut into tiles, done in waves by all cores: of all tiles and splits the fastest."""
+    """A product cut into tiles, done in waves: of all tiles and splits the fastest."""
     many, rows, columns, summed = shape
     best = math.inf
     for height, width, share in _TILES:

@@ -1,4 +1,4 @@
-"""A program as kernels: what runs at once, the FLOPs of each and the bytes it moves through memory.
+"""A program as kernels, with the FLOPs of each and the bytes it moves.
 
 The rules of fusion, which are XLA's in broad strokes:
 - Products, convolutions, lookups, sorts, random numbers and collectives are kernels of their own: operands are read,
@@ -19,31 +19,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..lower.collectives import PRIMITIVES
+from ..primitives import LOOPS, Kind, shape_of_product
 from ..program.ledger import Row
+from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.update import implied
 from .attention import Group, groups_of
 from .hardware import Hardware
-from .values import Body, Node, Value, bodies_of
+from .values import Array, Node, Routine, routines_of
 
-_PRODUCTS = frozenset("dot_general conv_general_dilated".split())
-_VIEWS = frozenset("slice dynamic_slice split".split())
-_REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
-)
-_ALONE = frozenset(
-    """gather scatter scatter-add scatter_add scatter_mul scatter_min scatter_max sort top_k cumsum cummax cummin
-    cumprod cumlogsumexp dynamic_update_slice random_bits threefry2x32 random_split random_gamma reduce_window
-    reduce_window_sum reduce_window_max select_and_scatter_add select_and_gather_add fft cholesky eigh svd qr lu
-    triangular_solve approx_top_k pure_callback io_callback ragged_dot ragged_dot_general loop""".split()
-)
-_FUSED_ATTENTION = "dot_product_attention"
-_DEAR = {  # operations an element, where they are not about one
-    "exp": 8, "exp2": 8, "log": 8, "log1p": 10, "tanh": 12, "logistic": 12, "erf": 12, "sin": 16, "cos": 16, "pow": 16,
-    "rsqrt": 4, "sqrt": 4, "div": 4, "rem": 8, "integer_pow": 2, "random_bits": 60, "threefry2x32": 60, "sort": 100,
+_ALONE = LOOPS | {
+    Kind.GATHER, Kind.SCATTER, Kind.WRITE, Kind.RANDOM, Kind.KERNEL, Kind.CALLBACK, Kind.PRODUCT, Kind.ATTENTION,
+    Kind.COLLECTIVE,
 }  # fmt: skip
-_NO_WORK = frozenset("broadcast_in_dim iota convert_element_type select_n concatenate pad".split()) | _VIEWS
+_MOVED = frozenset({Kind.GATHER, Kind.SCATTER, Kind.WRITE, Kind.RANDOM, Kind.KERNEL, Kind.CALLBACK})
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
 _HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
@@ -73,8 +62,11 @@ class Kernel:
 
 
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on some hardware; with `fused=False` attention is as it is written, on a GPU too."""
-    return list(_Fusion(reading, hardware, fused).of(bodies_of(reading)))
+    """The kernels of a program on some hardware.
+
+    With `fused=False` attention is as it is written, on a GPU too.
+    """
+    return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
 class _Fusion:
@@ -84,7 +76,7 @@ class _Fusion:
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
-    def of(self, bodies: Iterable[Body]) -> Iterator[Kernel]:
+    def of(self, bodies: Iterable[Routine]) -> Iterator[Kernel]:
         for body in bodies:
             self._bodies += 1
             number = self._bodies
@@ -94,20 +86,20 @@ class _Fusion:
             for sides in body.choices:
                 yield from max((list(self.of(side)) for side in sides), key=_size)
 
-    def _body(self, body: Body) -> Iterator[Kernel]:
+    def _body(self, body: Routine) -> Iterator[Kernel]:
         stored = self._staged(body)
         yield from self._alone(body)
         yield from self._attention(body)
         yield from _elementwise(body, stored)
         yield from self._copies(body)
 
-    def _staged(self, body: Body) -> set[Value]:
-        """Says of each node when it runs and what it reads; the elementwise results that are stored."""
-        stored: set[Value] = set()
+    def _staged(self, body: Routine) -> set[Array]:
+        """Says when each node runs and what it reads; elementwise results stored."""
+        stored: set[Array] = set()
         for node in body.nodes:
             node.is_joined = self._is_joined(node)
             node.stage = max((_ready(value) for value in node.ins), default=0)
-            if not node.is_joined or node.kind in _VIEWS:
+            if not node.is_joined or node.kind in (Kind.SLICE, Kind.SPLIT):
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
                 continue
@@ -121,80 +113,71 @@ class _Fusion:
 
     def _is_joined(self, node: Node) -> bool:
         """Whether an equation runs together with others."""
-        kind = node.kind
-        return not (
-            node.op in self.groups
-            or kind in _PRODUCTS
-            or kind in _ALONE
-            or kind in PRIMITIVES
-            or kind.startswith(_FUSED_ATTENTION)
-        )
+        return node.step.op not in self.groups and node.kind not in _ALONE
 
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""
-        if node.kind not in _REDUCTIONS:
+        if node.kind is not Kind.REDUCTION:
             return False
-        shape, axes = node.eqn.invars[0].aval.shape, node.eqn.params["axes"]
+        shape, axes = node.step.operands[0].aval.shape, node.step.eqn.params["axes"]
         is_last = sorted(axes) == list(range(len(shape) - len(axes), len(shape)))
         is_short = is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row
         return not is_short and max((leaf.bytes for leaf in node.leaves), default=0) > _CACHED * self.cache
 
-    def _alone(self, body: Body) -> Iterator[Kernel]:
+    def _alone(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
         for node in body.nodes:
-            if node.is_global:
+            if node.step.is_global and not node.is_loop:
                 yield from self._implied(node)
-            if node.op in self.groups:
+            if node.step.op in self.groups:
                 continue
-            if node.kind in PRIMITIVES:
+            if node.kind is Kind.COLLECTIVE:
                 yield from self._sent(node, carried)
-            elif node.kind in _PRODUCTS:
+            elif node.kind is Kind.PRODUCT:
                 yield product(node)
-            elif node.kind.startswith(_FUSED_ATTENTION):
+            elif node.kind is Kind.ATTENTION:
                 yield _fused_attention(node)
-            elif node.kind in _ALONE and node.kind != "loop":
+            elif node.kind in _MOVED:
                 yield _moved(node)
 
     def _implied(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
         mesh = self.reading.mesh.axes
-        if node.kind == "loop":
-            return
-        for found in implied(node.eqn, mesh):
+        for found in implied(node.step.eqn, mesh):
             ways = math.prod(mesh[axis] for axis in found.axes)
             row = _row(found.collective, found.axes, found.dtype, found.bytes, ways, "update")
             yield Kernel("sent", None, "update", bytes=found.bytes, row=row)
 
-    def _sent(self, node: Node, carried: set[Value]) -> Iterator[Kernel]:
-        params = node.eqn.params
-        named = params["axes"] if "axes" in params else params["axis_name"]
-        axes = tuple(map(str, named if isinstance(named, tuple) else (named,)))
-        ways = math.prod(self.reading.mesh.axes[axis] for axis in axes)
-        if ways == 1 or node.is_global:
+    def _sent(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+        collective = node.step.collective
+        if collective is None:
             return
-        collective = PRIMITIVES[node.kind]
-        is_gradient = node.phase == "backward"  # what leaves a forward pass is waited for
+        axes, avals = carried_by(node.step)
+        ways = math.prod(self.reading.mesh.axes[axis] for axis in axes)
+        if ways == 1:
+            return
+        is_gradient = node.step.phase == "backward"  # what leaves a forward pass is waited for
         is_beside = node.stage == 0 or (is_gradient and all(_is_late(value, carried) for value in node.outs))
-        for var in node.eqn.outvars if collective == "all_gather" else node.eqn.invars:
-            size = math.prod(var.aval.shape) * var.aval.dtype.itemsize
-            row = _row(collective, axes, str(var.aval.dtype), size, ways, node.phase)
-            yield Kernel("sent", node.op, node.phase, bytes=size, row=row, is_beside=is_beside)
+        for aval in avals:
+            size = math.prod(aval.shape) * aval.dtype.itemsize
+            row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
+            yield Kernel("sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside)
 
-    def _attention(self, body: Body) -> Iterator[Kernel]:
+    def _attention(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
         found: dict[tuple[Group, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
         for node in body.nodes:
-            if node.op in self.groups and node.kind == "dot_general":
-                group = self.groups[node.op]
-                found[group, node.phase, runs.setdefault(id(group), len(runs))].append(node)
+            if node.step.op in self.groups and node.kind is Kind.PRODUCT:
+                group = self.groups[node.step.op]
+                found[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
         for (group, phase, _), nodes in found.items():
             each = product(nodes[0])  # all its products are as large
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             yield Kernel(
                 "attention",
-                nodes[0].op,
+                nodes[0].step.op,
                 phase,
                 bytes=moved * _bytes(ends),
                 flops=times * each.flops * group.seen_share,
@@ -202,26 +185,26 @@ class _Fusion:
                 shape=(1, group.length, group.memory, group.width),
             )
 
-    def _copies(self, body: Body) -> Iterator[Kernel]:
+    def _copies(self, body: Routine) -> Iterator[Kernel]:
         """What a loop's turn copies out of stacks and into them."""
         for value in body.sliced:
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
-                yield Kernel("moved", alone[0].op, alone[0].phase, bytes=2 * value.bytes)
+                yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
         for value in set(body.stacked):
             maker = value.maker
             if maker is None or self._is_score(value):
                 continue
             if not maker.is_joined or any(not node.is_joined for node in value.uses):
-                yield Kernel("moved", maker.op, maker.phase, bytes=2 * value.bytes)
+                yield Kernel("moved", maker.step.op, maker.step.phase, bytes=2 * value.bytes)
 
-    def _is_score(self, value: Value) -> bool:
+    def _is_score(self, value: Array) -> bool:
         """Whether a value is one of those that a fused attention never stores."""
         nodes = [*([] if value.maker is None else [value.maker]), *value.uses]
-        return any(value.elements >= self.groups[node.op].scores for node in nodes if node.op in self.groups)
+        return any(value.elements >= self.groups[node.step.op].scores for node in nodes if node.step.op in self.groups)
 
 
-def _ready(value: Value) -> int:
+def _ready(value: Array) -> int:
     """The stage at which a value is there."""
     maker = value.maker
     if maker is None:
@@ -229,12 +212,12 @@ def _ready(value: Value) -> int:
     return maker.stage + (not maker.is_joined or maker.is_hard)
 
 
-def _leaves(node: Node, stored: set[Value]) -> frozenset[Value]:
+def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
     """The values in memory that an elementwise equation is made from."""
-    found: set[Value] = set()
+    found: set[Array] = set()
     for value in node.ins:
         maker = value.maker
-        if maker is None or not maker.is_joined or maker.is_hard or maker.is_global != node.is_global:
+        if maker is None or not maker.is_joined or maker.is_hard or maker.step.is_global != node.step.is_global:
             found.add(value)
         elif maker.stage == node.stage or _bytes(maker.leaves) <= _HARDLY_MORE * value.bytes:
             found |= maker.leaves
@@ -244,29 +227,29 @@ def _leaves(node: Node, stored: set[Value]) -> frozenset[Value]:
     return frozenset(found)
 
 
-def _is_late(value: Value, carried: set[Value]) -> bool:
+def _is_late(value: Array, carried: set[Array]) -> bool:
     """Whether nothing but the body's results waits for a value."""
     if value in carried:
         return False
-    return all(n.is_global or (n.is_joined and all(_is_late(out, carried) for out in n.outs)) for n in value.uses)
+    return all(n.step.is_global or (n.is_joined and all(_is_late(out, carried) for out in n.outs)) for n in value.uses)
 
 
-def _elementwise(body: Body, stored: set[Value]) -> Iterator[Kernel]:
-    """A kernel for each group of equations that run as one, and one for each kind of long sum in it."""
+def _elementwise(body: Routine, stored: set[Array]) -> Iterator[Kernel]:
+    """A kernel for each group of nodes that run as one, and for each long sum in it."""
     for nodes in _connected([node for node in body.nodes if node.is_joined]):
-        parts: dict[Any, list[Value]] = defaultdict(list)
+        parts: dict[Any, list[Array]] = defaultdict(list)
         for node in nodes:
             for value in node.outs:
                 if value in stored:
-                    parts[(node.eqn.params["axes"], node.ins[0].elements) if node.is_hard else None].append(value)
+                    parts[(node.step.eqn.params["axes"], node.ins[0].elements) if node.is_hard else None].append(value)
         total = sum(_work(node) for node in nodes)
         for written in parts.values():
             makers = [value.maker for value in written if value.maker is not None]
             largest = max(makers, key=lambda node: node.outs[0].bytes)
             yield Kernel(
                 "elementwise",
-                largest.op,
-                largest.phase,
+                largest.step.op,
+                largest.step.phase,
                 bytes=_bytes(frozenset().union(*(maker.leaves for maker in makers))) + _bytes(written),
                 work=total,
             )
@@ -286,7 +269,9 @@ def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
         root[node] = node
         for value in node.ins:
             maker = value.maker
-            if maker in root and maker.stage == node.stage and not maker.is_hard and maker.is_global == node.is_global:
+            if maker not in root or maker.stage != node.stage or maker.is_hard:
+                continue
+            if maker.step.is_global == node.step.is_global:
                 root[find(maker)] = find(node)
     found: dict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
@@ -295,62 +280,56 @@ def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
 
 
 def _work(node: Node) -> float:
-    if node.kind in _NO_WORK:
-        return 0.0
-    elements = max((value.elements for value in (*node.ins, *node.outs)), default=0)
-    return float(elements * _DEAR.get(node.kind, 1))
+    work = node.step.row.work
+    return float(work * max((value.elements for value in (*node.ins, *node.outs)), default=0)) if work else 0.0
 
 
 def product(node: Node) -> Kernel:
     """The kernel of a product or a convolution."""
-    eqn = node.eqn
-    left, right = (var.aval for var in eqn.invars[:2])
-    out = math.prod(eqn.outvars[0].aval.shape)
-    if node.kind == "dot_general":
-        (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
-        k, many = math.prod(left.shape[i] for i in contracted), math.prod(left.shape[i] for i in batch)
-        m = math.prod(left.shape) // max(k * many, 1)
-    else:
-        kernel = eqn.params["dimension_numbers"].rhs_spec
-        k = math.prod(size for i, size in enumerate(right.shape) if i != kernel[0])
-        k, many, m = k // math.prod(eqn.params["lhs_dilation"]), 1, out // right.shape[kernel[0]]
-    n = out // max(m * many, 1)
-    ways = max((value.ways for value in (*node.ins, *node.outs)), default=1) if node.is_global else 1
-    dtype = max((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
-    moved = _bytes({*node.ins, *node.outs})
-    shape = (many, max(m // ways, 1), n, k)
-    return Kernel("product", node.op, node.phase, bytes=moved, flops=2 * out * k / ways, dtype=str(dtype), shape=shape)
+    step, (many, rows, columns, summed) = node.step, shape_of_product(node.step.eqn)
+    ways = max((value.ways for value in (*node.ins, *node.outs)), default=1) if step.is_global else 1
+    return Kernel(
+        "product",
+        step.op,
+        step.phase,
+        bytes=_bytes({*node.ins, *node.outs}),
+        flops=step.flops / ways,
+        dtype=str(max((value.aval.dtype for value in step.operands[:2]), key=lambda dtype: dtype.itemsize)),
+        shape=(many, max(rows // ways, 1), columns, summed),
+    )
 
 
 def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention that was traced for a GPU; who sees whom is not known, all are taken."""
-    (batch, length, heads, width), memory = node.eqn.invars[0].aval.shape, node.eqn.invars[1].aval.shape[1]
-    times = 5 if "bwd" in node.kind else 2
-    flops = times * 2 * batch * heads * length * memory * width
-    share = Group(length, memory, width, 0, is_causal="CAUSAL" in str(node.eqn.params.get("mask_type"))).seen_share
+    """The kernel of an attention that was traced for a GPU.
+
+    Of its mask only whether it is causal is known.
+    """
+    step = node.step
+    (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
+    share = Group(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
     return Kernel(
         "attention",
-        node.op,
-        node.phase,
+        step.op,
+        step.phase,
         bytes=_bytes({*node.ins, *node.outs}),
-        flops=flops * share,
-        dtype=str(node.eqn.invars[0].aval.dtype),
+        flops=step.flops * share,
+        dtype=str(step.operands[0].aval.dtype),
         shape=(1, length, memory, width),
     )
 
 
 def _moved(node: Node) -> Kernel:
-    """The kernel of a lookup, a sort, random numbers: what it reads of its operands, and what it writes."""
+    """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
     given, made = _bytes(node.ins[1:]), _bytes(node.outs)
-    if node.kind == "gather":
+    if node.kind is Kind.GATHER:
         moved = 2 * made + given
-    elif node.kind == "dynamic_update_slice":
+    elif node.kind is Kind.WRITE:
         moved = 2 * node.ins[1].bytes if len(node.ins) > 1 else made
-    elif node.kind.startswith("scatter"):
+    elif node.kind is Kind.SCATTER:
         moved = made + 3 * given
     else:
         moved = _bytes(node.ins) + made
-    return Kernel("moved", node.op, node.phase, bytes=moved, work=_work(node))
+    return Kernel("moved", node.step.op, node.step.phase, bytes=moved, work=_work(node))
 
 
 def _row(collective: str, axes: tuple[str, ...], dtype: str, size: int, ways: int, phase: str) -> Row:
@@ -361,5 +340,5 @@ def _size(found: list[Kernel]) -> float:
     return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in found)
 
 
-def _bytes(values: Iterable[Value]) -> int:
+def _bytes(values: Iterable[Array]) -> int:
     return sum(value.bytes for value in values)

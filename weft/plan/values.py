@@ -1,7 +1,7 @@
-"""A traced program as bodies of equations joined by the values they give each other.
+"""The nodes of a program and the arrays between them on one processor.
 
-Calls are inlined as JAX does it; a loop's body stands by itself, with how often it runs. Sizes are those one processor
-holds. What costs nothing (a reshape, a cast of type alone) is gone: its result is its operand.
+A pass over the graph of the program: a loop's turn is a routine by itself, with how often it runs. What costs nothing
+(a reshape, a change of type alone) is gone: its result is its operand.
 """
 
 import math
@@ -9,22 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax.extend.core import Literal, jaxprs_in_params
-
-from ..compat import scopes_of
-from ..lower.collectives import PRIMITIVES
+from ..graph import Body, Loop, Step, Value
+from ..primitives import LOOPS, VIEWS, Kind
 from ..program.reading import Reading
 from ..program.update import split_of
-from ..program.walk import loop_parts, phase_of
-from ..record import entry_and_operand
 
-_FREE = frozenset(
-    """pvary reshape squeeze expand_dims copy copy_p name stop_gradient reshard optimization_barrier random_wrap
-    random_unwrap transpose sharding_constraint""".split()
-)
+_FREE = VIEWS | {Kind.TRANSPOSE}
 
 
-class Value:
+class Array:
     """An array as one processor holds it."""
 
     __slots__ = ("bytes", "elements", "from_carry", "maker", "uses", "ways")
@@ -43,187 +36,153 @@ def _itemsize(aval: Any) -> int:
 
 
 class Node:
-    """One equation: its operands and results."""
+    """One step: the arrays it reads and those it makes."""
 
-    __slots__ = ("eqn", "ins", "is_global", "is_hard", "is_joined", "kind", "leaves", "op", "outs", "phase", "stage")
+    __slots__ = ("ins", "is_hard", "is_joined", "leaves", "outs", "stage", "step")
 
-    def __init__(self, eqn: Any, kind: str, ins: list[Value], op: int | None, phase: str, is_global: bool):
-        self.eqn, self.kind, self.ins, self.op, self.phase, self.is_global = eqn, kind, ins, op, phase, is_global
-        self.outs: list[Value] = []
+    def __init__(self, step: Step, ins: list[Array]):
+        self.step, self.ins = step, ins
+        self.outs: list[Array] = []
         self.stage = 0
-        self.leaves: frozenset[Value] = frozenset()
+        self.leaves: frozenset[Array] = frozenset()
         self.is_joined = self.is_hard = False
+
+    @property
+    def kind(self) -> Kind:
+        return self.step.row.kind
+
+    @property
+    def is_loop(self) -> bool:
+        return self.step.row.kind in LOOPS
 
 
 @dataclass
-class Body:
-    """The equations of one body, in order, and what becomes of its results."""
+class Routine:
+    """The nodes of one body, in order, and what becomes of its results."""
 
     count: int = 1
     is_turn: bool = False
     """Whether it is a turn of a loop, whose next turn needs `kept`."""
     nodes: list[Node] = field(default_factory=list)
-    kept: list[Value] = field(default_factory=list)
+    kept: list[Array] = field(default_factory=list)
     """Results, and what crosses the region's border."""
-    stacked: list[Value] = field(default_factory=list)
+    stacked: list[Array] = field(default_factory=list)
     """Results of a loop's turn that are written into a stack."""
-    sliced: list[Value] = field(default_factory=list)
+    sliced: list[Array] = field(default_factory=list)
     """What a loop's turn is given a slice of."""
-    choices: list[list[list["Body"]]] = field(default_factory=list)
-    """For each branch in the body its sides, of which one runs: the bodies of each."""
+    choices: list[list[list["Routine"]]] = field(default_factory=list)
+    """For each branch in the body its sides, of which one runs: the routines of each."""
 
 
-def bodies_of(reading: Reading) -> list[Body]:
-    """All bodies of a program, that of the program itself first."""
-    return _Reader(reading).program()
+def routines_of(reading: Reading) -> list[Routine]:
+    """All routines of a program, that of the program itself first."""
+    reader = _Reader(reading)
+    program = reading.tree
+    arrays = {value: reader.array(value) for value in program.inputs}
+    reader.routines[0].kept += reader.read(program, arrays, reader.routines[0])
+    return reader.routines
 
 
 class _Reader:
     def __init__(self, reading: Reading):
-        self.reading, self.bodies = reading, [Body()]
-        self._scopes: dict[str, tuple[int | None, str]] = {}
-        self._mesh = reading.mesh.axes
+        self.routines, self._mesh = [Routine()], reading.mesh.axes
 
-    def program(self) -> list[Body]:
-        jaxpr = self.reading.jaxpr.jaxpr
-        ways = self._ways_of_arguments(jaxpr)
-        given = [Value(var.aval, ways.get(var, 1)) for var in jaxpr.invars]
-        known = dict(zip(jaxpr.invars, given, strict=True))
-        known |= {var: Value(var.aval) for var in jaxpr.constvars}
-        self.bodies[0].kept += self.inline(jaxpr, known, self.bodies[0], "", True)
-        return self.bodies
-
-    def _ways_of_arguments(self, jaxpr: Any) -> dict[Any, int]:
-        """Over how many processors each argument is split: by its type, or by what the region takes of it."""
-        found = {var: self._ways(split_of(var)) for var in jaxpr.invars}
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "shard_map":
-                pairs = zip(eqn.invars, eqn.params["in_specs"], strict=False)
-                found |= {var: self._ways(_axes(spec)) for var, spec in pairs if not isinstance(var, Literal)}
-        return found
+    def array(self, value: Value) -> Array:
+        """A global value as one processor holds it, by its type or its region's."""
+        if value.local is None:
+            return Array(value.aval, self._ways(split_of(value)))
+        array = Array(value.local)
+        array.ways = self._ways(_axes(value.spec))
+        return array
 
     def _ways(self, split: Sequence[Sequence[str]]) -> int:
         return math.prod(self._mesh.get(axis, 1) for axes in split for axis in axes)
 
-    def inline(self, jaxpr: Any, known: dict[Any, Value], body: Body, scopes: str, is_global: bool) -> list[Value]:
-        """Puts the equations of a jaxpr into a body; gives its results."""
+    def read(self, body: Body, arrays: dict[Value, Array], routine: Routine) -> list[Array]:
+        """Puts the steps of a body into a routine; gives its results."""
 
-        def value(var: Any) -> Value:
-            if isinstance(var, Literal):
-                return Value(var.aval)
-            found = known.get(var)
+        def array(value: Value) -> Array:
+            found = arrays.get(value)
             if found is None:
-                found = known[var] = Value(var.aval)
+                found = arrays[value] = Array(value.aval)
             return found
 
-        for eqn in jaxpr.eqns:
-            ins = [value(var) for var in eqn.invars if not isinstance(var, Literal)]
-            outs = self._equation(eqn, ins, value, body, f"{scopes}/{scopes_of(eqn)}", is_global)
-            known.update(zip(eqn.outvars, outs, strict=True))
-        return [value(var) for var in jaxpr.outvars]
+        for step in body:
+            if step.kind in _FREE and len(step.results) == len(step.operands):
+                outs = [self._same(array(a), b) for a, b in zip(step.operands, step.results, strict=True)]
+            else:
+                ins = [array(value) for value in step.operands]
+                if isinstance(step, Loop):
+                    outs = self._loop(step, ins, routine)
+                else:
+                    outs = self._node(step, ins, routine)
+            for value, out in zip(step.results, outs, strict=True):
+                arrays[value] = out
+                if value.local is not None:  # it goes into the region
+                    out.elements = math.prod(value.local.shape)
+                    out.bytes = out.elements * _itemsize(value.local)
+                elif value.spec is not None:  # it comes out of it
+                    out.ways = self._ways(_axes(value.spec))
+                    routine.kept.append(out)
+        return [array(value) for value in body.results]
 
-    def _equation(
-        self, eqn: Any, ins: list[Value], value: Any, body: Body, scopes: str, is_global: bool
-    ) -> list[Value]:
-        kind = eqn.primitive.name
-        inner = () if kind in PRIMITIVES else jaxprs_in_params(eqn.params)
-        subs = [getattr(sub, "jaxpr", sub) for sub in inner]
-        if kind in _FREE and len(eqn.outvars) == len(eqn.invars):
-            return [self._same(value(a), b) for a, b in zip(eqn.invars, eqn.outvars, strict=True)]
-        if not subs:
-            return self._node(eqn, kind, ins, body, scopes, is_global)
-        if kind == "scan":
-            return self._scan(eqn, ins, value, body, scopes, is_global, subs[0])
-        if kind in ("while", "cond"):
-            return self._bodies(eqn, ins, body, scopes, is_global, subs)
-        if kind == "shard_map":
-            return self._region(eqn, value, body, scopes, subs[0])
-        outs: list[Value] = []
-        for sub in subs[:1] if kind.startswith("custom_") else subs:
-            given = [value(var) for var in eqn.invars][-len(sub.invars) :] if sub.invars else []
-            outs = self.inline(sub, dict(zip(sub.invars, given, strict=True)), body, scopes, is_global)
-        return outs
+    def _same(self, array: Array, value: Value) -> Array:
+        """An array under another shape; after a reshard it has another size."""
+        ways = self._ways(split_of(value))
+        if ways > 1 and ways != array.ways and array.maker is None:
+            array.elements = array.elements * array.ways // ways
+            array.bytes, array.ways = array.bytes * array.ways // ways, ways
+        return array
 
-    def _same(self, given: Value, var: Any) -> Value:
-        """A value under another shape; one laid otherwise (a reshard) has another size here."""
-        ways = self._ways(split_of(var))
-        if given.maker is None and given.elements * given.ways == 0:
-            return given
-        if ways > 1 and ways != given.ways and given.maker is None:
-            given.elements = given.elements * given.ways // ways
-            given.bytes, given.ways = given.bytes * given.ways // ways, ways
-        return given
-
-    def _node(self, eqn: Any, kind: str, ins: list[Value], body: Body, scopes: str, is_global: bool) -> list[Value]:
-        node = Node(eqn, kind, ins, *self._op_and_phase(scopes, is_global), is_global)
-        for each in ins:
-            each.uses.append(node)
-        for var in eqn.outvars:
+    def _node(self, step: Step, ins: list[Array], routine: Routine) -> list[Array]:
+        ins = [array for array, value in zip(ins, step.operands, strict=True) if not value.is_literal]
+        node = Node(step, ins)
+        for array in ins:
+            array.uses.append(node)
+        for value in step.results:
             ways = 1
-            if is_global:
-                size = math.prod(getattr(var.aval, "shape", ()))
-                alike = [each.ways for each in ins if each.elements * each.ways == size]
-                ways = self._ways(split_of(var)) if any(split_of(var)) else max(alike, default=1)
-            node.outs.append(Value(var.aval, ways, maker=node))
-        body.nodes.append(node)
+            if step.is_global:
+                size = math.prod(getattr(value.aval, "shape", ()))
+                alike = [array.ways for array in ins if array.elements * array.ways == size]
+                split = split_of(value)
+                ways = self._ways(split) if any(split) else max(alike, default=1)
+            node.outs.append(Array(value.aval, ways, maker=node))
+        routine.nodes.append(node)
         return node.outs
 
-    def _op_and_phase(self, scopes: str, is_global: bool) -> tuple[int | None, str]:
-        found = self._scopes.get(scopes)
-        if found is None:
-            found = self._scopes[scopes] = (entry_and_operand(scopes)[0], phase_of(scopes, is_global))
-        return found
-
-    def _region(self, eqn: Any, value: Any, body: Body, scopes: str, sub: Any) -> list[Value]:
-        given = [value(var) for var in eqn.invars][-len(sub.invars) :]
-        known = dict(zip(sub.invars, given, strict=True))
-        for var, each in known.items():  # the same array, as one processor has it
-            each.elements = math.prod(var.aval.shape)
-            each.bytes = each.elements * _itemsize(var.aval)
-        outs = self.inline(sub, known, body, scopes, False)
-        body.kept += outs
-        found = []
-        for local, spec in zip(outs, eqn.params["out_specs"], strict=True):
-            local.ways = self._ways(_axes(spec))
-            found.append(local)
-        return found
-
-    def _scan(
-        self, eqn: Any, ins: list[Value], value: Any, body: Body, scopes: str, is_global: bool, sub: Any
-    ) -> list[Value]:
-        fixed, carried = loop_parts(eqn)
-        turn = Body(body.count * eqn.params["length"], is_turn=True)
-        self.bodies.append(turn)
-        outer = [value(var) for var in eqn.invars]
+    def _loop(self, loop: Loop, ins: list[Array], routine: Routine) -> list[Array]:
+        if not loop.is_scan:
+            return self._sides(loop, ins, routine)
+        (body,), (fixed, carried) = loop.bodies, loop.parts
+        turn = Routine(routine.count * (loop.turns or 1), is_turn=True)
+        self.routines.append(turn)
         inner = [
-            Value(var.aval, outer[i].ways if is_global else 1, from_carry=fixed <= i < fixed + carried)
-            for i, var in enumerate(sub.invars)
+            Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
+            for i, value in enumerate(body.inputs)
         ]
         turn.sliced = inner[fixed + carried :]
-        outs = self.inline(sub, dict(zip(sub.invars, inner, strict=True)), turn, scopes, is_global)
-        turn.kept, turn.stacked = outs[:carried], outs[carried:]
-        node = self._node(eqn, "loop", ins, body, scopes, is_global)
-        for outside, inside in zip(node, outs, strict=True):
+        results = self.read(body, dict(zip(body.inputs, inner, strict=True)), turn)
+        turn.kept, turn.stacked = results[:carried], results[carried:]
+        outs = self._node(loop, ins, routine)
+        for outside, inside in zip(outs, results, strict=True):
             outside.ways = inside.ways
-        return node
+        return outs
 
-    def _bodies(
-        self, eqn: Any, ins: list[Value], body: Body, scopes: str, is_global: bool, subs: Sequence[Any]
-    ) -> list[Value]:
+    def _sides(self, loop: Loop, ins: list[Array], routine: Routine) -> list[Array]:
         """A loop of unknown length, counted for one turn, or a branch."""
-        sides: list[list[Body]] = []
-        before = self.bodies
-        for sub in subs:
-            self.bodies = [Body(body.count)]
-            given = {var: Value(var.aval, from_carry=True) for var in sub.invars}
-            self.bodies[0].kept = self.inline(sub, given, self.bodies[0], scopes, is_global)
-            sides.append(self.bodies)
-        self.bodies = before
-        if eqn.primitive.name == "cond":
-            body.choices.append(sides)
+        sides: list[list[Routine]] = []
+        before = self.routines
+        for body in loop.bodies:
+            self.routines = [Routine(routine.count)]
+            inputs = {value: Array(value.aval, from_carry=True) for value in body.inputs}
+            self.routines[0].kept = self.read(body, inputs, self.routines[0])
+            sides.append(self.routines)
+        self.routines = before
+        if loop.is_branch:
+            routine.choices.append(sides)
         else:
-            self.bodies += [each for side in sides for each in side]
-        return self._node(eqn, "loop", ins, body, scopes, is_global)
+            self.routines += [each for side in sides for each in side]
+        return self._node(loop, ins, routine)
 
 
 def _axes(spec: Any) -> list[tuple[str, ...]]:

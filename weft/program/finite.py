@@ -1,6 +1,6 @@
-"""Where a program's results stop being finite: it is run with every value looked at, and the first bad one is named.
+"""Where a program's results stop being finite: the first bad value is named.
 
-Reads the jaxpr and the record that are printed, for a mesh of one processor. The program is compiled twice: once with a
+Reads the graph and the record that are printed, for a mesh of one processor. The program is compiled twice: once with a
 note of each value that says whether it is finite, once more with all there is to say of the few that matter.
 """
 
@@ -13,29 +13,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
-from ..compat import scopes_of
 from ..dims import Shape
 from ..errors import short_path
+from ..graph import Body, Loop, Step, Value
 from ..layout import Layout
 from ..mesh import Mesh
-from ..record import Entry, Placed, entry_and_operand
+from ..primitives import Kind
+from ..record import Entry, Placed
 from ..spmd import bind
 from ..spmd.partition import partition
-from .noting import CALLS, MOVES, Path, body_of, note_at, noted
+from .noting import MOVES, Path, note_at, noted
 from .reading import Reading
 from .trace import trace
-from .walk import SAME_VALUE, loop_parts, phase_of
 
 FINITE, INFINITE, NAN = range(3)
-_PARTS = SAME_VALUE | {"split"}
+_PARTS = MOVES | {Kind.CAST, Kind.SLICE, Kind.SPLIT}
 """What gives the values it is given, or some of them."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """Values that are not finite: of which kind, how many of how many, and where the first of them is."""
+    """Values that are not finite: their kind, how many, and where the first is."""
 
     kind: str
     """`NaN`, or `inf` where there is none."""
@@ -54,7 +53,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Given:
-    """An argument of the program that is not finite; a number written in the program has no name."""
+    """An argument that is not finite; a number in the program has no name."""
 
     name: str
     bad: Bad
@@ -85,7 +84,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Found:
-    """Why results are not finite: what was given so, and the operations that made it so, in their order."""
+    """Why results are not finite: arguments, and the operations that made it so."""
 
     given: tuple[Given, ...] = ()
     made: tuple[Made, ...] = ()
@@ -98,16 +97,16 @@ class Found:
 
 
 def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
-    """What first made the results of `fn(*args)` not finite, run on one processor under the empty layout."""
+    """What first made the results of `fn(*args)` not finite, on one processor."""
     bound = bind(fn, Mesh("all=1"), Layout(""))
     program, arrays = trace(bound, *args), partition(args).arrays
     inputs = bound.inputs(*args)
     bad = [_bad_in(x, described.dims) for x, described in zip(arrays, inputs, strict=True)]
     given = [None if x is None else Given(described.name, x) for described, x in zip(inputs, bad, strict=True)]
-    jaxpr, consts = program.jaxpr.jaxpr, program.jaxpr.consts
-    notes = noted(jaxpr, consts, arrays, lambda path, args, results: _sums(results))
+    body = program.reading.tree
+    notes = noted(body, arrays, lambda path, args, results: _sums(results))
     search = _Search(program.reading)
-    origins = search.body(jaxpr, consts, notes, given, _Around())
+    origins = search.body(body, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]
     if not spots:
@@ -119,7 +118,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     def note(path: Path, args: Sequence[Any], results: Sequence[Any]) -> Any:
         return _details(args, results[watched[path].result]) if path in watched else None
 
-    notes = noted(jaxpr, consts, arrays, note)
+    notes = noted(body, arrays, note)
     return Found(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
 
 
@@ -128,9 +127,8 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
 
 @dataclass(frozen=True)
 class _Around:
-    """What holds for every equation of a body."""
+    """What holds for every step of a body."""
 
-    scopes: str = ""
     path: Path = ()
     turns: tuple[tuple[str, int], ...] = ()
     """The dims, or other words, of the loops around it, and which turn of each."""
@@ -138,21 +136,21 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Spot:
-    """An equation that made a value that is not finite."""
+    """A step that made a value that is not finite."""
 
     number: int
     """How many were found before it."""
     path: Path
     result: int
     code: int
-    eqn: Any = field(repr=False)
+    step: Step = field(repr=False)
     around: _Around = field(repr=False)
     cause: "_Spot | Given | None"
     """What of what it was given was not finite."""
 
     @property
     def first(self) -> "_Spot":
-        """Where it began: with an infinity, unless that is written in the program, as in a mask."""
+        """Where it began: an infinity, unless the program says it, as in a mask."""
         if not isinstance(self.cause, _Spot):
             return self
         found = self.cause.first
@@ -163,85 +161,78 @@ _Origin = _Spot | Given | None
 
 
 class _Search:
-    """Follows values that are not finite from equation to equation."""
+    """Follows values that are not finite from step to step."""
 
     def __init__(self, reading: Reading):
         self.reading, self.count = reading, 0
 
-    def body(
-        self, jaxpr: Any, consts: Sequence[Any], notes: Sequence[Any], given: Sequence[_Origin], around: _Around
-    ) -> list[_Origin]:
-        """Where the results of a body come from that are not finite; None for those that are."""
-        origins: dict[Any, _Origin] = dict(zip(jaxpr.invars, given, strict=True))
-        origins |= {var: _written(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
+    def body(self, body: Body, notes: Sequence[Any], given: Sequence[_Origin], around: _Around) -> list[_Origin]:
+        """Where results of a body that are not finite come from; None for others."""
+        origins: dict[Value, _Origin] = dict(zip(body.inputs, given, strict=True))
 
-        def origin(var: Any) -> _Origin:
-            return _written(var.val) if isinstance(var, Literal) else origins.get(var)
+        def origin(value: Value) -> _Origin:
+            if value not in origins:
+                origins[value] = None if value.number is None else _written(value.number)
+            return origins[value]
 
-        for i, (eqn, note) in enumerate(zip(jaxpr.eqns, notes, strict=True)):
-            scopes = f"{around.scopes}/{scopes_of(eqn)}"
-            inside = replace(around, scopes=scopes, path=(*around.path, i))
-            origins |= dict(
-                zip(eqn.outvars, self._results(eqn, note, [origin(var) for var in eqn.invars], inside), strict=True)
-            )
-        return [origin(var) for var in jaxpr.outvars]
+        for i, (step, note) in enumerate(zip(body, notes, strict=True)):
+            inside = replace(around, path=(*around.path, i))
+            results = self._results(step, note, [origin(value) for value in step.operands], inside)
+            origins |= dict(zip(step.results, results, strict=True))
+        return [origin(value) for value in body.results]
 
-    def _results(self, eqn: Any, note: Any, given: list[_Origin], around: _Around) -> Sequence[_Origin]:
-        kind = eqn.primitive.name
-        if kind in CALLS:
-            return self.body(*body_of(eqn), note, given, around)
-        if kind == "scan":
-            return self._scan(eqn, note, given, around)
-        if kind == "cond":
+    def _results(self, step: Step, note: Any, given: list[_Origin], around: _Around) -> Sequence[_Origin]:
+        if isinstance(step, Loop) and step.is_scan:
+            return self._scan(step, note, given, around)
+        if isinstance(step, Loop) and step.is_branch:
             taken, inner = note
-            body = eqn.params["branches"][taken]
             inside = replace(around, path=(*around.path, int(taken)))
-            return self.body(body.jaxpr, body.consts, inner[taken], given[1:], inside)
-        if kind in MOVES:
-            return given[:1]
-        return [self._result(eqn, i, _code(total), given, around) for i, total in enumerate(note or ())]
+            return self.body(step.bodies[taken], inner[taken], given[1:], inside)
+        if step.kind in MOVES:
+            return given[: len(step.results)]
+        return [self._result(step, i, _code(total), given, around) for i, total in enumerate(note or ())]
 
-    def _result(self, eqn: Any, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
-        """Where one result of an equation comes from: NaN of NaN, an infinity of what is not finite, or else itself."""
+    def _result(self, step: Step, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
+        """Where one result of a step comes from.
+
+        NaN comes of NaN, an infinity of what is not finite; else the step made it.
+        """
         if code == FINITE:
             return None
-        if eqn.primitive.name in _PARTS and given[0] is not None:
+        if (step.kind in _PARTS or step.collective == "all_gather") and given[0] is not None:
             return given[0]
         spots = [origin for origin in given if isinstance(origin, _Spot)]
         if passed := next((spot for spot in spots if code == INFINITE or spot.code == NAN), None):
             return passed
         causes: list[_Spot | Given] = [*spots, *(origin for origin in given if isinstance(origin, Given))]
         self.count += 1
-        return _Spot(self.count, around.path, i, code, eqn, around, causes[0] if causes else None)
+        return _Spot(self.count, around.path, i, code, step, around, causes[0] if causes else None)
 
-    def _scan(self, eqn: Any, note: Any, given: list[_Origin], around: _Around) -> list[_Origin]:
-        body, (fixed, carried) = eqn.params["jaxpr"], loop_parts(eqn)
-        entry = self._entry(around.scopes)
+    def _scan(self, loop: Loop, note: Any, given: list[_Origin], around: _Around) -> list[_Origin]:
+        (body,), (fixed, carried) = loop.bodies, loop.parts
+        entry = self.reading.entry(loop.op)
         word = entry.over[0] if entry is not None and entry.is_block and entry.over else "turn"
         carry = given[fixed : fixed + carried]
-        stacked: list[_Origin] = [None] * (len(eqn.outvars) - carried)
-        turns = range(eqn.params["length"])
-        for turn in reversed(turns) if eqn.params["reverse"] else turns:
+        stacked: list[_Origin] = [None] * (len(loop.results) - carried)
+        turns = range(loop.turns or 0)
+        for turn in reversed(turns) if loop.eqn.params["reverse"] else turns:
             sums, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
             pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sums, strict=True)]
             inside = replace(around, turns=(*around.turns, (word, turn)))
-            found = self.body(body.jaxpr, body.consts, inner, [*given[:fixed], *carry, *pieces], inside)
-            carry = found[:carried]
-            stacked = [old or new for old, new in zip(stacked, found[carried:], strict=True)]
+            results = self.body(body, inner, [*given[:fixed], *carry, *pieces], inside)
+            carry = results[:carried]
+            stacked = [old or new for old, new in zip(stacked, results[carried:], strict=True)]
         return [*carry, *stacked]
 
     # Naming.
 
-    def _entry(self, scopes: str) -> Entry | None:
-        return self.reading.entry(entry_and_operand(scopes)[0])
-
     def made(self, spot: _Spot, notes: Any) -> Made:
-        """What there is to say of an equation, given the details noted of it."""
-        entry, phase = self._entry(spot.around.scopes), phase_of(spot.around.scopes, False)
+        """What there is to say of a step, given the details noted of it."""
+        entry, phase = self.reading.entry(spot.step.op), spot.step.phase
         found = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
-        shape = spot.eqn.outvars[spot.result].aval.shape
+        shape = spot.step.results[spot.result].aval.shape
         return Made(
-            op=spot.eqn.primitive.name if entry is None else entry.op,
+            op=spot.step.row.name if entry is None else entry.op,
             source=self._source(entry),
             phase=phase,
             turns=tuple(f"{word} {turn}" for word, turn in spot.around.turns),
@@ -274,7 +265,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _sums(values: Sequence[Any]) -> list[Any]:
-    """For each value 0, NaN or infinity, as it is finite or not; None where it cannot be otherwise."""
+    """For each value 0, NaN or infinity; None where it is surely finite."""
     # A maximum would be shorter, and on a CPU XLA's passes over NaN.
     return [jnp.sum(jnp.where(jnp.isfinite(x), 0, jnp.abs(x))) if _is_float(x) else None for x in values]
 
@@ -284,7 +275,7 @@ def _code(total: Any) -> int:
 
 
 def _details(args: Sequence[Any], x: Any) -> dict[str, Any]:
-    """How many of a value are NaN and inf, where the first of each is, and the largest number it was made of."""
+    """How many numbers are NaN and inf, the first of each, and the largest operand."""
     nan, inf = jnp.isnan(x).ravel(), jnp.isinf(x).ravel()
     sizes = [_largest(arg) for arg in args if _is_float(arg) and arg.size]
     return {

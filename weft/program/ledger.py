@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, closest
+from ..graph import PHASES, Step, Tree, steps
 from ..record import Axes
 from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
 from .update import implied
-from .walk import PHASES, Step, Tree, steps
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..graph import Loop, Step, Tree, steps
+from ..primitives import Kind
 from ..record import BRANCHES, Entry, Placed
 from .array_type import placed_type
 from .ledger import Row, rows_of, unknown_rows
 from .lines import Line, fold
 from .reading import Reading
-from .walk import Loop, Step, Tree, steps
 
 _LONGEST_NAME = 22
-
-# Equations that only bring values into shape; a group of nothing else has no line.
-_TRIVIAL = frozenset(
-    "pvary broadcast_in_dim reshape squeeze transpose convert_element_type add_any copy axis_index "
-    "name stop_gradient".split()
-)
 
 
 @dataclass
@@ -43,7 +38,7 @@ class _Group:
 
     @property
     def has_work(self) -> bool:
-        return any(step.collective is None and step.eqn.primitive.name not in _TRIVIAL for step in self.steps)
+        return any(step.collective is None and not step.is_trivial for step in self.steps)
 
     @property
     def times(self) -> int:
@@ -52,7 +47,7 @@ class _Group:
         More than once where a function of the user's is traced once and called again.
         """
         # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
-        work = [step for step in self.steps if step.eqn.primitive.name not in _TRIVIAL and step.collective is None]
+        work = [step for step in self.steps if not step.is_trivial and step.collective is None]
         return min(Counter(id(step.eqn) for step in work).values(), default=1)
 
 
@@ -82,11 +77,10 @@ class _Level:
         found: list[_Group | Loop] = []
         for item in tree:
             entry = self.reading.entry(item.op)
-            if isinstance(item, Loop) and (entry.is_block if entry is not None else item.kind != "cond"):
+            if isinstance(item, Loop) and (entry.is_block if entry is not None else not item.is_branch):
                 found.append(item)
                 continue
-            inner = [item] if isinstance(item, Step) else list(steps([item]))
-            for step in inner:
+            for step in steps([item]):
                 key = (step.op, step.phase, step.order)
                 if key not in groups:
                     groups[key] = _Group(*key)
@@ -112,7 +106,7 @@ class _Level:
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
-        made = {_elements(var) for s in group.steps if s.eqn.primitive.name not in _TRIVIAL for var in s.eqn.outvars}
+        made = {_elements(var) for s in group.steps if not s.is_trivial for var in s.eqn.outvars}
         return any(self._local_elements(entry, placed) in made for placed in entry.results)
 
     def _local_elements(self, entry: Entry, placed: Placed) -> int:
@@ -204,13 +198,13 @@ class _Level:
     def _loop(self, loop: Loop) -> list[Line]:
         entry = self.reading.entry(loop.op)
         around = entry if entry is not None else self.block
-        if loop.kind == "cond":
+        if loop.is_branch:
             return self._branches(loop, around)
         bodies = [_Level(self.reading, body, around, loop.phase) for body in loop.bodies]
         lines = [line for body in bodies for line in body.lines(body.items)]
         if not lines:
             return []
-        what = entry.op if entry is not None else loop.kind
+        what = entry.op if entry is not None else loop.row.name
         over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
         unknown = "" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
@@ -282,10 +276,10 @@ class _Level:
 
         Those are taken of whose size it makes an array.
         """
-        eqns = [s.eqn for s in group.steps if s.eqn.primitive.name not in _TRIVIAL or len(group.steps) == 1]
-        if entry.traits.is_product and any(eqn.primitive.name == "dot_general" for eqn in eqns):
-            eqns = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
-        made = [_elements(var) for eqn in eqns for var in eqn.outvars]
+        work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
+        if entry.traits.is_product:
+            work = [step for step in work if step.kind is Kind.PRODUCT] or work
+        made = [_elements(var) for step in work for var in step.eqn.outvars]
         shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]
         wanted = {
             index: self._local_elements(entry, placed)

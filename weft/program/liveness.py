@@ -1,7 +1,7 @@
-"""Which values of a traced program are in memory when: its equations as a line of work, and who needs what how long.
+"""Liveness: which arrays of a program are in memory when, and how long.
 
-Reads the jaxpr alone. Calls, regions and recomputed parts are inlined; a loop is one piece of work with its body
-inside. What a compiler folds into the next kernel is not stored, and what goes into it is then kept that much longer.
+A pass over the graph of the program. A loop is one task with its body inside. What leaves the bytes where they are is
+no task; what a compiler folds into the next kernel is not stored, and what goes into it is then kept that much longer.
 """
 
 import math
@@ -10,219 +10,131 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal, jaxprs_in_params
 
-from ..compat import scopes_of
-from .noting import CALLS
+from ..graph import Body, Loop, Step, Value
+from ..primitives import VIEWS, Kind
 from .update import is_untyped, split_of
-from .walk import loop_parts
 
-# What leaves the bytes where they are.
-SAME_BYTES = frozenset(
-    """pvary name reshape squeeze expand_dims stop_gradient optimization_barrier copy copy_p random_wrap random_unwrap
-    bitcast_convert_type reshard""".split()
-)
-
-# What a compiler folds into the kernel that uses it.
-ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
-    convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow iota
-    is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma population_count pow real
-    reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-    square sub tan tanh xor transpose slice dynamic_slice pad rev concatenate random_bits random_fold_in
-    random_split random_seed axis_index threefry2x32 gather split""".split()
-)
-REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
-)
-
-BARRIER = "barrier"
-"""Before a part that is recomputed: what goes in is stored there, so that the compiler cannot take the part back."""
+_SAME_BYTES = VIEWS | {Kind.BITCAST}
 
 
 @dataclass(eq=False, slots=True)
-class Value:
-    """An array on one processor, and the work that makes it and uses it."""
+class Buffer:
+    """An array on one processor, and the tasks that make it and use it."""
 
     bytes: int
     aval: Any
-    maker: "Work | None" = None
+    maker: "Task | None" = None
     given: int | None = None
-    """Which of its body's inputs it is, where it is one."""
+    """Which of its schedule's inputs it is, where it is one."""
     is_written: bool = False
     """Whether it is a number in the program."""
-    uses: list["Work"] = field(default_factory=list)
+    uses: list["Task"] = field(default_factory=list)
     is_stored: bool = True
     last: int = -1
-    """The last piece of work that needs it, by its place; that of its body's end where it is a result."""
+    """The last task that needs it, by its place; the schedule's end where it is a result."""
 
 
 @dataclass(eq=False, slots=True)
-class Work:
-    """One equation."""
+class Task:
+    """One step at work.
 
-    kind: str
-    eqn: Any
-    scopes: str
-    is_global: bool
-    operands: list[Value]
-    results: list[Value]
-    bodies: list["Body"] = field(default_factory=list)
+    One that is a remat stands before the part that is computed again: what goes into it is stored there, so that the
+    compiler cannot take the part back.
+    """
+
+    step: Step
+    operands: list[Buffer]
+    results: list[Buffer] = field(default_factory=list)
+    bodies: list["Schedule"] = field(default_factory=list)
     at: int = 0
+    recomputes: bool = False
+    """Of a remat: whether there is a product in what is computed again; a gather done again has none."""
+
+    @property
+    def kind(self) -> Kind:
+        return self.step.row.kind
 
 
 @dataclass(eq=False, slots=True)
-class Body:
-    """Work in order, what it is given and what it gives."""
+class Schedule:
+    """Tasks in order, what they are given and what they give."""
 
-    given: list[Value]
-    results: list[Value]
-    work: list[Work]
+    given: list[Buffer]
+    results: list[Buffer]
+    work: list[Task]
 
 
 Size = Callable[[Sequence[int], int], int]
 """The bytes of an array, by its sizes and the bytes of one element."""
 
-_Seen = dict[Any, list[Value]]
-"""The results of equations, by what makes them what they are: XLA computes equal ones once."""
 
-
-def read(closed: Any, mesh_axes: dict[str, int], size: "Size | None" = None) -> Body:
-    """The program as one body; of its arguments each processor holds its slice, and `size` says how large that is."""
-    reader = _Reader(mesh_axes, size or plain_size)
-    jaxpr = closed.jaxpr
-    splits = _splits(jaxpr)
-    reader.known = {tuple(var.aval.shape): split_of(var) for var in jaxpr.invars if any(split_of(var))}
-    given = [Value(reader.bytes(var.aval, splits.get(var, split_of(var))), var.aval) for var in jaxpr.invars]
-    body = reader.body(jaxpr, closed.consts, given, "", True)
-    used = {id(value) for work in body.work for value in work.operands} | {id(value) for value in body.results}
-    for value in body.given:
-        value.bytes *= id(value) in used  # jit leaves out what nothing needs
-    return body
-
-
-def _splits(jaxpr: Any) -> dict[Any, Any]:
-    """How the arguments that go into a region lie, by what it says of them."""
-    found: dict[Any, Any] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            for var, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
-                if not isinstance(var, Literal):
-                    axes = [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
-                    found[var] = tuple(axes)
-    return found
+def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> Schedule:
+    """The schedule of a program on one processor; `size` says how large arrays are."""
+    schedule = _Reader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
+    used = {id(buffer) for task in schedule.work for buffer in task.operands} | {id(each) for each in schedule.results}
+    for buffer in schedule.given:
+        buffer.bytes *= id(buffer) in used  # jit leaves out what nothing needs
+    return schedule
 
 
 class _Reader:
-    def __init__(self, mesh_axes: dict[str, int], size: Size):
+    def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value]):
         self.mesh_axes, self.size = mesh_axes, size
-        self.known: dict[tuple[int, ...], Any] = {}
-        """How arrays of a shape lie among the arguments, for those of which JAX does not say it."""
+        self.known = {tuple(value.aval.shape): split for value in arguments if any(split := split_of(value))}
+        """How arrays of a shape are split among the arguments, for those of which JAX does not say it."""
+        self._remats: dict[Step, Task] = {}
 
-    def bytes(self, aval: Any, split: Any = ()) -> int:
-        """The bytes of an array, of which each processor holds a slice."""
+    def bytes(self, value: Value, is_global: bool) -> int:
+        """The bytes of a value, of which each processor holds a slice."""
+        aval = value.aval if value.local is None else value.local
         shape = list(getattr(aval, "shape", ()))
+        split: Sequence[Sequence[str]] = split_of(value) if is_global and value.local is None else ()
         if is_untyped(aval):
             split = self.known.get(tuple(shape), ())
         for dim, axes in enumerate(split):
             shape[dim] = -(-shape[dim] // math.prod(self.mesh_axes.get(axis, 1) for axis in axes))
         return self.size(shape, _itemsize(getattr(aval, "dtype", None)))
 
-    def body(self, jaxpr: Any, consts: Sequence[Any], given: list[Value], scopes: str, is_global: bool) -> Body:
-        work: list[Work] = []
-        for i, value in enumerate(given):
-            value.given = i
-        names = dict(zip(jaxpr.invars, given, strict=True))
-        fixed = [Value(self.bytes(var.aval), var.aval) for var in jaxpr.constvars]
-        names |= dict(zip(jaxpr.constvars, fixed, strict=True))
-        self._equations(jaxpr, names, scopes, is_global, work, {})
-        return Body(given, [self._value(var, names) for var in jaxpr.outvars], work)
+    def schedule(self, body: Body, *, is_global: bool) -> Schedule:
+        buffers = {
+            value: Buffer(self.bytes(value, is_global), value.aval, given=i) for i, value in enumerate(body.inputs)
+        }
+        schedule = Schedule(list(buffers.values()), [], [])
 
-    def _value(self, var: Any, names: dict[Any, Value]) -> Value:
-        return Value(self.bytes(var.aval), var.aval, is_written=True) if isinstance(var, Literal) else names[var]
+        def buffer(value: Value) -> Buffer:
+            if value not in buffers:  # a constant
+                buffers[value] = Buffer(self.bytes(value, False), value.aval, is_written=value.is_literal)
+            return buffers[value]
 
-    def _equations(
-        self, jaxpr: Any, names: dict[Any, Value], scopes: str, is_global: bool, work: list[Work], seen: _Seen
-    ) -> None:
-        for eqn in jaxpr.eqns:
-            kind = eqn.primitive.name
-            within = f"{scopes}/{scopes_of(eqn)}"
-            operands = [self._value(var, names) for var in eqn.invars]
-            if kind in _INLINED and self._is_call(eqn):
-                inside = seen
-                if eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
-                    inside = {}
-                    work.append(Work(BARRIER, eqn, within, is_global, [value for value in operands if value.bytes], []))
-                self._call(eqn, operands, names, within, is_global and kind != "shard_map", work, inside)
-            elif kind in SAME_BYTES and len(eqn.outvars) <= len(operands) and self._is_same(eqn, operands, is_global):
-                names.update(zip(eqn.outvars, operands, strict=False))
-            elif (key := self._key(eqn, operands)) is not None and key in seen:
-                names.update(zip(eqn.outvars, seen[key], strict=True))
-            else:
-                made = Work(kind, eqn, within, is_global, operands, [])
-                made.results = [
-                    Value(self.bytes(var.aval, split_of(var) if is_global else ()), var.aval, made)
-                    for var in eqn.outvars
-                ]
-                names.update(zip(eqn.outvars, made.results, strict=True))
-                made.bodies = [self._inner(sub, within, is_global) for sub in self._bodies(eqn)]
-                work.append(made)
-                if key is not None:
-                    seen[key] = made.results
+        for step in body:
+            operands = [buffer(value) for value in step.operands]
+            sizes = [self.bytes(value, step.is_global) for value in step.results]
+            self._begin(step, buffer, schedule.work)
+            if step.kind in _SAME_BYTES and sizes == [each.bytes for each in operands[: len(sizes)]]:
+                buffers.update(zip(step.results, operands, strict=False))
+                continue
+            task = Task(step, operands)
+            task.results = [Buffer(size, value.aval, task) for size, value in zip(sizes, step.results, strict=True)]
+            buffers.update(zip(step.results, task.results, strict=True))
+            if isinstance(step, Loop):
+                task.bodies = [self.schedule(inner, is_global=step.is_global) for inner in step.bodies]
+            schedule.work.append(task)
+        schedule.results = [buffer(value) for value in body.results]
+        return schedule
 
-    def _key(self, eqn: Any, operands: list[Value]) -> Any:
-        """What two equations have in common that give the same; None where they may not."""
-        if eqn.effects or eqn.primitive.name in _BODIES:
-            return None
-        given = [
-            (str(var.val), str(var.aval)) if isinstance(var, Literal) else id(value)
-            for var, value in zip(eqn.invars, operands, strict=True)
-        ]
-        shapes = tuple(var.aval.shape for var in eqn.outvars)
-        key = (eqn.primitive.name, shapes, tuple(given), tuple(eqn.params.items()))
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
-
-    def _is_same(self, eqn: Any, operands: list[Value], is_global: bool) -> bool:
-        sizes = [self.bytes(var.aval, split_of(var) if is_global else ()) for var in eqn.outvars]
-        return all(size == value.bytes for size, value in zip(sizes, operands, strict=False))
-
-    def _is_call(self, eqn: Any) -> bool:
-        inner = list(jaxprs_in_params(eqn.params))
-        return len(inner) == 1 and len(getattr(inner[0], "jaxpr", inner[0]).invars) == len(eqn.invars)
-
-    def _call(
-        self,
-        eqn: Any,
-        operands: list[Value],
-        names: dict[Any, Value],
-        scopes: str,
-        is_global: bool,
-        work: list[Work],
-        seen: _Seen,
-    ) -> None:
-        sub = next(iter(jaxprs_in_params(eqn.params)))
-        jaxpr = getattr(sub, "jaxpr", sub)
-        inner = dict(zip(jaxpr.invars, operands, strict=True))
-        inner |= {var: Value(self.bytes(var.aval), var.aval) for var in jaxpr.constvars}
-        self._equations(jaxpr, inner, scopes, is_global, work, seen)
-        names.update(zip(eqn.outvars, (self._value(var, inner) for var in jaxpr.outvars), strict=True))
-
-    def _bodies(self, eqn: Any) -> list[Any]:
-        if eqn.primitive.name not in _BODIES:
-            return []
-        return [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(eqn.params)]
-
-    def _inner(self, jaxpr: Any, scopes: str, is_global: bool) -> Body:
-        given = [Value(self.bytes(var.aval, split_of(var) if is_global else ()), var.aval) for var in jaxpr.invars]
-        return self.body(jaxpr, (), given, scopes, is_global)
-
-
-_BODIES = frozenset(("scan", "while", "cond"))
-_INLINED = CALLS | {"remat2"}
+    def _begin(self, step: Step, buffer: Callable[[Value], Buffer], work: list[Task]) -> None:
+        """Puts the remats that begin with a step before it, the outermost first."""
+        remat, around = step.remat, []
+        while remat is not None:
+            around.append(remat)
+            remat = remat.remat
+        for remat in reversed(around):
+            if remat not in self._remats:
+                self._remats[remat] = Task(remat, [each for each in map(buffer, remat.operands) if each.bytes])
+                work.append(self._remats[remat])
+            if step.kind is Kind.PRODUCT and step.phase == "recompute":
+                self._remats[remat].recomputes = True
 
 
 def plain_size(shape: Sequence[int], each: int) -> int:
@@ -231,7 +143,9 @@ def plain_size(shape: Sequence[int], each: int) -> int:
 
 
 def tiled_size(shape: Sequence[int], each: int) -> int:
-    """The bytes of an array in the tiles of a TPU, 8 by 128 elements, laid so that least is lost.
+    """The bytes of an array in the tiles of a TPU, 8 by 128 elements.
+
+    The dims are put in the order that pads least.
 
     >>> tiled_size((6, 1024), 4), tiled_size((384,), 4), tiled_size((), 4)
     (32768, 2048, 512)
@@ -263,50 +177,17 @@ def _itemsize(dtype: Any) -> int:
         return int(getattr(dtype, "itemsize", 8))  # a random key: two words
 
 
-def cast_before_loops(body: Body, size: Size) -> None:
-    """Casts as a whole, before a loop, what the loop casts turn by turn, as the XLA of TPUs does."""
-    casts: dict[tuple[int, Any], Value] = {}
-    for work in list(body.work):
-        if work.kind != "scan":
-            continue
-        inner, first = work.bodies[0], sum(loop_parts(work.eqn))
-        for i, piece in enumerate(inner.given[first:], first):
-            uses = [each for each in inner.work if piece in each.operands]
-            found = [each for each in uses if each.kind == "convert_element_type"]
-            is_cast = found and all(each in found or each.kind == BARRIER for each in uses)
-            if not is_cast or piece in inner.results or found[0].results[0].bytes >= piece.bytes:
+def cast_before_remats(schedule: Schedule) -> None:
+    """Casts before a remat what is cast after it, as the XLA of TPUs does."""
+    for task in schedule.work:
+        for inner in task.bodies:
+            cast_before_remats(inner)
+    for remat in [task for task in schedule.work if task.kind is Kind.REMAT]:
+        for i, buffer in enumerate(remat.operands):
+            uses = [task for task in schedule.work if buffer in task.operands and task is not remat]
+            is_cast = uses and all(task.kind is Kind.CAST for task in uses) and buffer.maker is not None
+            if not is_cast or uses[0].results[0].bytes >= buffer.bytes or buffer in schedule.results:
                 continue
-            dtype, outer = found[0].results[0].aval.dtype, work.operands[i]
-            if (id(outer), dtype) not in casts:
-                made = Work("convert_element_type", found[0].eqn, found[0].scopes, work.is_global, [outer], [])
-                aval = outer.aval.update(dtype=dtype)
-                shape = (work.eqn.params["length"], *piece.aval.shape)
-                casts[id(outer), dtype] = Value(size(shape, _itemsize(dtype)), aval, made)
-                made.results = [casts[id(outer), dtype]]
-                body.work.insert(body.work.index(work), made)
-            work.operands[i] = casts[id(outer), dtype]
-            piece.bytes, piece.aval = found[0].results[0].bytes, found[0].results[0].aval
-            _replace(inner, {id(each.results[0]): piece for each in found})
-            inner.work = [each for each in inner.work if each not in found]
-
-
-def cast_before_barriers(body: Body) -> None:
-    """Makes of values that are cast after a barrier ones that are cast before it, as the TPU's XLA does."""
-    for work in body.work:
-        for inner in work.bodies:
-            cast_before_barriers(inner)
-    for barrier in [work for work in body.work if work.kind == BARRIER]:
-        for i, value in enumerate(barrier.operands):
-            uses = [work for work in body.work if value in work.operands and work is not barrier]
-            is_cast = uses and all(work.kind == "convert_element_type" for work in uses) and value.maker is not None
-            if not is_cast or uses[0].results[0].bytes >= value.bytes or value in body.results:
-                continue
-            barrier.operands[i] = uses[0].results[0]
-            body.work.remove(uses[0])
-            body.work.insert(body.work.index(barrier), uses[0])
-
-
-def _replace(body: Body, by: dict[int, Value]) -> None:
-    for work in body.work:
-        work.operands = [by.get(id(value), value) for value in work.operands]
-    body.results = [by.get(id(value), value) for value in body.results]
+            remat.operands[i] = uses[0].results[0]
+            schedule.work.remove(uses[0])
+            schedule.work.insert(schedule.work.index(remat), uses[0])

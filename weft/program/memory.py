@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
+from ..graph import Body
 from ..text import size_text
 from . import liveness
 from .array_type import ArrayType
@@ -63,17 +64,16 @@ class Memory:
     A target is `gpu`, `tpu` or `cpu`: each compiler has rules of its own.
     """
 
-    def __init__(self, jaxpr: Any, mesh_axes: dict[str, int], names: Names, target: str):
+    def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
         self.target, self._names = target, names
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
-        body = liveness.read(jaxpr, mesh_axes, size)
+        body = liveness.read(program, mesh_axes, size)
         donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.given))]
         if rules.is_tiled:
-            liveness.cast_before_barriers(body)
-            liveness.cast_before_loops(body, size)
+            liveness.cast_before_remats(body)
         self._course = Course(body, rules, body.given, kept=[not is_gone for is_gone in donated])
         self.arguments = sum(value.bytes for value in body.given)
         self.outputs = sum(value.bytes for value in body.results)

@@ -1,18 +1,15 @@
-"""The course of a program's memory: how much is alive at each piece of work, by the rules of a target's compiler.
+"""The course of a program's memory: how much is alive at each task.
 
-Reads what `liveness` read. A loop stands for what its largest turn needs, over what is alive around it.
+Reads the schedule of `liveness` by the rules of a target's compiler. A loop stands for what its largest turn needs,
+over what is alive around it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
-from ..compat import scopes_of
-from ..lower.collectives import PRIMITIVES
-from .liveness import BARRIER, ELEMENTWISE, REDUCTIONS, Body, Value, Work
-from .walk import loop_parts
+from ..graph import Loop
+from ..primitives import FUSED, Kind
+from .liveness import Buffer, Schedule, Task
 
 
 @dataclass(frozen=True)
@@ -32,52 +29,37 @@ class Rules:
     into_products: int = 0
     """Into how many products a result is folded at most."""
     is_tiled: bool = False
-    """Whether arrays lie in tiles, and weights are cast before loops: a TPU."""
-    pipelines: bool = False
-    """Whether a loop sends the gradients of one turn during the next, and has its first turn taken out of it."""
+    """Whether arrays are stored in tiles: a TPU."""
+    scatters_last: bool = False
+    """Whether products whose results are scattered wait for the last loop."""
 
 
 RULES = {
     "gpu": Rules(
-        fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, pipelines=True
+        fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, scatters_last=True
     ),
     "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.35), into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
-_IN_PLACE = ELEMENTWISE | REDUCTIONS | frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
-_FOLDS = ELEMENTWISE | REDUCTIONS
-_BITS = frozenset("shift_right_logical or sub mul add max min and convert_element_type".split())
+_FOLDS = FUSED | {Kind.REDUCTION}
+_IN_PLACE = _FOLDS | {Kind.WRITE, Kind.SCATTER}
+_OF_RANDOM_BITS = frozenset({Kind.MATH, Kind.ADD, Kind.CAST})
 """What makes numbers of random bits."""
-_MOVES = frozenset(("transpose", "convert_element_type"))
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
-_SUMS = frozenset(("psum", "psum_invariant", "pmax", "pmin"))
+_MOVES = frozenset({Kind.TRANSPOSE, Kind.CAST})
 
 
-def _is_filled(value: Value) -> bool:
+def _is_filled(value: Buffer) -> bool:
     """Whether a value is one number all over, written in the program."""
-    work = value.maker
-    return work is not None and work.kind == "broadcast_in_dim" and all(one.is_written for one in work.operands)
-
-
-def _type(value: Value) -> tuple[Any, ...]:
-    return value.aval.shape, value.aval.dtype
-
-
-def _has_product(jaxpr: Any) -> bool:
-    """Whether a part that is recomputed has a product in it; a gather done again has none."""
-    return any(
-        (eqn.primitive.name in _PRODUCTS and "rematted_computation" in scopes_of(eqn))
-        or any(_has_product(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )
+    maker = value.maker
+    return maker is not None and maker.kind is Kind.BROADCAST and all(one.is_written for one in maker.operands)
 
 
 @dataclass(eq=False, slots=True)
 class Point:
-    """One piece of work, and the bytes alive while it runs."""
+    """One task, and the bytes alive while it runs."""
 
-    work: Work
+    work: Task
     bytes: int
     base: int = 0
     """Of these, the bytes alive around its bodies."""
@@ -85,16 +67,19 @@ class Point:
 
 
 class Course:
-    """What is alive in a body at each of its pieces of work; `owned` inputs count, and end with their last use."""
+    """What is alive at each task of a schedule.
+
+    Its `owned` inputs count, and end with their last use.
+    """
 
     def __init__(
         self,
-        body: Body,
+        body: Schedule,
         rules: Rules,
-        owned: Sequence[Value],
-        streamed: Sequence[Value] = (),
+        owned: Sequence[Buffer],
+        streamed: Sequence[Buffer] = (),
         kept: Sequence[bool] = (),
-        around: "tuple[Course, Work] | None" = None,
+        around: "tuple[Course, Task] | None" = None,
     ):
         self.body, self.rules, self.around = body, rules, around
         self._kept = {id(value) for value, is_kept in zip(owned, kept, strict=False) if is_kept}
@@ -103,9 +88,8 @@ class Course:
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
         self._named: dict[int, Course] = {}
-        self._sources: dict[int, tuple[Value, ...]] = {}
-        self._carried: set[int] = set()
-        if around is None and (rules.pipelines or rules.is_tiled):
+        self._sources: dict[int, tuple[Buffer, ...]] = {}
+        if around is None and (rules.scatters_last or rules.is_tiled):
             self._put_off_gradients()
         self._link()
         self._find_lasts()
@@ -114,93 +98,85 @@ class Course:
         self._sweep()
 
     def _put_off_gradients(self) -> None:
-        """Moves products for gradients of weights that are sent, or added up, behind the last loop there too."""
-        last = max((at for at, work in enumerate(self.body.work) if work.kind == "scan"), default=0)
-        products = self._scattered(last) if self.rules.pipelines else self._added_up(last)
-        late = {id(work) for work in products}
-        for work in self.body.work[: last + 1] if late else ():
-            if any(value.maker is not None and id(value.maker) in late for value in work.operands):
-                late.add(id(work))
-                if work.bodies:
+        """Moves products whose results are sent or added up last behind the last loop."""
+        last = max((at for at, task in enumerate(self.body.work) if task.kind is Kind.SCAN), default=0)
+        products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
+        late = {id(task) for task in products}
+        for task in self.body.work[: last + 1] if late else ():
+            if any(value.maker is not None and id(value.maker) in late for value in task.operands):
+                late.add(id(task))
+                if task.bodies:
                     return  # a loop needs one of them
         if late:
             before, rest = self.body.work[: last + 1], self.body.work[last + 1 :]
-            kept, put_off = ([work for work in before if (id(work) in late) == is_late] for is_late in (False, True))
-            needed = (i for i, work in enumerate(rest) if any(id(value.maker) in late for value in work.operands))
-            at = 0 if self.rules.pipelines else next(needed, 0)
+            kept, put_off = ([task for task in before if (id(task) in late) == is_late] for is_late in (False, True))
+            needed = (i for i, task in enumerate(rest) if any(id(value.maker) in late for value in task.operands))
+            at = 0 if self.rules.scatters_last else next(needed, 0)
             self.body.work = [*kept, *rest[:at], *put_off, *rest[at:]]
 
-    def _scattered(self, last: int) -> Iterator[Work]:
-        """The products before a place whose results are scattered: all of that is sent at the end."""
-        for work in self.body.work[:last]:
-            if work.kind == "reduce_scatter":
-                maker = work.operands[0].maker
+    def _scattered(self, last: int) -> Iterator[Task]:
+        """The products before a place whose results are scattered."""
+        for task in self.body.work[:last]:
+            if task.step.collective == "reduce_scatter":
+                maker = task.operands[0].maker
                 while maker is not None and maker.kind in _MOVES:
                     maker = maker.operands[0].maker
-                if maker is not None and maker.kind in _PRODUCTS:
+                if maker is not None and maker.kind is Kind.PRODUCT:
                     yield maker
 
-    def _added_up(self, last: int) -> Iterator[Work]:
-        """The products before a place that a sum after it takes up into its kernel: those of a tied weight."""
-        for work in self.body.work[last + 1 :]:
-            for value in work.operands if work.kind in ("add", "add_any") else ():
-                while value.maker is not None and value.maker.kind in (*_MOVES, "reduce_scatter"):
-                    value = value.maker.operands[0]
-                if value.maker is not None and value.maker.kind in _PRODUCTS:
-                    yield value.maker
+    def _added_up(self, last: int) -> Iterator[Task]:
+        """The products before a place that a sum after it adds up: of a tied weight."""
+        for task in self.body.work[last + 1 :]:
+            for value in task.operands if task.kind in (Kind.ADD, Kind.ADD_GRADIENTS) else ():
+                maker = value.maker
+                while maker is not None and (maker.kind in _MOVES or maker.step.collective == "reduce_scatter"):
+                    maker = maker.operands[0].maker
+                if maker is not None and maker.kind is Kind.PRODUCT:
+                    yield maker
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
-        made: list[Value] = list(self.body.given)
-        for at, work in enumerate(self.body.work):
-            work.at = at
-            for value in work.operands:
-                value.uses.append(work)
-            made += work.results
+        made: list[Buffer] = list(self.body.given)
+        for at, task in enumerate(self.body.work):
+            task.at = at
+            for value in task.operands:
+                value.uses.append(task)
+            made += task.results
         self._made = made
-        self._barred = {
-            id(value)
-            for work in self.body.work
-            if work.kind == BARRIER
-            for value in work.operands
-            if value.maker is None
-        }
-        self._loops = [work.at for work in self.body.work if work.kind == "scan"]
-        self._has_collectives = self.around is None and any(work.kind in PRIMITIVES for work in self.body.work)
+        self._loops = [task.at for task in self.body.work if task.kind is Kind.SCAN]
+        self._has_collectives = self.around is None and any(task.kind is Kind.COLLECTIVE for task in self.body.work)
         self._drawn: set[int] = set()
-        for work in self.body.work:
-            if work.kind == "random_bits" or any(
-                value.maker is not None and id(value.maker) in self._drawn and work.kind in _BITS
-                for value in work.operands
-            ):
-                self._drawn.add(id(work))
+        for task in self.body.work:
+            if task.kind is Kind.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
+                self._drawn.add(id(task))
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
 
-    def _is_folded(self, value: Value) -> bool:
-        """Whether the work that makes a value can be part of the kernel that uses it."""
+    def _is_folded(self, value: Buffer) -> bool:
+        """Whether the task that makes a value can be part of the kernel that uses it."""
         if value.maker is None:
             return id(value) in self._streamed
-        return self.rules.fuses and value.maker.kind in ELEMENTWISE
+        return self.rules.fuses and value.maker.kind in FUSED
 
-    def _needs_storage(self, value: Value, is_result: bool) -> bool:
+    def _needs_storage(self, value: Buffer, is_result: bool) -> bool:
         if not self._is_folded(value):
             return True
         if is_result and id(value) not in self._streamed:
             return True
         others = [use for use in value.uses if use.kind not in _FOLDS]
         if others:
-            is_folded = all(use.kind in _PRODUCTS for use in others) and len(others) <= self.rules.into_products
+            is_folded = all(use.kind is Kind.PRODUCT for use in others) and len(others) <= self.rules.into_products
             return value.maker is None or not is_folded
         return (
             self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
         )
 
-    def _is_random(self, work: Work) -> bool:
-        """Whether work tells random bits apart: they are not drawn again for each use."""
-        return work.kind in ("lt", "le", "gt", "ge") and any(
-            value.maker is not None and id(value.maker) in self._drawn for value in work.operands
-        )
+    def _is_random(self, task: Task) -> bool:
+        """Whether a task tells random bits apart: they are not drawn again for each use."""
+        return task.kind is Kind.COMPARE and self._is_of_random_bits(task)
+
+    def _is_of_random_bits(self, task: Task) -> bool:
+        return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
 
     def _find_lasts(self) -> None:
         for value in self._made:
@@ -211,69 +187,51 @@ class Course:
         for value in self.body.given:
             if id(value) in self._kept:
                 value.last = self.end
-        if self.rules.pipelines:
-            self._pipeline()
-        for work in reversed(self.body.work):
-            unstored = [value.last for value in work.results if not value.is_stored]
-            if self.rules.pipelines and work.kind == "convert_element_type" and id(work.operands[0]) in self._barred:
-                unstored = [work.results[0].last]  # the product that takes it may read it unconverted
+        for task in reversed(self.body.work):
+            unstored = [value.last for value in task.results if not value.is_stored]
             if unstored:
                 last = max(unstored)
-                for value in work.operands:
+                for value in task.operands:
                     value.last = max(value.last, last)
 
-    def _pipeline(self) -> None:
-        """Keeps what a loop still has to send in the next turn, and what its first turn, outside, has in common."""
-        if self.around is not None and self.around[1].kind == "scan":
-            for work in self.body.work:
-                if work.kind == "reduce_scatter":
-                    work.operands[0].last = self.end
-                    self._carried.add(id(work.operands[0]))
-        for work in self.body.work:
-            if work.kind == "scan" and any(inner.kind == "reduce_scatter" for inner in work.bodies[0].work):
-                alike = {_type(value) for inner in work.bodies[0].work for value in inner.results if _is_filled(value)}
-                for value in self._made:
-                    if value.is_stored and _is_filled(value) and value.last < work.at and _type(value) in alike:
-                        value.last = work.at - 1
-
-    def sources(self, work: Work) -> tuple[Value, ...]:
-        """The stored values that a piece of work reads, through those that are folded into it."""
-        if id(work) not in self._sources:
-            found: dict[int, Value] = {}
-            for value in work.operands:
+    def sources(self, task: Task) -> tuple[Buffer, ...]:
+        """The stored values a task reads, through those that are folded into it."""
+        if id(task) not in self._sources:
+            found: dict[int, Buffer] = {}
+            for value in task.operands:
                 for one in (value,) if value.is_stored or value.maker is None else self.sources(value.maker):
                     found[id(one)] = one
-            self._sources[id(work)] = tuple(found.values())
-        return self._sources[id(work)]
+            self._sources[id(task)] = tuple(found.values())
+        return self._sources[id(task)]
 
-    def _born(self, value: Value) -> int:
-        """Where a value comes to be: of one that can be made at any time, just before it is needed."""
+    def _born(self, value: Buffer) -> int:
+        """The task at which a value comes to be."""
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
-        if id(value) in self._carried:
-            return 0
         if not self._is_busy or at < self._loops[0]:
             return at
-        if value.maker.kind == "scan" and self._is_piled(value) and at > self._loops[0]:
+        if self._is_piled(value) and at > self._loops[0]:
             return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
-        if _is_filled(value) and any(use.kind.startswith("scatter") for use in value.uses):
+        if _is_filled(value) and any(use.kind is Kind.SCATTER for use in value.uses):
             return max((loop for loop in self._loops if loop < at), default=at)
         return at
 
     @property
     def _is_busy(self) -> bool:
-        """Whether there are collectives between loops, for which a compiler finds other work to do meanwhile."""
+        """Whether collectives between loops leave a compiler time for other work."""
         return self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
 
-    def _is_piled(self, value: Value) -> bool:
+    def _is_piled(self, value: Buffer) -> bool:
         """Whether a value is filled by a loop turn by turn."""
-        work = value.maker
-        return work is not None and any(value is one for one in work.results[loop_parts(work.eqn)[1] :])
+        task = value.maker
+        if task is None or not isinstance(task.step, Loop) or not task.step.is_scan:
+            return False
+        return any(value is one for one in task.results[task.step.parts[1] :])
 
     def _sweep(self) -> None:
-        self._births: list[list[Value]] = [[] for _ in range(self.end + 1)]
-        self._deaths: list[list[Value]] = [[] for _ in range(self.end + 1)]
+        self._births: list[list[Buffer]] = [[] for _ in range(self.end)]
+        self._deaths: list[list[Buffer]] = [[] for _ in range(self.end + 1)]
         owned = {id(value) for value in self._owned}
         alive = 0
         for value in self._made:
@@ -288,26 +246,26 @@ class Course:
             else:
                 self._births[self._born(value)].append(value)
             self._deaths[min(max(value.last, 0), self.end)].append(value)
-        for work in self.body.work:
-            alive += sum(value.bytes for value in self._births[work.at])
-            now = alive - sum(value.bytes for value in self._overwritten(work))
-            inner = self._loop(work)
-            self.points.append(Point(work, now + inner[0], now, inner[1]))
+        for task in self.body.work:
+            alive += sum(value.bytes for value in self._births[task.at])
+            now = alive - sum(value.bytes for value in self._overwritten(task))
+            inner = self._loop(task)
+            self.points.append(Point(task, now + inner[0], now, inner[1]))
             now += inner[0]
             if now > self.peak:
-                self.peak, self.at = now, work.at
-            alive -= sum(value.bytes for value in self._deaths[work.at])
-        if alive + sum(value.bytes for value in self._births[self.end]) > self.peak:
+                self.peak, self.at = now, task.at
+            alive -= sum(value.bytes for value in self._deaths[task.at])
+        if alive > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _overwritten(self, work: Work) -> list[Value]:
+    def _overwritten(self, task: Task) -> list[Buffer]:
         """The operands that end here and that a result of the same size is written over."""
-        ending = [value for value in self._over(work) if value.last == work.at and self._counts(value)]
+        ending = [value for value in self._over(task) if value.last == task.at and self._counts(value)]
         if not ending:
             return []
         found = []
-        carried = loop_parts(work.eqn)[1] if work.kind == "scan" else len(work.results)
-        for result in work.results[:carried]:
+        carried = task.step.parts[1] if isinstance(task.step, Loop) else len(task.results)
+        for result in task.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
@@ -315,47 +273,45 @@ class Course:
                     found.append(match)
         return found
 
-    def _over(self, work: Work) -> Sequence[Value]:
-        """The values a piece of work may write its results over: of a loop, what it starts with."""
-        if work.kind == "scan":
-            first, carried = loop_parts(work.eqn)
-            return work.operands[first : first + carried]
-        if work.kind == "while":
-            return work.operands[work.eqn.params["cond_nconsts"] + work.eqn.params["body_nconsts"] :]
-        is_sum = work.kind in _SUMS and self.rules.sums_in_place
-        return self.sources(work) if work.kind in _IN_PLACE or is_sum else ()
+    def _over(self, task: Task) -> Sequence[Buffer]:
+        """The values a task may write its results over: of a loop, what it starts with."""
+        if isinstance(task.step, Loop):
+            first, carried = task.step.parts
+            return task.operands[first : first + carried]
+        is_sum = self.rules.sums_in_place and task.step.collective == "all_reduce"
+        return self.sources(task) if task.kind in _IN_PLACE or is_sum else ()
 
-    def _counts(self, value: Value) -> bool:
+    def _counts(self, value: Buffer) -> bool:
         return value.maker is not None or any(value is one for one in self._owned) or id(value) in self._streamed
 
-    def _loop(self, work: Work) -> tuple[int, list[Point]]:
-        """What the bodies of a piece of work need beyond its operands and results, and their own points."""
-        if not work.bodies:
+    def _loop(self, task: Task) -> tuple[int, list[Point]]:
+        """What the bodies of a task need beyond its operands and results."""
+        if not task.bodies:
             return 0, []
-        courses = [self._course(work, body) for body in work.bodies]
+        courses = [self._course(task, body) for body in task.bodies]
         largest = max(courses, key=lambda course: course.peak)
-        self._named[work.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
-        self._inner[work.at] = largest
+        self._named[task.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
+        self._inner[task.at] = largest
         return largest.peak, largest.points
 
-    def _course(self, work: Work, body: Body) -> "Course":
-        if work.kind == "scan":
-            consts, carry = loop_parts(work.eqn)
-            streamed = [*body.given[consts + carry :], *body.results[carry:]]
-            return Course(body, self.rules, (), streamed, around=(self, work))
-        return Course(body, self.rules, (), around=(self, work))
+    def _course(self, task: Task, body: Schedule) -> "Course":
+        if isinstance(task.step, Loop) and task.step.is_scan:
+            fixed, carried = task.step.parts
+            streamed = [*body.given[fixed + carried :], *body.results[carried:]]
+            return Course(body, self.rules, (), streamed, around=(self, task))
+        return Course(body, self.rules, (), around=(self, task))
 
-    def inner(self, work: Work) -> "Course":
-        """The course of a body that gives the results of a piece of work."""
-        return self._named[work.at]
+    def inner(self, task: Task) -> "Course":
+        """The course of a body that gives the results of a task."""
+        return self._named[task.at]
 
-    def outside(self, index: int) -> "tuple[Value, Course] | None":
+    def outside(self, index: int) -> "tuple[Buffer, Course] | None":
         """What an input of this body is outside of it, and where."""
         if self.around is None:
             return None
-        outer, work = self.around
-        at = index + len(work.operands) - len(self.body.given)
-        return (work.operands[at], outer) if 0 <= at < len(work.operands) else None
+        outer, task = self.around
+        at = index + len(task.operands) - len(self.body.given)
+        return (task.operands[at], outer) if 0 <= at < len(task.operands) else None
 
     @property
     def loops(self) -> int:
@@ -365,9 +321,9 @@ class Course:
     @property
     def recomputes_outside_loops(self) -> bool:
         """Whether products of this body itself are computed again for its gradients."""
-        return any(work.kind == BARRIER and _has_product(work.eqn.params["jaxpr"]) for work in self.body.work)
+        return any(task.recomputes for task in self.body.work)
 
-    def alive(self, at: int | None = None) -> Iterator[tuple[Value, "Course"]]:
+    def alive(self, at: int | None = None) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
         at = self.at if at is None else at
         reused = {id(value) for value in self._overwritten(self.body.work[at])} if at < self.end else set()

@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..graph import Loop
 from ..layout import Region
-from ..record import Entry, Placed, entry_and_operand
+from ..record import Entry, Placed
 from ..spmd import Input
 from .array_type import ArrayDim, ArrayType, named_type, placed_type, unnamed_type
-from .liveness import Value, Work
+from .liveness import Buffer, Task
 from .memory_course import Course
 from .reading import Reading
-from .walk import loop_parts, phase_of
 
 
 @dataclass(frozen=True)
@@ -45,40 +45,39 @@ class Names:
     def __init__(self, reading: Reading, given: Sequence[Input], region: Region):
         self.reading, self.given, self.region = reading, given, region
 
-    def called(self, value: Value, course: Course) -> Called:
+    def called(self, value: Buffer, course: Course) -> Called:
         """The name, the placed type, the phase and the source of a value."""
         if value.maker is None:
             return self._input(value, course)
         work = value.maker
         if work.bodies:
             return self._of_loop(value, work, course)
-        op, operand = entry_and_operand(work.scopes)
-        phase = self.phase(work)
-        entry = self.reading.entry(op)
+        step, phase = work.step, work.step.phase
+        entry = self.reading.entry(step.op)
         if entry is None:
             is_update = phase == "update"
-            name, site = ("update", str(self.reading.update_site)) if is_update else (work.kind, "")
+            name, site = ("update", str(self.reading.update_site)) if is_update else (step.row.name, "")
             return Called(name, unnamed_type(value.aval), phase, site)
         if phase == "backward" and entry.traits.is_cast and work.operands[0].maker is not None:
             called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
             return replace(called, type=replace(called.type, dtype=value.aval.dtype))
-        name, placed = self._matched(value, entry, operand, phase)
+        name, placed = self._matched(value, entry, step.operand, phase)
         type_ = placed_type(placed) if placed else unnamed_type(value.aval)
         return Called(name, type_, phase, str(self.reading.site(entry)))
 
-    def phase(self, work: Work) -> str:
-        return phase_of(work.scopes, work.is_global)
+    def phase(self, work: Task) -> str:
+        return work.step.phase
 
-    def label(self, work: Work) -> Label:
+    def label(self, work: Task) -> Label:
         """What a piece of work is called as a point of the program's course."""
-        op, _ = entry_and_operand(work.scopes)
-        entry, phase = self.reading.entry(op), self.phase(work)
+        op, phase = work.step.op, work.step.phase
+        entry = self.reading.entry(op)
         if entry is None:
-            return Label(work.kind, phase, "", op)
+            return Label(work.step.row.name, phase, "", op)
         text = self.reading.text(entry)
         return Label(f"gradient of {text}" if phase == "backward" else text, phase, str(self.reading.site(entry)), op)
 
-    def _matched(self, value: Value, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
+    def _matched(self, value: Buffer, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
         """The tensor of an op that a value is, by its size.
 
         It may be a result, an operand that was brought there, or a gradient.
@@ -109,7 +108,7 @@ class Names:
     def _elements(self, placed: Placed, entry: Entry) -> int:
         return self.reading.local_elements(placed, _held(placed) | entry.dims) * self.reading.mapped_times(entry)
 
-    def _input(self, value: Value, course: Course) -> Called:
+    def _input(self, value: Buffer, course: Course) -> Called:
         plain = unnamed_type(value.aval)
         if value.given is None:
             return Called("a constant", plain)
@@ -124,7 +123,7 @@ class Names:
             return replace(called, type=ArrayType(called.type.dtype, dims[1:]) if has_more else plain)
         return called
 
-    def _argument(self, value: Value) -> Called:
+    def _argument(self, value: Buffer) -> Called:
         assert value.given is not None
         plain = unnamed_type(value.aval)
         given = self.given[value.given] if value.given < len(self.given) else None
@@ -135,7 +134,7 @@ class Names:
         placement = self.region.placement(given.dims, given.store)
         return Called(given.name, named_type(value.aval.dtype, given.dims, placement))
 
-    def _of_loop(self, value: Value, work: Work, course: Course) -> Called:
+    def _of_loop(self, value: Buffer, work: Task, course: Course) -> Called:
         """A loop's result by what makes it inside.
 
         One that is stacked turn by turn has the loop's dim before its own.
@@ -145,10 +144,11 @@ class Names:
         body = inner.body
         offset = len(body.results) - len(work.results)
         called = self.called(body.results[index + offset], inner)
-        if work.kind == "scan" and index >= loop_parts(work.eqn)[1]:
-            entry = self.reading.entry(entry_and_operand(work.scopes)[0])
+        loop = work.step
+        if isinstance(loop, Loop) and loop.turns is not None and index >= loop.parts[1]:
+            entry = self.reading.entry(loop.op)
             name = entry.over[0] if entry is not None and entry.over else None
-            turns = ArrayDim(name, work.eqn.params["length"])
+            turns = ArrayDim(name, loop.turns)
             return replace(called, type=ArrayType(called.type.dtype, (turns, *called.type.dims)))
         return called
 

@@ -1,7 +1,7 @@
-"""Running a traced program as it is on one processor, with a note of each of its equations.
+"""An interpreter of a traced program, with a note of each of its steps.
 
-Reads the jaxpr alone. Calls are gone into, loops turn by turn; the notes are nested as the bodies are. What a loop of
-unknown length does inside is not noted.
+Runs the graph of the program on one processor: the steps of calls stand among the others, loops are gone through turn
+by turn, and the notes are nested as the bodies are. What a loop of unknown length does inside is not noted.
 """
 
 import functools
@@ -11,123 +11,114 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
 
-from ..lower.collectives import PRIMITIVES
-from .walk import loop_parts
+from ..graph import Body, Loop, Step, Value
+from ..primitives import VIEWS, Kind
 
 Path = tuple[int, ...]
-"""Where an equation stands: its place in the body, after that of the equation whose body it is."""
+"""Where a step stands: its place in the body, after that of the step whose body it is."""
 
 Note = Callable[[Path, Sequence[Any], Sequence[Any]], Any]
-"""What is noted of an equation, given where it stands, its operands and its results."""
+"""What is noted of a step, given where it stands, its operands and its results."""
 
-CALLS = frozenset("jit pjit closed_call core_call checkpoint remat custom_jvp_call custom_vjp_call shard_map".split())
-"""What leads to the body it calls, once."""
-MOVES = frozenset("broadcast_in_dim reshape squeeze transpose copy name stop_gradient pvary".split())
+MOVES = VIEWS | {Kind.BROADCAST, Kind.TRANSPOSE}
 """What gives the values it is given; of it nothing is noted."""
 
 
-def noted(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], note: Note) -> Any:
-    """The notes of all equations, nested as their bodies are."""
+def noted(program: Body, args: Sequence[Any], note: Note) -> Any:
+    """The notes of all steps, nested as their bodies are."""
     # Run once: on a CPU most of the time would go into making it fast.
     how = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    run = jax.jit(lambda consts, args: _run(jaxpr, consts, args, note, ())[1], compiler_options=how)
-    return jax.device_get(run(list(consts), list(args)))
+    constants = [value.number for value in program.constants]
+
+    def run(constants: Sequence[Any], args: Sequence[Any]) -> Any:
+        return _run(program, args, note, (), constants)[1]
+
+    return jax.device_get(jax.jit(run, compiler_options=how)(constants, list(args)))
 
 
 def note_at(notes: Any, path: Path, turns: Sequence[int]) -> Any:
-    """The note of one equation in one turn of each loop around it."""
+    """The note of one step in one turn of each loop around it."""
     for i in path:
         notes = notes[1][i] if isinstance(notes, tuple) else notes[i]
     return jax.tree.map(lambda x: x[tuple(turns)], notes)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], list[Any]]:
-    """The results of a body, and a note for each of its equations."""
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+def _run(
+    body: Body, args: Sequence[Any], note: Note, path: Path, constants: Sequence[Any] = ()
+) -> tuple[list[Any], list[Any]]:
+    """The results of a body, and a note for each of its steps."""
+    values: dict[Value, Any] = dict(zip(body.inputs, args, strict=True))
+    values.update(zip(body.constants, constants, strict=False))
     notes = []
 
-    def value(var: Any) -> Any:
-        return var.val if isinstance(var, Literal) else values[var]
+    def array(value: Value) -> Any:
+        return values.get(value, value.number)
 
-    for i, eqn in enumerate(jaxpr.eqns):
-        results, noted = _equation(eqn, [value(var) for var in eqn.invars], note, (*path, i))
-        values.update(zip(eqn.outvars, results, strict=True))
+    for i, step in enumerate(body):
+        results, noted = _step(step, [array(value) for value in step.operands], note, (*path, i))
+        values.update(zip(step.results, results, strict=True))
         notes.append(noted)
-    return [value(var) for var in jaxpr.outvars], notes
+    return [array(value) for value in body.results], notes
 
 
-def _equation(eqn: Any, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequence[Any], Any]:
-    """What an equation gives, and its note; what only prints or checks is left out."""
-    kind = eqn.primitive.name
-    if not eqn.outvars:
+def _step(step: Step, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequence[Any], Any]:
+    """What a step gives, and its note; what only prints or checks is left out."""
+    if not step.results:
         return [], None
-    if kind in CALLS:
-        return _run(*body_of(eqn), args, note, path)
-    if kind == "scan":
-        return _scanned(eqn, args, note, path)
-    if kind == "cond":
-        return _branched(eqn, args, note, path)
-    if kind in PRIMITIVES or kind == "pvary":  # alone, a processor gets what it gives
-        results = [x.reshape(var.aval.shape) for x, var in zip(args, eqn.outvars, strict=True)]
-    elif kind == "axis_index":
+    if isinstance(step, Loop) and step.is_scan:
+        return _scanned(step, args, note, path)
+    if isinstance(step, Loop) and step.is_branch:
+        return _branched(step, args, note, path)
+    if isinstance(step, Loop):
+        results = _looped(step, args)
+    elif step.kind in (Kind.COLLECTIVE, Kind.VARY):  # alone, a processor gets what it gives
+        results = [x.reshape(value.aval.shape) for x, value in zip(args, step.results, strict=True)]
+    elif step.kind is Kind.AXIS_INDEX:
         results = [jnp.zeros((), "int32")]
-    elif kind == "while":
-        results = _looped(eqn, args)
     else:
-        found = eqn.primitive.bind(*args, **eqn.params)
-        results = list(found) if eqn.primitive.multiple_results else [found]
-    return results, None if kind in MOVES else note(path, args, results)
+        bound = step.eqn.primitive.bind(*args, **step.eqn.params)
+        results = list(bound) if step.eqn.primitive.multiple_results else [bound]
+    return results, None if step.kind in MOVES else note(path, args, results)
 
 
-def body_of(eqn: Any) -> tuple[Any, Sequence[Any]]:
-    """The body of a call and its constants."""
-    found = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    return getattr(found, "jaxpr", found), getattr(found, "consts", ())
-
-
-def _scanned(eqn: Any, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
-    """A loop; noted of each turn are the slices it is given, and its equations."""
-    body, (fixed, carried) = eqn.params["jaxpr"], loop_parts(eqn)
+def _scanned(loop: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
+    """A loop; noted of each turn are the slices it is given, and its steps."""
+    (body,), (fixed, carried) = loop.bodies, loop.parts
 
     def turn(carry: Any, pieces: Any) -> tuple[Any, Any]:
-        found, notes = _run(body.jaxpr, body.consts, [*args[:fixed], *carry, *pieces], note, path)
-        return found[:carried], (found[carried:], (note(path, (), pieces), notes))
+        results, notes = _run(body, [*args[:fixed], *carry, *pieces], note, path)
+        return results[:carried], (results[carried:], (note(path, (), pieces), notes))
 
-    how = {name: eqn.params[name] for name in ("length", "reverse")}
+    how = {name: loop.eqn.params[name] for name in ("length", "reverse")}
     last, (stacked, notes) = lax.scan(turn, list(args[fixed : fixed + carried]), list(args[fixed + carried :]), **how)
     return [*last, *stacked], notes
 
 
-def _branched(eqn: Any, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
-    """A branch; noted is which one was taken, and its equations."""
-    bodies = [
-        functools.partial(_run, body.jaxpr, body.consts, note=note, path=(*path, i))
-        for i, body in enumerate(eqn.params["branches"])
-    ]
-    shapes = [jax.eval_shape(body, list(args[1:]))[1] for body in bodies]
+def _branched(branch: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
+    """A branch; noted is which one was taken, and its steps."""
+    sides = [functools.partial(_run, body, note=note, path=(*path, i)) for i, body in enumerate(branch.bodies)]
+    shapes = [jax.eval_shape(side, list(args[1:]))[1] for side in sides]
 
     def alone(i: int, args: Sequence[Any]) -> Any:
-        results, own = bodies[i](args)
+        results, own = sides[i](args)
         unseen = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape) for shape in shapes]
         return results, [*unseen[:i], own, *unseen[i + 1 :]]
 
-    results, notes = lax.switch(args[0], [functools.partial(alone, i) for i in range(len(bodies))], list(args[1:]))
-    return results, (jnp.clip(args[0], 0, len(bodies) - 1), notes)
+    results, notes = lax.switch(args[0], [functools.partial(alone, i) for i in range(len(sides))], list(args[1:]))
+    return results, (jnp.clip(args[0], 0, len(sides) - 1), notes)
 
 
-def _looped(eqn: Any, args: Sequence[Any]) -> list[Any]:
+def _looped(loop: Loop, args: Sequence[Any]) -> list[Any]:
     """A loop of unknown length, of whose turns nothing is noted."""
-    test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    first = eqn.params["cond_nconsts"]
-    last = first + eqn.params["body_nconsts"]
+    (test, turn), fixed = loop.bodies, loop.parts[0]
+    tested = len(test.inputs) - (len(args) - fixed)
 
-    def results(closed: Any, own: Sequence[Any], carry: Any) -> Any:
-        return _run(closed.jaxpr, closed.consts, [*own, *carry], lambda *_: None, ())[0]
+    def results(body: Body, same: Sequence[Any], carry: Any) -> Any:
+        return _run(body, [*same, *carry], lambda *_: None, ())[0]
 
     return lax.while_loop(
-        lambda carry: results(test, args[:first], carry)[0],
-        lambda carry: results(body, args[first:last], carry),
-        list(args[last:]),
+        lambda carry: results(test, args[:tested], carry)[0],
+        lambda carry: results(turn, args[tested:fixed], carry),
+        list(args[fixed:]),
     )

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..graph import phase_of
 from ..record import is_source
 from .source import shown_path
-from .walk import phase_of
 
 EVENTS, PROGRAMS = ".trace.json.gz", ".xplane.pb"
 _OP = re.compile(r"\bwf\d+_(\w+)")

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ..graph import Body, Step, graph, steps
 from ..mesh import Mesh
 from ..record import Argument, Entry, Placed, Record
 from ..spmd import Traced
 from .source import NOWHERE, Site, Sources
-from .walk import Step, Tree, steps, walk
 
 
 class Reading:
@@ -25,8 +25,8 @@ class Reading:
         self._arguments, self._update = record.arguments, record.update
 
     @functools.cached_property
-    def tree(self) -> Tree:
-        return walk(self.jaxpr, self._arguments)
+    def tree(self) -> Body:
+        return graph(self.jaxpr, self._arguments)
 
     def steps(self) -> Iterator[Step]:
         return steps(self.tree)
@@ -128,7 +128,7 @@ class Reading:
 
     @functools.cached_property
     def _traced_forward(self) -> set[int | None]:
-        return {step.op for step in steps(walk(self._before)) if step.phase in ("forward", "recompute")}
+        return {step.op for step in steps(graph(self._before)) if step.phase in ("forward", "recompute")}
 
     def mapped_dims(self, entry: Entry) -> list[str]:
         """The dims that functions around an op are mapped over."""

@@ -7,9 +7,9 @@ gradient's collective has the reason of what it is the gradient of.
 
 from collections.abc import Iterable, Sequence
 
+from ..graph import Step
 from ..record import SUMS, Axes, Entry, Placed
 from .reading import Reading
-from .walk import Step
 
 _REDUCES = ("all_reduce", "reduce_scatter")
 

@@ -1,8 +1,9 @@
-"""The collectives of a train step's update, which nobody wrote: XLA adds them where global arrays are split.
+"""The collectives of a train step's update, which XLA adds to global arrays.
 
-The update is traced on a mesh where JAX types every value with how it lies (`TrainStep.abstract`). What an equation
+Nobody wrote them. The update is traced on a mesh where JAX types every value with how it is sharded
+(`TrainStep.abstract`). What an equation
 then sends follows from the types around it by the few rules below, which are XLA's; where none is known the row says
-that it is not exact. Imports nothing of weft.
+that it is not exact. Imports the table of primitives alone.
 """
 
 import itertools
@@ -12,13 +13,15 @@ from typing import Any
 
 from jax.sharding import AxisType
 
+from ..primitives import ELEMENTWISE, Kind, row_of
+
 Axes = tuple[str, ...]
 Split = tuple[Axes, ...]  # for each dim of a global array the mesh axes it is split over
 
 
 @dataclass(frozen=True)
 class Implied:
-    """One collective that XLA adds for an equation: what one call of it carries on one processor."""
+    """One collective that XLA adds, and what one call carries on one processor."""
 
     collective: str
     axes: Axes
@@ -28,46 +31,33 @@ class Implied:
     exact: bool = True
 
 
-_REDUCTIONS = {
-    "reduce_sum": "sums",
-    "reduce_max": "takes the largest",
-    "reduce_min": "takes the smallest",
-    "reduce_prod": "multiplies",
-    "reduce_and": "asks whether all hold",
-    "reduce_or": "asks whether any holds",
-}
-
 # Work on each slice by itself; a whole value is sliced where it meets one that is split.
-_LOCAL = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt
-    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or
-    polygamma population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
-)
+_LOCAL = ELEMENTWISE | {Kind.VIEW, Kind.BITCAST, Kind.TRANSPOSE, Kind.BROADCAST}
+# So is this, where the dims that are split stay as they are.
+_LOCAL_ALONG_WHOLE_DIMS = frozenset({Kind.RESHAPE, Kind.SLICE, Kind.CONCATENATE})
 
 
 def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """The collectives XLA adds for an equation in global view, whose values are typed with how they lie.
+    """The collectives XLA adds for an equation on sharded global arrays.
 
     An equation that holds others (a jit, a loop) is not asked about itself: ask about those.
     """
     if any(is_untyped(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
-    name, split = eqn.primitive.name, [var for var in eqn.invars if any(split_of(var))]
-    if name in _LOCAL or not split:
+    row, split = row_of(eqn), [var for var in eqn.invars if any(split_of(var))]
+    if row.kind in _LOCAL or not split:
         return []
-    if name in _REDUCTIONS:
-        return _reduced(eqn, mesh_axes)
-    if name == "reshard":
+    if row.does:
+        return _reduced(eqn, row.does, mesh_axes)
+    if row.kind is Kind.RESHARD:
         return _moved(eqn, mesh_axes)
-    if name in ("reshape", "slice", "concatenate") and _keeps_its_slices(eqn, split):
+    if row.kind in _LOCAL_ALONG_WHOLE_DIMS and all(_split_dims(var) == _split_dims(eqn.outvars[0]) for var in split):
         return []
     return [_guessed(eqn, var, mesh_axes) for var in split]
 
 
 def is_untyped(aval: Any) -> bool:
-    """Whether a global value's type leaves to XLA how it lies."""
+    """Whether a global value's type leaves to XLA how it is sharded."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Auto in sharding.mesh.axis_types
 
@@ -83,9 +73,9 @@ def _local_bytes(aval: Any, split: Split, mesh_axes: dict[str, int]) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize // ways
 
 
-def _reduced(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """A reduction over dims that are split: an all-reduce of the local result for each of them."""
-    aval, does = eqn.outvars[0].aval, _REDUCTIONS[eqn.primitive.name]
+def _reduced(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
+    """A reduction over sharded dims: an all-reduce of the local result for each."""
+    aval = eqn.outvars[0].aval
     size = _local_bytes(aval, split_of(eqn.outvars[0]), mesh_axes)
     over = [axes for dim, axes in enumerate(split_of(eqn.invars[0])) if axes and dim in eqn.params["axes"]]
     return [
@@ -97,26 +87,18 @@ def _reduced(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
 
 
 def _moved(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """A value laid otherwise: whole dims are sliced, split ones gathered, one after the other."""
+    """A reshard: whole dims are sliced, sharded ones gathered, one by one."""
     have, want, aval = split_of(eqn.invars[0]), split_of(eqn.outvars[0]), eqn.outvars[0].aval
     if any(a[: len(b)] != b[: len(a)] for a, b in zip(have, want, strict=True)):
         return [_guessed(eqn, eqn.invars[0], mesh_axes)]
-    lying, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
-    for dim, (held, wanted) in enumerate(zip(lying, want, strict=True)):
+    split, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
+    for dim, (held, wanted) in enumerate(zip(split, want, strict=True)):
         if gone := held[len(wanted) :]:
-            lying[dim] = wanted
-            size = _local_bytes(aval, tuple(lying), mesh_axes)
+            split[dim] = wanted
+            size = _local_bytes(aval, tuple(split), mesh_axes)
             reason = "because optimizer state is stored finer than the parameter (`optimizer.` rules)"
             found.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
     return found
-
-
-def _keeps_its_slices(eqn: Any, split: list[Any]) -> bool:
-    """Whether the dims that are split come out as they went in."""
-    given, result = eqn.invars[0], eqn.outvars[0]
-    if eqn.primitive.name == "reshape":
-        return _split_dims(given) == _split_dims(result)
-    return all(_split_dims(var) == _split_dims(result) for var in split)
 
 
 def _split_dims(var: Any) -> list[tuple[int, Axes]]:
@@ -124,9 +106,9 @@ def _split_dims(var: Any) -> list[tuple[int, Axes]]:
 
 
 def _guessed(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
-    """The dearest XLA may do with a split operand no rule is known for: gather it whole."""
+    """The most that XLA may send for an operand: all of it, gathered."""
     axes = tuple(itertools.chain(*split_of(var)))
-    reason = f"because the update's `{eqn.primitive.name}` meets a dim split over {_and(axes)} (a guess)"
+    reason = f"because the update's `{row_of(eqn).name}` meets a dim split over {_and(axes)} (a guess)"
     return Implied("all_gather", axes, str(var.aval.dtype), _local_bytes(var.aval, (), mesh_axes), reason, exact=False)
 
 

@@ -1,4 +1,4 @@
-"""The work of a program: the multiplications and additions of its products and convolutions on one processor.
+"""The work of a program: the FLOPs of its products on one processor.
 
 Counted on the local shapes of the traced program, loops, gradients and recomputation included. An op none of whose
 dims is split over an axis does the same on all processors along it: that work is duplicated.
@@ -8,13 +8,13 @@ import math
 from collections import defaultdict
 from typing import Any
 
+from ..graph import Step, Tree, steps
 from .reading import Reading
 from .update import split_of
-from .walk import Step, Tree, steps
 
 
 class Duplicated(float):
-    """FLOPs of one processor that could be spared: of work that n processors do alike, (n - 1) / n.
+    """FLOPs that others do too: of work that n processors do alike, (n - 1) / n.
 
     `reason` says in words how much is done how often, where, and why.
     """
@@ -38,14 +38,12 @@ class Work:
         self._lines: dict[tuple[tuple[str, ...], str], set[str]] = defaultdict(set)
 
         def measure(tree: Tree) -> float:
-            return sum(
-                _flops(step.eqn, reading.mesh.axes, step.is_global) * step.count for step in steps(tree, measure)
-            )
+            return sum(_flops(step, reading.mesh.axes) * step.count for step in steps(tree, measure))
 
         for step in steps(reading.tree, measure):
             if step.is_global and not reading.update_known:
                 continue
-            if flops := _flops(step.eqn, reading.mesh.axes, step.is_global) * step.count:
+            if flops := _flops(step, reading.mesh.axes) * step.count:
                 self.total += flops
                 self.recomputed += flops if step.phase == "recompute" else 0
                 useful += flops * self._ways(step, flops)
@@ -95,7 +93,10 @@ class Work:
         return "; ".join(found) or "no work is done twice"
 
     def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
-        """The functions that repeat most; where an axis splits some of their products, the lines of the others."""
+        """The functions that repeat most work.
+
+        Where an axis splits some of their products, the lines of the others.
+        """
         found = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
             lines = sorted(self._lines[unused, name])
@@ -110,24 +111,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
 
 
-def _flops(eqn: Any, mesh_axes: dict[str, int], is_global: bool) -> int:
-    kind = eqn.primitive.name
-    if kind not in ("dot_general", "conv_general_dilated"):
-        return 0
-    left, right = (var.aval for var in eqn.invars[:2])
-    out = math.prod(eqn.outvars[0].aval.shape)
-    if kind == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        flops = 2 * out * math.prod(left.shape[i] for i in contracted)
-    else:
-        kernel = eqn.params["dimension_numbers"].rhs_spec
-        each = math.prod(size for i, size in enumerate(right.shape) if i != kernel[0])
-        flops = 2 * out * each // math.prod(eqn.params["lhs_dilation"])  # what dilation fills in is zeros
-    return flops // _split_ways(eqn, mesh_axes) if is_global else flops
+def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
+    """The FLOPs of one turn of a step on one processor."""
+    flops = step.flops
+    return flops // _split_ways(step.eqn, mesh_axes) if flops and step.is_global else flops
 
 
 def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
-    """Over how many processors a product of global arrays is divided, by how its operands and result lie."""
+    """Over how many processors a product of sharded global arrays is divided."""
     used = {axis for var in (*eqn.invars, *eqn.outvars) for axes in split_of(var) for axis in axes}
     return math.prod(mesh_axes[axis] for axis in used)
 

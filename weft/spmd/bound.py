@@ -14,6 +14,7 @@ import jax
 from ..compat import without_dead_code
 from ..dims import Shape
 from ..errors import LayoutError, WeftWarning, user_stacklevel
+from ..graph import map_equations
 from ..layout import Layout
 from ..mesh import Mesh
 from .guard import check_slices
@@ -46,8 +47,7 @@ class Traced:
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
         check_slices(closed, state)
-        needed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[_prune(eqn) for eqn in closed.jaxpr.eqns]))
-        return cls(needed, closed)
+        return cls(map_equations(closed, _prune), closed)
 
 
 class Bound(Protocol):

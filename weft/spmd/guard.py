@@ -8,20 +8,18 @@ hand, knows of slices, and is let be.
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import Literal, jaxprs_in_params
+from jax.extend.core import Literal
 
-from ..compat import frames_of, is_function_of_jax, scopes_of, varying
+from ..compat import frames_of, is_function_of_jax, varying
 from ..errors import TensorError, short_path
-from ..lower.collectives import PRIMITIVES
-from ..ops.elementwise import is_elementwise
+from ..graph import Visit, visits
+from ..primitives import Kind, given_name, is_elementwise, kind_of, row_of
 from ..record import is_source, is_within_op
 from ..tensor import SLICE
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OF_KEYS = ("random_wrap", "random_unwrap", "random_fold_in")  # each key alone
 
 
 def check_slices(closed: Any, state: str) -> None:
@@ -29,20 +27,13 @@ def check_slices(closed: Any, state: str) -> None:
 
     `state` is what the error says of the region.
     """
-    for region in _regions(closed.jaxpr):
-        check = _Check()
-        check.read(region.params["jaxpr"], "", None)
-        if check.offence and not check.sends:
-            raise _error(*check.offence, state)
-
-
-def _regions(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            yield eqn
-        else:
-            for inner in jaxprs_in_params(eqn.params):
-                yield from _regions(getattr(inner, "jaxpr", inner))
+    for visit in visits(closed.jaxpr):
+        if kind_of(visit.eqn) is Kind.REGION:
+            (region,), visit.bodies = visit.bodies, []
+            check = _Check()
+            check.read(region)
+            if check.offence and not check.sends:
+                raise _error(*check.offence, state)
 
 
 class _Check:
@@ -57,47 +48,43 @@ class _Check:
         self.asked: set[Any] = set()
         """What was made of slices that were asked for."""
 
-    def read(self, jaxpr: Any, scopes: str, caller: Any) -> None:
-        """Reads equations in these scopes; `caller` is the one they are part of, if any."""
-        for eqn in jaxpr.eqns:
-            within = f"{scopes}/{scopes_of(eqn)}"
-            if is_within_op(within) or "transpose(" in within:  # a gradient is right where what it is of is
-                continue
-            if self._is_asked(eqn):
-                self.asked.update(eqn.outvars)
-                continue
-            bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-            for body in bodies:
-                # A function of JAX's own keeps what it traced for one caller for all others: its lines say nothing.
-                self.read(body, within, caller or (eqn if is_function_of_jax(body) else None))
-            if not bodies and (work := self._work_on_slices(eqn)) and (line := _foreign_line(caller or eqn)):
-                self.sends = self.sends or eqn.primitive.name in PRIMITIVES
+    def read(self, region: Any) -> None:
+        """Reads the equations of a region."""
+        for visit in visits(region):
+            if is_within_op(visit.scopes) or "transpose(" in visit.scopes:  # a gradient is right where what it is of is
+                visit.bodies = []
+            elif self._is_asked(visit.eqn):
+                self.asked.update(visit.eqn.outvars)
+                visit.bodies = []
+            elif not visit.bodies and (work := self._work_on_slices(visit.eqn)) and (line := _foreign_line(visit)):
+                self.sends = self.sends or kind_of(visit.eqn) is Kind.COLLECTIVE
                 self.offence = self.offence or (work, line)
 
     def _is_asked(self, eqn: Any) -> bool:
-        is_named = eqn.primitive.name == "name" and eqn.params["name"] == SLICE
-        return is_named or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
+        return given_name(eqn) == SLICE or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
 
     def _work_on_slices(self, eqn: Any) -> str:
         """What an equation does otherwise on slices than on the whole, if anything."""
-        name = eqn.primitive.name
+        row = row_of(eqn)
         arrays = [x for x in eqn.invars if not isinstance(x, Literal) and x.aval.shape]
-        if name in PRIMITIVES:
+        if row.kind is Kind.COLLECTIVE:
             return "sends"
-        if name == "pvary":
+        if row.kind is Kind.VARY:
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
-        elif not is_elementwise(name) and name not in _OF_KEYS:
+        elif not is_elementwise(eqn) and row.kind is not Kind.KEY:
             if any(varying(x.aval) for x in arrays):
-                return f"looks along one processor's slice (`{name}`)"
+                return f"looks along one processor's slice (`{row.name}`)"
             return ""
         if all(x in self.uniform for x in arrays):
             self.uniform.update(eqn.outvars)
         return ""
 
 
-def _foreign_line(eqn: Any) -> str:
+def _foreign_line(visit: Visit) -> str:
     """The line of a user or a library that made an equation; empty for Weft's ops."""
+    # A function of JAX's own keeps what it traced for one caller for all others: its lines say nothing.
+    eqn = next((caller for caller, body in visit.callers if is_function_of_jax(body)), visit.eqn)
     frames = list(frames_of(eqn))
     if not frames or (frames[0].file.startswith(_HERE) and not is_source(frames[0].file)):
         return ""

@@ -36,10 +36,10 @@ class Log:
         """How many of the last steps were not finite."""
         self._held: tuple[int, bool, dict[str, Any]] | None = None
         self._watched: tuple[int, dict[str, Any]] | None = None
-        self._work = flops_per_token(config.sized_model)
         mesh, peak = config.runs_on[0], config.train.peak_flops
         peak = peak if peak is not None else peak_flops(mesh.jax_mesh().devices.flat[0])
         self._peak = None if peak is None else peak * mesh.size
+        self._work = None if peak is None else flops_per_token(config)
 
     def take(self, at: int, metrics: dict[str, Any], state: TrainState, *, is_last: bool) -> None:
         """Takes the metrics of a step; those in its state, soon overwritten, are copied."""
@@ -82,7 +82,7 @@ class Log:
         if self.forecast is not None and self.rows > 1 and at > self.from_step:
             self.forecast.compare((now - self.since) / (at - self.from_step))
         self.since, self.from_step, self.rows = now, at, self.rows + 1
-        used = None if self._peak is None else tokens * self._work / self._peak
+        used = None if self._peak is None or self._work is None else tokens * self._work / self._peak
         return {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
 
     def _check(self, at: int) -> None:

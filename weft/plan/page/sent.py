@@ -3,9 +3,9 @@
 import html
 from dataclasses import replace
 
+from ...graph import PHASES
 from ...program.ledger import Ledger, Row
 from ...program.lines import without_layers
-from ...program.walk import PHASES
 from ...text import plural, size_text
 from .parts import PageBuilder, Side, bar, cell, drawing, row
 

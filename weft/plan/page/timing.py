@@ -2,7 +2,7 @@
 
 import html
 
-from ...program.walk import PHASES
+from ...graph import PHASES
 from ...text import time_text
 from ..cost import OpCost, Plan
 from .parts import PageBuilder, Side, bar, cell, drawing, figure, row

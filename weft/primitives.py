@@ -1,0 +1,250 @@
+"""The table of JAX's primitives: the kind of each, its work and its FLOPs.
+
+The one file that knows primitives by name. Everyone else asks for the kind of an equation, so that a primitive JAX
+renames or adds is one row here. Imports nothing of weft.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain
+from typing import Any
+
+
+class Kind(Enum):
+    """What a primitive does, as far as any reader of a program tells them apart."""
+
+    __hash__ = object.__hash__  # asked for each step of a program; Enum's own is ten times slower
+
+    MATH = auto()
+    """Each number of the result from the numbers at its place."""
+    ADD = auto()
+    ADD_GRADIENTS = auto()
+    """The sum of the gradients of one value's uses, which JAX adds."""
+    COMPARE = auto()
+    CAST = auto()
+    VIEW = auto()
+    """The same numbers in the same bytes, under another shape, name or type."""
+    RESHAPE = auto()
+    BITCAST = auto()
+    VARY = auto()
+    """The same value, typed as different on each processor."""
+    RESHARD = auto()
+    """A global array split otherwise."""
+    TRANSPOSE = auto()
+    BROADCAST = auto()
+    SLICE = auto()
+    SPLIT = auto()
+    """Several slices at once."""
+    CONCATENATE = auto()
+    PAD = auto()
+    IOTA = auto()
+    AXIS_INDEX = auto()
+    RANDOM = auto()
+    KEY = auto()
+    """One random key of another."""
+    GATHER = auto()
+    SCATTER = auto()
+    WRITE = auto()
+    """A slice written into an array."""
+    REDUCTION = auto()
+    PRODUCT = auto()
+    ATTENTION = auto()
+    """Scores, softmax and weighted sum in one."""
+    KERNEL = auto()
+    """What looks along dims and runs by itself: a sort, a cumulative sum, a window, linear algebra."""
+    CALLBACK = auto()
+    COLLECTIVE = auto()
+    CALL = auto()
+    """A body that runs once, where it stands."""
+    CUSTOM_GRADIENT = auto()
+    """A call with a backward pass of its own."""
+    REMAT = auto()
+    """A call that is computed again for its gradients."""
+    REGION = auto()
+    """The border between global arrays and slices: a shard_map."""
+    SCAN = auto()
+    WHILE = auto()
+    COND = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One primitive."""
+
+    name: str
+    kind: Kind
+    work: int = 1
+    """Operations for each element."""
+    does: str = ""
+    """Of a reduction: what it does, as a verb."""
+    collective: str | None = None
+    """Of a collective: its name in a ledger."""
+    products: int = 0
+    """Of an attention: how many products as large as its scores."""
+
+
+def _rows(kind: Kind, names: str, **columns: Any) -> Iterator[Row]:
+    return (Row(name, kind, **columns) for name in names.split())
+
+
+_TABLE = {
+    row.name: row
+    for row in chain(
+        _rows(
+            Kind.MATH,
+            """abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp cosh digamma eq erf_inv erfc expm1 floor
+            imag is_finite lgamma max min mul ne neg nextafter not or polygamma population_count real reduce_precision
+            round shift_left shift_right_arithmetic shift_right_logical sign sinh square sub tan xor""",
+        ),
+        _rows(Kind.MATH, "select_n", work=0),
+        _rows(Kind.MATH, "integer_pow", work=2),
+        _rows(Kind.MATH, "div rsqrt sqrt", work=4),
+        _rows(Kind.MATH, "exp exp2 log rem", work=8),
+        _rows(Kind.MATH, "log1p", work=10),
+        _rows(Kind.MATH, "erf logistic tanh", work=12),
+        _rows(Kind.MATH, "cos pow sin", work=16),
+        _rows(Kind.ADD, "add"),
+        _rows(Kind.ADD_GRADIENTS, "add_any"),
+        _rows(Kind.COMPARE, "ge gt le lt"),
+        _rows(Kind.CAST, "convert_element_type", work=0),
+        _rows(
+            Kind.VIEW,
+            "copy copy_p expand_dims name optimization_barrier random_unwrap random_wrap squeeze stop_gradient",
+            work=0,
+        ),
+        _rows(Kind.RESHAPE, "reshape", work=0),
+        _rows(Kind.BITCAST, "bitcast_convert_type"),
+        _rows(Kind.VARY, "pvary", work=0),
+        _rows(Kind.RESHARD, "reshard sharding_constraint", work=0),
+        _rows(Kind.TRANSPOSE, "transpose", work=0),
+        _rows(Kind.BROADCAST, "broadcast_in_dim", work=0),
+        _rows(Kind.SLICE, "dynamic_slice slice", work=0),
+        _rows(Kind.SPLIT, "split", work=0),
+        _rows(Kind.CONCATENATE, "concatenate", work=0),
+        _rows(Kind.PAD, "pad", work=0),
+        _rows(Kind.PAD, "rev"),
+        _rows(Kind.IOTA, "iota", work=0),
+        _rows(Kind.AXIS_INDEX, "axis_index"),
+        _rows(Kind.RANDOM, "random_bits threefry2x32", work=60),
+        _rows(Kind.RANDOM, "random_split"),
+        _rows(Kind.KEY, "random_fold_in random_seed"),
+        _rows(Kind.GATHER, "gather"),
+        _rows(Kind.SCATTER, "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"),
+        _rows(Kind.WRITE, "dynamic_update_slice"),
+        _rows(Kind.REDUCTION, "reduce_sum", does="sums"),
+        _rows(Kind.REDUCTION, "reduce_max", does="takes the largest"),
+        _rows(Kind.REDUCTION, "reduce_min", does="takes the smallest"),
+        _rows(Kind.REDUCTION, "reduce_prod", does="multiplies"),
+        _rows(Kind.REDUCTION, "reduce_and", does="asks whether all hold"),
+        _rows(Kind.REDUCTION, "reduce_or", does="asks whether any holds"),
+        _rows(Kind.REDUCTION, "argmax argmin reduce_xor"),
+        _rows(Kind.PRODUCT, "conv_general_dilated dot_general"),
+        _rows(
+            Kind.ATTENTION,
+            """dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
+            dot_product_attention_fwd_wrapper""",
+            products=2,
+        ),
+        _rows(
+            Kind.ATTENTION,
+            """dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
+            dot_product_attention_fp8_bwd_wrapper""",
+            products=5,
+        ),
+        _rows(Kind.KERNEL, "sort", work=100),
+        _rows(
+            Kind.KERNEL,
+            """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr ragged_dot
+            ragged_dot_general random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
+            select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
+        ),
+        _rows(Kind.CALLBACK, "io_callback pure_callback"),
+        _rows(Kind.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
+        _rows(Kind.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
+        _rows(Kind.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
+        _rows(Kind.COLLECTIVE, "all_to_all", collective="all_to_all"),
+        _rows(Kind.COLLECTIVE, "ppermute", collective="permute"),
+        _rows(Kind.CALL, "closed_call core_call custom_jvp_call jit local_call pjit"),
+        _rows(Kind.CUSTOM_GRADIENT, "custom_vjp_call"),
+        _rows(Kind.REMAT, "checkpoint remat remat2"),
+        _rows(Kind.REGION, "shard_map"),
+        _rows(Kind.SCAN, "scan"),
+        _rows(Kind.WHILE, "while"),
+        _rows(Kind.COND, "cond"),
+    )
+}
+_UNKNOWN: dict[str, Row] = {}
+
+# Sets of kinds that several readers go by.
+VIEWS = frozenset({Kind.VIEW, Kind.RESHAPE, Kind.VARY, Kind.RESHARD})
+"""What leaves numbers and bytes what and where they are."""
+ELEMENTWISE = frozenset({Kind.MATH, Kind.ADD, Kind.ADD_GRADIENTS, Kind.COMPARE, Kind.CAST})
+LOOPS = frozenset({Kind.SCAN, Kind.WHILE, Kind.COND})
+CALLS = frozenset({Kind.CALL, Kind.CUSTOM_GRADIENT, Kind.REMAT, Kind.REGION})
+_BY_PLACE = frozenset(
+    {Kind.TRANSPOSE, Kind.SLICE, Kind.SPLIT, Kind.CONCATENATE, Kind.PAD, Kind.IOTA, Kind.AXIS_INDEX, Kind.RANDOM,
+     Kind.KEY, Kind.GATHER}
+)  # fmt: skip
+FUSED = ELEMENTWISE | _BY_PLACE | {Kind.BROADCAST}
+"""What a compiler can fold into the kernel that uses it."""
+_ALONG_DIMS = _BY_PLACE | {
+    Kind.SCATTER, Kind.WRITE, Kind.REDUCTION, Kind.PRODUCT, Kind.ATTENTION, Kind.KERNEL, Kind.COLLECTIVE,
+}  # fmt: skip
+
+
+def row_of(eqn: Any) -> Row:
+    """The row of an equation's primitive; one the table does not know is of no kind."""
+    name = eqn.primitive.name
+    return _TABLE.get(name) or _UNKNOWN.setdefault(name, Row(name, Kind.OTHER))
+
+
+def kind_of(eqn: Any) -> Kind:
+    """What kind an equation's primitive is."""
+    return row_of(eqn).kind
+
+
+def is_elementwise(eqn: Any) -> bool:
+    """Whether an equation works on each value alone, and does not know its place."""
+    return kind_of(eqn) not in _ALONG_DIMS
+
+
+def given_name(eqn: Any) -> str | None:
+    """The name an equation gives to a value (`jax.ad_checkpoint.checkpoint_name`)."""
+    return eqn.params["name"] if eqn.primitive.name == "name" else None
+
+
+def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
+    """How many products, their rows and columns, and how many numbers each sums."""
+    left, right = (var.aval.shape for var in eqn.invars[:2])
+    results, (numbers, dilation) = math.prod(eqn.outvars[0].aval.shape), _summed(eqn)
+    if "lhs_dilation" in eqn.params:
+        many, rows = 1, results // right[eqn.params["dimension_numbers"].rhs_spec[0]]
+    else:
+        many = math.prod(left[i] for i in eqn.params["dimension_numbers"][1][0])
+        rows = math.prod(left) // max(numbers * many, 1)
+    return many, rows, results // max(rows * many, 1), numbers // dilation
+
+
+def _summed(eqn: Any) -> tuple[int, int]:
+    """How many numbers each result sums; one in how many is not of a dilation."""
+    if "lhs_dilation" not in eqn.params:
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return math.prod(eqn.invars[0].aval.shape[i] for i in contracted), 1
+    kernel = eqn.params["dimension_numbers"].rhs_spec
+    sizes = (size for i, size in enumerate(eqn.invars[1].aval.shape) if i != kernel[0])
+    return math.prod(sizes), math.prod(eqn.params["lhs_dilation"])
+
+
+def flops_of(eqn: Any) -> int:
+    """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
+    row = row_of(eqn)
+    if row.kind is Kind.PRODUCT:
+        numbers, dilation = _summed(eqn)
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
+    if row.kind is Kind.ATTENTION:
+        (batch, length, heads, width), memory = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape[1]
+        return row.products * 2 * batch * heads * length * memory * width
+    return 0
