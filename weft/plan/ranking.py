@@ -109,7 +109,7 @@ class Ranking(Sequence[Ranked]):
             "complete": self.is_complete,
             "dims": list(self.dims),
             "left_out": list(self.left_out),
-            "losers": [vars(each) for each in self.losers],
+            "losers": [vars(losers) for losers in self.losers],
         }
 
     def __str__(self) -> str:
@@ -123,21 +123,21 @@ class Ranking(Sequence[Ranked]):
     def words(self) -> list[str]:
         """Which layout wins, the runner-up, and why the others lost, a line each."""
         best = self.best
-        found = [f"best: {best.mesh} under {layout_text(best.layout)}: {best.why}"]
+        lines = [f"best: {best.mesh} under {layout_text(best.layout)}: {best.why}"]
         if len(self.plans) > 1:
             second = self.plans[1]
             times = second.seconds / best.seconds
             slower = f"{100 * (times - 1):.1f} % slower" if times < 2 else f"{times:.1f} times as long"
             behind = slower if second.fits else "does not fit"
-            found.append(f"runner-up: {second.mesh} under {layout_text(second.layout)}: {behind}: {second.why}")
-        found += [f"lost: {each}" for each in self.losers]
-        found.append(
+            lines.append(f"runner-up: {second.mesh} under {layout_text(second.layout)}: {behind}: {second.why}")
+        lines += [f"lost: {losers}" for losers in self.losers]
+        lines.append(
             f"{plural(self.searched, 'legal layout')}; "
             f"{self.traced:,} traced, {self.pruned:,} ruled out by bounds"
             + (f", {len(self.refused):,} refused, like {self.refused[0]}" if self.refused else "")
         )
         others = f"; not {', '.join(self.left_out)} (`dims` names what is searched)" if self.left_out else ""
-        found.append(f"searched: {', '.join(self.dims)}{others}")
+        lines.append(f"searched: {', '.join(self.dims)}{others}")
         if not self.is_complete:
-            found.append("interrupted: the best so far")
-        return found
+            lines.append("interrupted: the best so far")
+        return lines

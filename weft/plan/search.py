@@ -144,7 +144,7 @@ class _LayoutSearch:
             plan = self._plan(trial)
         except WeftError as error:
             return _Refusal(error.fact)
-        except Exception as error:  # the user's own; without any layout his function did not fail
+        except Exception as error:  # the user's own; under the empty layout the function did not fail
             return _Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
         if trial.is_alone:
             return facts_of(plan)

@@ -81,7 +81,7 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
 
     @functools.cache
     def collectives_in(name: str) -> Counter[Sent]:
-        found: Counter[Sent] = Counter()
+        counts: Counter[Sent] = Counter()
         body = computations[name]
         for line in body.values():
             kind = _KINDS.get(line.opcode.removesuffix("-start"))
@@ -89,10 +89,10 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
                 groups = _groups(line.attributes, math.prod(sizes))
                 size = sum(_bytes(body[operand].type) for operand in line.operands)
                 size *= len(groups[0]) if kind == "all_gather" else 1
-                found[Sent(kind, axes_of(groups), len(groups[0]), size)] += 1
+                counts[Sent(kind, axes_of(groups), len(groups[0]), size)] += 1
             for called, times in _calls(line, lambda name: _total(collectives_in(name))):
-                found += Counter({sent: count * times for sent, count in collectives_in(called).items()})
-        return found
+                counts += Counter({sent: count * times for sent, count in collectives_in(called).items()})
+        return counts
 
     return [
         Sent(sent.collective, sent.axes, sent.group, sent.bytes, count)
@@ -100,8 +100,8 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
     ]
 
 
-def _total(found: Counter[Sent]) -> int:
-    return sum(sent.bytes * count for sent, count in found.items())
+def _total(counts: Counter[Sent]) -> int:
+    return sum(sent.bytes * count for sent, count in counts.items())
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
@@ -111,14 +111,12 @@ def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
         if (head := _COMPUTATION.match(line)) is not None and " = " not in line.split("{")[0]:
             body = computations[head["name"]] = {}
             entry = head["name"] if line.startswith("ENTRY") else entry
-        elif (found := _INSTRUCTION.match(line)) is not None:
-            split = _OPCODE.search(found["rest"])
+        elif (made := _INSTRUCTION.match(line)) is not None:
+            split = _OPCODE.search(made["rest"])
             assert split is not None, line
             inside, attributes = _split_at_bracket(split["rest"])
             operands = re.findall(r"%([\w.-]+)", inside)
-            body[found["name"]] = _Instruction(
-                found["rest"][: split.start() + 1], split["opcode"], operands, attributes
-            )
+            body[made["name"]] = _Instruction(made["rest"][: split.start() + 1], split["opcode"], operands, attributes)
     return computations, entry
 
 
@@ -142,13 +140,13 @@ def _calls(line: _Instruction, total: Any) -> list[tuple[str, int]]:
     times = int(turns[1]) if line.opcode == "while" and turns else 1
     if line.opcode not in ("while", "fusion", "call", "async-start"):
         return []
-    return [(found["name"], times) for found in _CALLED.finditer(line.attributes)]
+    return [(called["name"], times) for called in _CALLED.finditer(line.attributes)]
 
 
 def _bytes(printed: str) -> int:
     """The bytes of all arrays in a type."""
-    found = _ARRAY.finditer(printed)
-    return sum(int(a["bits"] or 8) * math.prod(map(int, filter(None, a["shape"].split(",")))) // 8 for a in found)
+    arrays = _ARRAY.finditer(printed)
+    return sum(int(a["bits"] or 8) * math.prod(map(int, filter(None, a["shape"].split(",")))) // 8 for a in arrays)
 
 
 def _groups(attributes: str, devices: int) -> list[tuple[int, ...]]:
@@ -162,8 +160,8 @@ def _groups(attributes: str, devices: int) -> list[tuple[int, ...]]:
     if text.startswith("{}"):
         return [tuple(range(devices))]
     if (iota := _IOTA_GROUPS.match(text)) is not None:
-        found = _numbered(iota["shape"], iota["order"]).reshape(_numbers(iota["groups"]))
-        return [tuple(map(int, row)) for row in found]
+        numbered = _numbered(iota["shape"], iota["order"]).reshape(_numbers(iota["groups"]))
+        return [tuple(map(int, row)) for row in numbered]
     named = _MESH_GROUPS.match(text)
     assert named is not None, text
     axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named["axes"])}
@@ -175,8 +173,8 @@ def _groups(attributes: str, devices: int) -> list[tuple[int, ...]]:
 
 
 def _numbered(shape: str, order: str | None) -> np.ndarray:
-    found = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
-    return (found.transpose(_numbers(order)) if order else found).reshape(-1)
+    numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return (numbers.transpose(_numbers(order)) if order else numbers).reshape(-1)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

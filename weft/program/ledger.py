@@ -210,21 +210,21 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
     site = reading.update_site
     return [
         Row(
-            collective=found.collective,
-            axes=found.axes,
+            collective=sent.collective,
+            axes=sent.axes,
             dims=(),
-            dtype=found.dtype,
-            bytes=found.bytes,
+            dtype=sent.dtype,
+            bytes=sent.bytes,
             count=step.count,
             phase="update",
             source=str(site),
             function=site.function,
-            reason=found.reason,
-            exact=found.exact,
-            ways=math.prod(reading.mesh.axes[axis] for axis in found.axes),
+            reason=sent.reason,
+            exact=sent.exact,
+            ways=math.prod(reading.mesh.axes[axis] for axis in sent.axes),
             is_each_turn=step.is_each_turn,
         )
-        for found in implied(step.eqn, reading.mesh.axes)
+        for sent in implied(step.eqn, reading.mesh.axes)
     ]
 
 
@@ -236,12 +236,12 @@ def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
     entry = reading.entry(step.op)
     if entry is None:
         return ()
-    own = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
-    if step.collective == "permute" and not own and not entry.traits.is_product:
-        own = entry.operands[:1]  # a stretch of it
+    operand = entry.operands[step.operand : step.operand + 1] if step.operand is not None else []
+    if step.collective == "permute" and not operand and not entry.traits.is_product:
+        operand = entry.operands[:1]  # a stretch of it
     mapped, times = tuple(reading.mapped_dims(entry)), reading.mapped_times(entry)
-    if own and own[0] is not None:
-        return (*mapped, *own[0].dims.names)
+    if operand and operand[0] is not None:
+        return (*mapped, *operand[0].dims.names)
     for placed in (*entry.results, *entry.operands):
         if placed is None:
             continue

@@ -129,18 +129,18 @@ def fold(lines: Sequence[Line]) -> list[Line]:
     """
     anonymous = [_anonymous(line) for line in lines]
     keys = [_key(line) for line in anonymous]
-    found: list[Line] = []
+    folded: list[Line] = []
     at = 0
     while at < len(lines):
         period, times = _repetition(lines, keys, at)
         if times == 1:
-            found.append(lines[at])
+            folded.append(lines[at])
             at += 1
         else:
             unit = tuple(_multiplied(line, times) for line in anonymous[at : at + period])
-            found.append(Line("block", words="repeated", times=times, lines=unit))
+            folded.append(Line("block", words="repeated", times=times, lines=unit))
             at += period * times
-    return found
+    return folded
 
 
 def _multiplied(line: Line, times: int) -> Line:

@@ -40,21 +40,21 @@ class Reading:
     @functools.cached_property
     def mesh_ways(self) -> set[int]:
         """Into how many slices some of the mesh's axes can cut."""
-        found = {1}
+        ways = {1}
         for size in self.mesh.axes.values():
-            found |= {size * other for other in found}
-        return found
+            ways |= {size * other for other in ways}
+        return ways
 
     @property
     def sizes(self) -> str:
         """The dims of the program with their sizes; several where a name has several."""
-        found: dict[str, dict[str, None]] = {}
+        sizes_of: dict[str, dict[str, None]] = {}
         for entry in self.entries:
             for placed in (*entry.operands, *entry.results):
                 for dim in placed.dims if placed is not None else ():
                     if dim.is_shown:
-                        found.setdefault(dim.name, {})[dim.size_text] = None
-        return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in found.items())
+                        sizes_of.setdefault(dim.name, {})[dim.size_text] = None
+        return " ".join(f"{name}={'|'.join(sizes)}" for name, sizes in sizes_of.items())
 
     def places(self) -> Iterator[tuple[Site, str]]:
         """Every place in the user's source that the program names, and its file."""
@@ -86,11 +86,11 @@ class Reading:
 
     @functools.cached_property
     def _origins(self) -> dict[tuple[int, int], Argument]:
-        found: dict[tuple[int, int], Argument] = {}
+        origins: dict[tuple[int, int], Argument] = {}
         for step in self.steps():
             if step.op is not None and step.operand is not None and step.origin and step.phase == "forward":
-                found.setdefault((step.op, step.operand), step.origin)
-        return found
+                origins.setdefault((step.op, step.operand), step.origin)
+        return origins
 
     def name(self, entry: Entry) -> str:
         """The variable that an op's result is given to."""
@@ -102,13 +102,13 @@ class Reading:
     @functools.cached_property
     def _turns(self) -> dict[int, int]:
         """For each entry how many of the same place in the source came before it."""
-        found: dict[int, int] = {}
+        before: dict[int, int] = {}
         seen: dict[Any, int] = {}
         for entry in self.entries:
             if not entry.is_gone:
                 key = (entry.code, entry.at, entry.parent)
-                found[entry.id] = seen[key] = seen.get(key, -1) + 1
-        return found
+                before[entry.id] = seen[key] = seen.get(key, -1) + 1
+        return before
 
     def text(self, entry: Entry, *, operands_only: bool = False) -> str:
         """The op as the user wrote it."""

@@ -155,10 +155,10 @@ def _place(node: Any) -> Position:
 
 def _flat(nodes: Sequence[Any]) -> list[Any]:
     """Operands, those in a literal list one by one."""
-    found: list[Any] = []
+    operands: list[Any] = []
     for node in nodes:
-        found.extend(node.elts if isinstance(node, ast.List | ast.Tuple) else [node])
-    return found
+        operands.extend(node.elts if isinstance(node, ast.List | ast.Tuple) else [node])
+    return operands
 
 
 class _Writer:
@@ -186,23 +186,23 @@ class _Writer:
 
     def _call(self, node: ast.Call) -> tuple[str, str, tuple[str, ...]]:
         called = ast.unparse(node.func).split(".")[-1]
-        given = [self.argument(item) for item in node.args]
-        given += [f"{k.arg}={self.argument(k.value)}" for k in node.keywords if k.arg and k.arg not in _UNSAID]
+        inside = [self.argument(item) for item in node.args]
+        inside += [f"{k.arg}={self.argument(k.value)}" for k in node.keywords if k.arg and k.arg not in _UNSAID]
         traits = self.ops.get(called, Traits())
         if isinstance(node.func, ast.Attribute) and traits.is_rename:  # a method of a tensor
             owner = self.argument(node.func.value)
-            return called, f"{owner}.{called}({', '.join(given)})", (owner,)
+            return called, f"{owner}.{called}({', '.join(inside)})", (owner,)
         if traits.sign and len(node.args) == 2:
             return self._signed(traits.sign, *node.args)
         operands = tuple(self.argument(item) for item in _flat(node.args[traits.arguments_before :]))
-        return called, f"{called}({', '.join(given)})", operands
+        return called, f"{called}({', '.join(inside)})", operands
 
     def _signed(self, sign: str, left: Any, right: Any) -> tuple[str, str, tuple[str, ...]]:
         pair = self._in_brackets(left), self._in_brackets(right)
         return sign, f"{pair[0]} {sign} {pair[1]}", pair
 
     def _in_brackets(self, node: Any) -> str:
-        """An operand of a sign; one that is made of others itself is told apart."""
+        """An operand of a sign; one that is made of others stands in brackets."""
         text = self.argument(node)
         is_made = isinstance(node, ast.BinOp | ast.Compare | ast.BoolOp | ast.IfExp)
         return f"({text})" if is_made and text != "..." else text

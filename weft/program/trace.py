@@ -35,12 +35,12 @@ class Program:
         layout: Layout,
         record: Record,
         name: str = "",
-        given: Sequence[Input] = (),
+        inputs: Sequence[Input] = (),
     ):
         self.jaxpr, self.mesh, self.layout, self.name = traced.jaxpr, mesh, layout, name
         self.reading = Reading(traced, record, mesh)
         """The equations with what the record says of them: what costing, planning and the page read."""
-        self.given = given
+        self.inputs = inputs
         """The arrays the program is given, in the order it takes them."""
         self._memory: dict[str, Memory] = {}
 
@@ -56,7 +56,7 @@ class Program:
 
     @property
     def title(self) -> str:
-        """What the program is, where it runs and how it is laid out."""
+        """What the program is, on which mesh and under which layout."""
         return f"{self.name} on {self.mesh} under {layout_text(self.layout)}"
 
     def text(self, *, lines: bool = True) -> str:
@@ -119,7 +119,7 @@ class Program:
     def memory_on(self, target: str) -> Memory:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
         if target not in self._memory:
-            names = Names(self.reading, self.given, Region(self.mesh, self.layout))
+            names = Names(self.reading, self.inputs, Region(self.mesh, self.layout))
             self._memory[target] = Memory(self.reading.tree, self.mesh.axes, names, target)
         return self._memory[target]
 

@@ -31,7 +31,7 @@ from .timing import time_panel
 VERSION = 1
 
 _SCRIPTS = ("mesh.js", "page.js")
-# Before anything is drawing: only the view that is open need be laid out.
+# Before anything is drawn: only the view that is open need be laid out.
 _FIRST = 'document.documentElement.classList.add("live");'
 
 
@@ -43,8 +43,8 @@ def page(
     With a plan it is about its time too; with `against`, about both side by side.
     """
     programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
-    sides = [Side(i, each, Tensors(each), _memory(each, its), its) for i, (each, its) in enumerate(programs)]
-    builder = PageBuilder(sides, SourceLines(each for each, _ in programs))
+    sides = [Side(i, shown, Tensors(shown), _memory(shown, its), its) for i, (shown, its) in enumerate(programs)]
+    builder = PageBuilder(sides, SourceLines(shown for shown, _ in programs))
     panels = [
         ("compare", "Compare", comparison_panel(builder)),
         ("program", "Program", program_panel(builder, builder.main)),

@@ -73,7 +73,7 @@ def line_title(line: Line) -> str:
 
 
 def part(side: Side, line: Line, above: Sequence[tuple[str, int]]) -> dict:
-    """What is drawing for a line; `above` are the tensors of a collective's op."""
+    """What is drawn for a line; `above` are the tensors of a collective's op."""
     if line.sent is not None:
         return drawing(side, above, line.sent.axes)
     return drawing(side, side.tensors.of_line(line))

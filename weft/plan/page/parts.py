@@ -102,7 +102,7 @@ class PageBuilder:
 
 
 def drawing(side: Side, tensors: Sequence[Named] = (), axes: Sequence[str] = ()) -> dict[str, Any]:
-    """What is drawing on a side's mesh: tensors, or the groups of a collective."""
+    """What is drawn on a side's mesh: tensors, or the groups of a collective."""
     return {"side": side.number, "tensors": list(tensors), "axes": list(axes)}
 
 

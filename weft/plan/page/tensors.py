@@ -66,10 +66,10 @@ class Tensors:
         """The tensors the program is given: the name, the type and the number of each."""
         region, arrays = Region(self._program.mesh, self._program.layout), self._program.jaxpr.jaxpr.invars
         arguments = []
-        for given, array in zip(self._program.given, arrays, strict=False):
-            if given.dims is not None and given.dims.sizes == array.aval.shape:
-                type_ = named_type(array.aval.dtype, given.dims, region.placement(given.dims, given.store))
-                arguments.append((given.name, type_, self._number(type_)))
+        for taken, array in zip(self._program.inputs, arrays, strict=False):
+            if taken.dims is not None and taken.dims.sizes == array.aval.shape:
+                type_ = named_type(array.aval.dtype, taken.dims, region.placement(taken.dims, taken.store))
+                arguments.append((taken.name, type_, self._number(type_)))
         return arguments
 
     def number(self, type_: ArrayType) -> int | None:
