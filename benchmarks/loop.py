@@ -16,7 +16,7 @@ import psutil
 
 from weft.cli.progress import Progress
 from weft.train import trainer as training
-from weft.train.config import lines_of, parsed
+from weft.train.config import lines_of, parse
 
 WAIT = 0.020
 TINY = {
@@ -39,7 +39,7 @@ def config_of(steps: int, **changes):
         "checkpoint": {"every": 0},
         **changes,
     }
-    return parsed(values, lines_of(Path("run.toml"), ""))
+    return parse(values, lines_of(Path("run.toml"), ""))
 
 
 class Waiting:

@@ -244,7 +244,7 @@ def words(text: str) -> list[str]:
     return re.split(r"[\s,]+", text.strip()) if text.strip() else []
 
 
-def listed(given: Dims, what: str) -> list[DimLike]:
+def list_dims(given: Dims, what: str) -> list[DimLike]:
     """A list of dims and names out of whatever way a caller may write several dims."""
     if isinstance(given, Dim):
         return [given]
@@ -279,7 +279,7 @@ def _check_once(asked: list[DimLike], what: str) -> list[DimLike]:
 def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
     """The dims `given` names, each of them one of `known`."""
     known = Shape(known)
-    for dim in (asked := _check_once(listed(given, what), what)):
+    for dim in (asked := _check_once(list_dims(given, what), what)):
         if not known.has(dim):
             name = dim.name if isinstance(dim, Dim) else dim
             raise DimError(
@@ -295,7 +295,7 @@ def new_dims(given: Dims, *, what: str, known: Sequence[Dim] = ()) -> Shape:
     Only a dim has a size.
     """
     known = Shape(known)
-    for item in (asked := listed(given, what)):
+    for item in (asked := list_dims(given, what)):
         if isinstance(item, str) and not known.has(item):
             raise DimError(
                 f"`{what}` gives the name `{item}` alone, and there is no size to go with it",
@@ -316,7 +316,7 @@ def only(dims: Shape, what: str) -> Dim:
     return dims[0]
 
 
-def renamed(dims: Shape, names: Mapping[str, DimLike]) -> Shape:
+def rename_dims(dims: Shape, names: Mapping[str, DimLike]) -> Shape:
     """The shape after a rename; every old name must be there, and no new one twice."""
     for old, new in names.items():
         if not dims.has(old):

@@ -184,7 +184,7 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
         fn.__init__ = public(fn.__init__, form=form)  # type: ignore[call-overload, misc]
         return fn
 
-    @folded
+    @fold_frames
     @functools.wraps(fn)
     def entry(*args: Any, **kwargs: Any) -> Any:
         return call(fn, args, kwargs, form)
@@ -192,7 +192,7 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
     return entry
 
 
-def folded(fn: C) -> C:
+def fold_frames(fn: C) -> C:
     """`fn`, which errors leave without our frames.
 
     What cannot be called wrongly needs no more than this.

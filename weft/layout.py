@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from .dims import NAME, UNSHOWN, Dim, Shape, listed
+from .dims import NAME, UNSHOWN, Dim, Shape, list_dims
 from .errors import LayoutError, closest, describe_region_by, public
 from .mesh import LONGEST_TEXT, Mesh
 from .record import Axes, Record, record_of_region
@@ -70,7 +70,7 @@ class Layout:
     def drop(self, *names: "Dim | str") -> "Layout":
         """This layout without the rules of these dims (`batch`, `params.d_model`)."""
         kept = _parse(self)
-        for named in listed(names, "drop"):
+        for named in list_dims(names, "drop"):
             name = named.name if isinstance(named, Dim) else named
             key = _parse_key(name, self)
             if key not in kept:
@@ -83,7 +83,7 @@ class Layout:
 
     def check_dims(self, dims: "Iterable[Dim | str] | str") -> None:
         """Raises if a rule names none of these dims."""
-        names = [dim.name if isinstance(dim, Dim) else dim for dim in listed(dims, "dims")]
+        names = [dim.name if isinstance(dim, Dim) else dim for dim in list_dims(dims, "dims")]
         for store, rules in (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer)):
             for dim in rules:
                 if dim not in names:

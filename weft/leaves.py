@@ -43,7 +43,7 @@ def array_of(leaf: Any) -> Any:
     return leaf.raw if is_tensor(leaf) else leaf
 
 
-def unnamed(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:
+def unnamed_error(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:
     """The error of an array whose dims have no names."""
     dots = ", ".join("..." for _ in array.shape)
     return TensorError(

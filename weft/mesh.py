@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from .checks import is_whole
 from .devices import arrange, describe, in_given_order, take
 from .dims import NAME
-from .errors import MeshError, folded, public
+from .errors import MeshError, fold_frames, public
 
 MOST_VIRTUAL = 512
 LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
@@ -64,7 +64,7 @@ class Mesh:
         kinds = (kind,) * len(self.axes)
         return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
 
-    @folded
+    @fold_frames
     def jax_mesh(self) -> jax.sharding.Mesh:
         """This mesh on real devices; raises when there are too few."""
         if self._jax_mesh is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownNameError, WeftWarning, folded, user_stacklevel
+from .errors import UnknownNameError, WeftWarning, fold_frames, user_stacklevel
 
 
 def namespace(
@@ -33,7 +33,7 @@ def namespace(
     def show() -> list[str]:
         return [*(name for name in names if name.startswith("__")), *names["__all__"]]
 
-    @folded
+    @fold_frames
     def miss(name: str) -> Any:
         if renamed and name in renamed:
             warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())

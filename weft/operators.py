@@ -6,7 +6,7 @@ Imports errors alone, so that a tensor can have operators without knowing the op
 from collections.abc import Callable
 from typing import Any
 
-from .errors import folded
+from .errors import fold_frames
 
 operations: dict[str, Callable[..., Any]] = {}
 
@@ -22,7 +22,7 @@ def operation(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _of_one(name: str) -> Any:
-    @folded
+    @fold_frames
     def operator(self: Any) -> Any:
         return operations[name](self)
 
@@ -30,7 +30,7 @@ def _of_one(name: str) -> Any:
 
 
 def _of_two(name: str) -> Any:
-    @folded
+    @fold_frames
     def operator(self: Any, other: Any) -> Any:
         return operations[name](self, other)
 
@@ -38,7 +38,7 @@ def _of_two(name: str) -> Any:
 
 
 def _from_the_right(name: str) -> Any:
-    @folded
+    @fold_frames
     def operator(self: Any, other: Any) -> Any:
         return operations[name](other, self)
 
@@ -50,7 +50,7 @@ class Operators:
 
     __slots__ = ()
 
-    @folded
+    @fold_frames
     def __setitem__(self, place: Any, value: Any) -> None:
         operations["setitem"](self, place, value)
 

@@ -18,7 +18,7 @@ from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
 from .dtypes import has_values, need_room, short_dtype
 from .elsewhere import OF_A_TENSOR, unknown_method, wrong_rename
-from .errors import DimError, RegionError, TensorError, UnknownNameError, folded, public
+from .errors import DimError, RegionError, TensorError, UnknownNameError, fold_frames, public
 from .layout import Layout, Placement, Region, axes_in, typed
 from .operators import Operators, operations
 
@@ -92,7 +92,7 @@ class Tensor(Operators):
         return Layout("") if self.region is None else self.region.layout
 
     @property
-    @folded
+    @fold_frames
     def array(self) -> jax.Array:
         """The global array as it is, padding and all; there is none in a region.
 
@@ -130,7 +130,7 @@ class Tensor(Operators):
         self._dims.find(dim)
         return 1 if self.region is None else self.region.ways(placement(self)[self._dims.position(dim)])
 
-    @folded
+    @fold_frames
     def rename(self, *wrong: Any, **names: DimLike) -> "Tensor":
         """This tensor with some dims renamed, moved if the new ones are split otherwise."""
         if wrong:
@@ -150,25 +150,25 @@ class Tensor(Operators):
             return repr(self)
         return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self)}"
 
-    @folded
+    @fold_frames
     def __format__(self, form: str) -> str:
         return format(np.asarray(self._one_value("format()")).item(), form) if form else str(self)
 
     # What would silently use one slice as if it were the whole, or lose the names, raises.
-    @folded
+    @fold_frames
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = np.asarray(self._whole_value("np.asarray()"), dtype)
         return whole[self._dims.values] if self._dims.is_padded else whole
 
-    @folded
+    @fold_frames
     def __float__(self) -> float:
         return float(self._one_value("float()"))
 
-    @folded
+    @fold_frames
     def __int__(self) -> int:
         return int(self._one_value("int()"))
 
-    @folded
+    @fold_frames
     def __bool__(self) -> bool:
         return bool(self._one_value("bool()"))
 
@@ -188,7 +188,7 @@ class Tensor(Operators):
             return lambda: self.raw
         raise self._no_plain_function("a plain JAX function")
 
-    @folded
+    @fold_frames
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `np.float32(2) * tensor` and its like
         if method == "__call__" and len(inputs) == 2 and ufunc.__name__ in operations and not kwargs:
@@ -202,7 +202,7 @@ class Tensor(Operators):
             "outside a region `x.array` is the plain array",
         )
 
-    @folded
+    @fold_frames
     def __matmul__(self, other: Any) -> Any:
         raise TensorError(
             f"{self!r} @ ... does not say which dim is summed", fix="use `wf.einsum(x, w, over='d_model')`"
@@ -210,16 +210,16 @@ class Tensor(Operators):
 
     __rmatmul__ = __matmul__
 
-    @folded
+    @fold_frames
     def __getitem__(self, index: Any) -> Any:
         return operations["getitem"](self, index)
 
-    @folded
+    @fold_frames
     def __len__(self) -> int:
         raise TensorError(f"len() of {self!r} does not say of which dim", fix=f"use `x.size('{self._example}')`")
 
     @property
-    @folded
+    @fold_frames
     def __index__(self) -> Any:
         # A property, so that `hasattr(x, "__index__")` is False: a tensor is no whole number.
         raise UnknownNameError(
@@ -232,13 +232,13 @@ class Tensor(Operators):
     def _example(self) -> str:
         return self._dims[0].name if self._dims else "batch"
 
-    @folded
+    @fold_frames
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # asked for by Python and by libraries, to see what is there
             raise AttributeError(name)
         raise unknown_method(self, name)
 
-    @folded
+    @fold_frames
     def __iter__(self) -> Any:
         raise TensorError(f"{self!r} was iterated over", fix="use `wf.scan(fn, carry, x, over=...)`")
 
@@ -260,7 +260,7 @@ class Tensor(Operators):
                 state=self.region.state,
                 fix=f"return the tensor from the region, or use wf.print, wf.where or wf.cond{self._number_hint()}",
             )
-        check_not_given_up(self.raw)
+        check_not_donated(self.raw)
         if isinstance(self.raw, jax.ShapeDtypeStruct):
             raise TensorError(f"{what} of {self!r}, which holds no values", fix="give it values, or use wf.trace")
         if isinstance(self.raw, jax.core.Tracer):
@@ -366,7 +366,7 @@ def marks_of(x: Tensor) -> dict[str, Any]:
     return {name: x._memo[name] for name in _MARKS if name in x._memo}
 
 
-def marked(x: Tensor, marks: Mapping[str, Any]) -> Tensor:
+def with_marks(x: Tensor, marks: Mapping[str, Any]) -> Tensor:
     """`x` with what the record says of it."""
     x._memo.update(marks)
     return x
@@ -390,27 +390,27 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
-def is_given_up(array: Any) -> bool:
+def is_donated(array: Any) -> bool:
     """Whether an array was overwritten by a call that it was donated to."""
     return not isinstance(array, jax.core.Tracer) and isinstance(array, jax.Array) and array.is_deleted()
 
 
-def check_not_given_up(array: Any) -> None:
+def check_not_donated(array: Any) -> None:
     """Raises where an array was overwritten by a call that it was donated to."""
-    if is_given_up(array):
+    if is_donated(array):
         raise RegionError(
             f"an array of shape {array.shape} was given up to an earlier call (`donate`)",
             fix="use what that call returned, or leave `donate` out",
         )
 
 
-def checked(x: Tensor) -> Tensor:
+def check_tensor(x: Tensor) -> Tensor:
     """`x`, if its array is still what its dims say.
 
     Something may have worked on it behind the names.
     """
     if x.region is None:
-        check_not_given_up(x.raw)
+        check_not_donated(x.raw)
     shape = getattr(x.raw, "shape", None)
     sizes = x._dims.sizes if x.region is None else x.region.local_sizes(x._dims, placement(x))
     if shape is not None and tuple(shape) != sizes:

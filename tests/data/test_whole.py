@@ -10,7 +10,7 @@ import pytest
 
 from weft import data
 from weft.data.cache import make_once
-from weft.data.whole import atomic_folder, hold, remove_left_behind, write_whole
+from weft.data.whole import atomic_folder, lock, remove_partial, write_atomic
 
 ROOT = Path(__file__).parents[2]
 MAKES = """
@@ -45,7 +45,7 @@ def maker(tmp_path):
 
 def test_what_a_killed_process_left_half_made_is_removed_by_the_next(maker, tmp_path):
     (left,) = partials(tmp_path)
-    remove_left_behind(tmp_path)
+    remove_partial(tmp_path)
     assert partials(tmp_path) == [left]  # its maker is alive
     maker.send_signal(signal.SIGKILL)
     maker.wait()
@@ -57,10 +57,10 @@ def test_a_file_left_half_written_is_removed_unless_someone_writes_it(tmp_path):
     for name in (".a.json.1.partial", ".b.json.2.partial"):
         (tmp_path / name).write_bytes(b"{")
     with (tmp_path / ".b.json.2.partial").open("rb") as held:
-        assert hold(held.fileno())
-        remove_left_behind(tmp_path)
+        assert lock(held.fileno())
+        remove_partial(tmp_path)
         assert partials(tmp_path) == [".b.json.2.partial"]
-    remove_left_behind(tmp_path)
+    remove_partial(tmp_path)
     assert partials(tmp_path) == []
 
 
@@ -80,7 +80,7 @@ def synced(monkeypatch):
 
 
 def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(synced, tmp_path):
-    write_whole(tmp_path / "a.json", b"{}")
+    write_atomic(tmp_path / "a.json", b"{}")
     assert synced == [f".a.json.{os.getpid()}.partial", "->", tmp_path.name]
     assert (tmp_path / "a.json").read_bytes() == b"{}" and partials(tmp_path) == []
 

@@ -26,7 +26,7 @@ from weft.mesh import Mesh
 from weft.small_files import summed
 from weft.train import metrics
 from weft.train.checkpoints import Checkpoints
-from weft.train.config import model_in, parsed, read
+from weft.train.config import model_in, parse, read
 from weft.train.folder import Folder, learned_files
 from weft.train.foresight import _before
 from weft.train.keys import Where
@@ -112,7 +112,7 @@ def read_run(folder: Path, name: str, content: bytes, kept: Path) -> None:
         config = read(kept / "whole.toml", content.decode("utf-8", "surrogateescape").rstrip("\n").split("\n"))
     else:
         config = read(folder / name)
-    assert parsed(config.to_dict(), Where("again", {})) == config
+    assert parse(config.to_dict(), Where("again", {})) == config
     config.to_toml().encode()
 
 
@@ -282,7 +282,7 @@ def read_data(folder: Path, name: str, content: bytes, kept: Path) -> None:
 
 
 def prepare_small(kept: Path) -> dict[str, bytes]:
-    config = parsed({"model": "tiny-lm", "data": "python", "train": {"steps": 9}}, Where("here", {}))
+    config = parse({"model": "tiny-lm", "data": "python", "train": {"steps": 9}}, Where("here", {}))
     told = {
         "step": 2,
         "config": config.to_dict(),
@@ -366,7 +366,7 @@ def _go_on(folder: Path, said: Callable[[str], None]) -> None:
 
 @functools.cache
 def _any_run() -> Any:
-    return parsed({"model": "tiny-lm", "data": "python", "mesh": "auto", "layout": "auto"}, Where("here", {}))
+    return parse({"model": "tiny-lm", "data": "python", "mesh": "auto", "layout": "auto"}, Where("here", {}))
 
 
 # The token cache.

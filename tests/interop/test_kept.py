@@ -66,11 +66,11 @@ def test_what_is_beside_another_kind_of_model_is_refused(tmp_path):
 
 
 def run_at(length, folder):
-    from weft.train.config import parsed
+    from weft.train.config import parse
     from weft.train.keys import Where
 
     values = {"init_from": str(folder), "train": {"length": length, "batch": 2}, "tokenizer": "bytes"}
-    return parsed(values, Where("here", {}))
+    return parse(values, Where("here", {}))
 
 
 @pytest.mark.parametrize(

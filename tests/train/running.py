@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from weft.train.checkpoints import Checkpoints
-from weft.train.config import parsed
+from weft.train.config import parse
 from weft.train.keys import lines_of
 from weft.train.trainer import OPTIONS, NullListener, Trainer
 
@@ -68,7 +68,7 @@ def config_of(text: Path, **changes):
     }
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-    return parsed(values, lines_of(Path("run.toml"), ""))
+    return parse(values, lines_of(Path("run.toml"), ""))
 
 
 def run(config, folder: Path, *, crash_at: int | None = None, options=OPTIONS):

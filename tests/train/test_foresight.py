@@ -8,7 +8,7 @@ import pytest
 from weft.layout import Layout
 from weft.plan import HARDWARE, Plan
 from weft.train import foresight
-from weft.train.config import CONFIG, ConfigError, parsed, read
+from weft.train.config import CONFIG, ConfigError, parse, read
 from weft.train.keys import lines_of
 from weft.train.trainer import Options, Trainer
 
@@ -18,7 +18,7 @@ SMALL = {"train": {"steps": 2}}
 
 
 def read_again(config):
-    return parsed(config.to_dict(), lines_of("run.toml", ""))
+    return parse(config.to_dict(), lines_of("run.toml", ""))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_every_shape_of_mesh_is_searched(text, tmp_path, monkeypatch):
 def test_a_mesh_that_is_open_needs_a_layout_that_is():
     values = {"model": MODEL, "mesh": "auto", "layout": "batch:rows"}
     with pytest.raises(ConfigError, match="`layout` names axes it may not have"):
-        parsed(values, lines_of("run.toml", ""))
+        parse(values, lines_of("run.toml", ""))
 
 
 def test_the_plan_is_a_line(forecast):

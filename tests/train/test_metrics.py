@@ -140,7 +140,7 @@ def test_a_part_of_a_row_that_waits_is_not_said_to_be_left_out(tmp_path):
 
 def test_a_broken_line_is_said_once_however_often_the_disk_refuses_to_be_rid_of_it(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
-    said, write_whole = [], metrics.write_whole
+    said, write_whole = [], metrics.write_atomic
     note = Metrics(tmp_path, from_step=1, tensorboard=False, say=said.append)
 
     def refuse(*_):

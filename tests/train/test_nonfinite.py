@@ -9,7 +9,7 @@ import pytest
 
 from weft.layout import Layout
 from weft.mesh import Mesh
-from weft.program.finite import Found
+from weft.program.finite import NotFinite
 from weft.train import nonfinite, saver, trainer
 from weft.train.config import read
 from weft.train.datasets import open_data
@@ -174,7 +174,7 @@ def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, 
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (lambda *_: Found(), "done again on one processor it is finite; on mesh all=1 sums are of another order"),
+        (lambda *_: NotFinite(), "done again on one processor it is finite; on mesh all=1 sums are of another order"),
         (lambda *_: raised(MemoryError()), "cannot be said: the model and its batch do not fit one processor"),
         (
             lambda *_: raised(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")),

@@ -11,7 +11,7 @@ from weft.layout import as_layout
 from weft.mesh import as_mesh
 from weft.nn.freezing import by_path
 from weft.train.checkpoints import Checkpoints
-from weft.train.config import ConfigError, parsed
+from weft.train.config import ConfigError, parse
 from weft.train.folder import Folder
 from weft.train.keys import lines_of
 from weft.train.runs import Run
@@ -37,7 +37,7 @@ def started(start, ids, *, model=None, **changes):
     """The configuration of a run from given weights, whose model is theirs but for what is said."""
     values = config_of(ids, **{"train": {"steps": 3}, **ALONE, **changes}).to_dict()
     values |= {"init_from": str(start), "model": model or {}}
-    return parsed(values, lines_of(Path("run.toml"), ""))
+    return parse(values, lines_of(Path("run.toml"), ""))
 
 
 def first(config):

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import WeftWarning, user_stacklevel
 from ..small_files import Reader, summed
 from .problems import DataError
-from .whole import atomic_folder, remove_left_behind
+from .whole import atomic_folder, remove_partial
 
 SUMS = "sums.json"
 _READ = 1 << 22
@@ -34,7 +34,7 @@ def make_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
         return entry
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        remove_left_behind(cache)
+        remove_partial(cache)
         with _turn(cache / f".{name}.lock"):
             if entry.is_dir() and (damage := _damage(entry)):
                 _remove(entry, damage)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from .problems import DataError, library
+from .problems import DataError, import_library
 
 BLOCK = 1 << 18
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -32,7 +32,7 @@ def decompress(path: Path, raw: IO[bytes], size: int, expansion: int) -> IO[byte
     elif path.suffix == ".xz":
         stream = _Parts(raw, lambda: lzma.LZMADecompressor(memlimit=2 * _WINDOW))
     else:
-        zstandard = library("zstandard", f"{path}")
+        zstandard = import_library("zstandard", f"{path}")
         stream = _Parts(raw, lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj())
     return io.BufferedReader(_Limited(stream, path, max(ALWAYS, expansion * size)), BLOCK)
 

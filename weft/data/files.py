@@ -18,7 +18,7 @@ from typing import IO, Any
 from ..small_files import Reader, short, summed
 from .compression import BLOCK, COMPRESSED, EXPANSION, decompress
 from .problems import DataError
-from .whole import write_whole
+from .whole import write_atomic
 
 LONGEST_LINE = 1 << 20
 _TABLES = {  # how files of tables begin, and how they are made lines of JSON
@@ -251,7 +251,7 @@ class Hashes:
         if self._file is not None and len(self._known) > before:
             with contextlib.suppress(OSError):  # it only saves time
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file, summed(self._known))
+                write_atomic(self._file, summed(self._known))
         return hashes
 
     def _of(self, file: Path) -> str:

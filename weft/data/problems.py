@@ -10,7 +10,7 @@ class DataError(WeftError):
     """Data, a tokenizer or a cache that cannot be read, or do not fit each other."""
 
 
-def library(name: str, purpose: str) -> Any:
+def import_library(name: str, purpose: str) -> Any:
     """A library by its name, or an error that says how to install it."""
     try:
         return importlib.import_module(name)

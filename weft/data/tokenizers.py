@@ -22,9 +22,9 @@ from ..fields import one_of
 from ..small_files import Reader, is_file, short
 from .cache import make_once
 from .files import Progress, content_key
-from .problems import DataError, library
+from .problems import DataError, import_library
 from .sources import Source, as_text
-from .whole import write_whole
+from .whole import write_atomic
 
 PAD, END, UNKNOWN = 0, 1, 2
 NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"
@@ -129,7 +129,7 @@ class ByteTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / BYTES, json.dumps({"specials": self.specials}).encode())
+        write_atomic(folder / BYTES, json.dumps({"specials": self.specials}).encode())
 
 
 class SentencePieceTokenizer:
@@ -142,7 +142,7 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, name: str = PIECES):
         self._model, self._name = model, name
-        pieces = library("sentencepiece", "a tokenizer of SentencePiece")
+        pieces = import_library("sentencepiece", "a tokenizer of SentencePiece")
         if not model:  # the library takes it for a model not given yet
             raise DataError(f"{name} has 0 bytes, and is no model of SentencePiece", fix=_FETCH)
         with self._errors("is no model of SentencePiece"):
@@ -182,7 +182,7 @@ class SentencePieceTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / PIECES, self._model)
+        write_atomic(folder / PIECES, self._model)
 
 
 class JsonTokenizer:
@@ -193,7 +193,7 @@ class JsonTokenizer:
 
     def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
         self._content, self._name = content, name
-        tokenizers = library("tokenizers", "a `tokenizer.json`")
+        tokenizers = import_library("tokenizers", "a `tokenizer.json`")
         if long := next((match for match in _LONG_TOKEN.finditer(content) if not match["map"]), None):
             token = f"{long['token'][:20]!r}... of {len(long['token']):,} letters"
             raise DataError(f"{name} has a token {token}, and at most {_LONGEST_TOKEN:,} are read", fix=_FETCH)
@@ -231,7 +231,7 @@ class JsonTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / JSON, self._content.encode())
+        write_atomic(folder / JSON, self._content.encode())
 
     def _errors(self, what: str) -> contextlib.AbstractContextManager[None]:
         return _library_errors(f"{self._name} {what}")
@@ -378,7 +378,7 @@ def _sample_lines(source: Source, most: int, progress: Progress | None) -> list[
 
 
 def _train(lines: list[str], vocab: int, model: str) -> bytes:
-    pieces, written = library("sentencepiece", "training a tokenizer"), io.BytesIO()
+    pieces, written = import_library("sentencepiece", "training a tokenizer"), io.BytesIO()
     try:
         pieces.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),

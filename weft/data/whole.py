@@ -16,7 +16,7 @@ from typing import IO
 PARTIAL = ".partial"
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Writes a file that is whole when it is there, also after a power cut."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
@@ -49,7 +49,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def _new_file(path: Path) -> IO[bytes]:
     while True:
         file = path.open("wb")
-        hold(file.fileno())
+        lock(file.fileno())
         if path.exists():  # nobody took it for one left behind before it was held
             return file
         file.close()
@@ -60,25 +60,25 @@ def _new_partial(folder: Path) -> tuple[Path, int]:
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=PARTIAL, dir=folder.parent))
         with contextlib.suppress(FileNotFoundError):
             held = os.open(partial, os.O_RDONLY)
-            hold(held)
+            lock(held)
             if partial.is_dir():  # as above
                 return partial, held
             os.close(held)
 
 
-def remove_left_behind(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Removes what processes that are gone left half made in a folder."""
     for path in folder.glob(f".*{PARTIAL}"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY)
             try:
-                if hold(file):
+                if lock(file):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             finally:
                 os.close(file)
 
 
-def hold(file: int) -> bool | None:
+def lock(file: int) -> bool | None:
     """Locks an open file or folder until it is closed.
 
     False where someone else has it, None where none can.

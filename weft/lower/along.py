@@ -10,7 +10,7 @@ from ..layout import Axes
 from ..tensor import Tensor
 from .collectives import as_varying, first_place
 from .meet import Meeting, meet, need_tensor
-from .move import aligned, result, settle
+from .move import align, result, settle
 from .padding import need_no_padding
 
 ANYTHING = object()  # for the padding of an op whose values do not depend on it
@@ -77,4 +77,4 @@ def places(dim: Dim | str, dims: Sequence[Dim], axes: Axes, own: int) -> Any:
     As an array that broadcasts with one of the dims `dims`.
     """
     found = next(d for d in dims if d.name == (dim.name if isinstance(dim, Dim) else dim))
-    return aligned(jnp.arange(own) + first_place(axes, own), [found], dims)
+    return align(jnp.arange(own) + first_place(axes, own), [found], dims)

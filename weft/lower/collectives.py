@@ -268,7 +268,7 @@ def all_min(array: Any, axes: Axes) -> Any:
     return -all_max(-array, axes)
 
 
-def largest(array: Any, axes: Axes) -> Any:
+def max_for_shift(array: Any, axes: Axes) -> Any:
     """The maximum over these axes where a NaN need not win (a shift before exp).
 
     Has no gradient.

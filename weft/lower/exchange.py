@@ -35,7 +35,7 @@ class _Transfer:
     size: int
 
 
-def window(
+def exchange_window(
     array: Any,
     position: int,
     axes: Axes,
@@ -74,10 +74,10 @@ def window(
                 made = _put_in(made, array, position, axes, ways, together) if together else made
             return made
     whole = all_gather(array, axes, position)
-    return cut_at(whole, position, _here(starts, axes), size, wraps=wraps, fill=fill)
+    return slice_at(whole, position, _here(starts, axes), size, wraps=wraps, fill=fill)
 
 
-def picked(array: Any, position: int, axes: Axes, held: np.ndarray, wanted: np.ndarray) -> Any:
+def exchange_indices(array: Any, position: int, axes: Axes, held: np.ndarray, wanted: np.ndarray) -> Any:
     """On processor i along the axes, the global indices wanted[i] of the dim.
 
     The slice of processor j holds held[j].
@@ -267,7 +267,7 @@ def _put_in(made: Any, array: Any, position: int, axes: Axes, ways: int, transfe
     if any(transfer.source != transfer.target for transfer in transfers):
         chunk = permute(chunk, axes, [(transfer.source, transfer.target) for transfer in transfers])
     shifts = [p.offset - (p.start - min(p.start, own - length)) for p in known]
-    spread = cut_at(chunk, position, -_here(shifts, axes), size)
+    spread = slice_at(chunk, position, -_here(shifts, axes), size)
     first, count = _here([p.offset for p in known], axes), _here([p.size for p in known], axes)
     shape = [1] * array.ndim
     shape[position] = size
@@ -295,7 +295,7 @@ def _cut(array: Any, position: int, start: int, size: int, wraps: bool, fill: An
     return lax.pad(array, fill, pads)
 
 
-def cut_at(whole: Any, position: int, start: Any, size: int, *, wraps: bool = False, fill: Any = 0) -> Any:
+def slice_at(whole: Any, position: int, start: Any, size: int, *, wraps: bool = False, fill: Any = 0) -> Any:
     """`size` places of a whole dim from a start known only when it runs.
 
     `fill` outside the dim; with `wraps` it goes round.

@@ -13,7 +13,7 @@ from ..dims import Dim, Shape
 from ..errors import DimError, closest
 from ..layout import Axes
 from ..tensor import Tensor
-from .exchange import window as exchange
+from .exchange import exchange_window as exchange
 from .meet import Meeting, make_once
 from .move import result
 
@@ -21,7 +21,7 @@ Pads = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SlidingWindow:
     """The window that slides along one spatial dim, stride, pads and size out.
 
     All of the whole dim.
@@ -58,10 +58,10 @@ class Stretch:
         return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
 
 
-def stretch(dim: Dim, reach: int, stride: int, dilation: int, padding: str | Pads, what: str) -> Stretch:
+def sliding_window(dim: Dim, reach: int, stride: int, dilation: int, padding: str | Pads, what: str) -> SlidingWindow:
     if padding == "SAME":
         size = -(-dim.size // stride)
-        return Stretch(dim, reach, stride, dilation, max((size - 1) * stride + reach - dim.size, 0) // 2, size)
+        return SlidingWindow(dim, reach, stride, dilation, max((size - 1) * stride + reach - dim.size, 0) // 2, size)
     low, high = (0, 0) if isinstance(padding, str) else padding
     padded = dim.size + low + high
     if padded < reach:
@@ -70,7 +70,7 @@ def stretch(dim: Dim, reach: int, stride: int, dilation: int, padding: str | Pad
             f"{what} has a window of {reach} along `{dim.name}` (size {dim.size}{with_pads})",
             fix=f"pad it (`padding='SAME'`), or take a window of at most {padded}",
         )
-    return Stretch(dim, reach, stride, dilation, low, (padded - reach) // stride + 1)
+    return SlidingWindow(dim, reach, stride, dilation, low, (padded - reach) // stride + 1)
 
 
 # ---- what a caller may write for each spatial dim
@@ -90,7 +90,7 @@ def _by_dim(given: Any, dims: Shape, what: str, name: str) -> dict[str, Any]:
     return found
 
 
-def each(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
+def number_by_dim(given: Any, dims: Shape, what: str, name: str) -> dict[str, int]:
     """A whole number for each dim: one for all, or a dict in which 1 is left out."""
     values = _by_dim(given, dims, what, name) if isinstance(given, dict) else dict.fromkeys(dims.names, given)
     for value in values.values():
@@ -124,23 +124,23 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
 class View:
     """Spatial dims on their processors: their axes, and tensors with halos."""
 
-    def __init__(self, meeting: Meeting, stretches: Sequence[Stretch]):
+    def __init__(self, meeting: Meeting, stretches: Sequence[SlidingWindow]):
         sizes = {s.dim.name: s.size for s in stretches}
         self.meeting, self.stretches = meeting, stretches
         # What comes out must divide over the axes too.
         self.after = Meeting(meeting.region, meeting.dims.resized(sizes))
 
-    def axes(self, s: Stretch) -> Axes:
+    def axes(self, s: SlidingWindow) -> Axes:
         return self.meeting.axes([s.dim])
 
-    def ways(self, s: Stretch) -> int:
+    def ways(self, s: SlidingWindow) -> int:
         return self.meeting.ways(s.dim)
 
-    def out(self, s: Stretch) -> int:
+    def out(self, s: SlidingWindow) -> int:
         """How much of a dim of the result a processor makes."""
         return s.size // self.ways(s)
 
-    def pads(self, s: Stretch) -> Pads:
+    def pads(self, s: SlidingWindow) -> Pads:
         return (0, 0) if self.axes(s) else s.pads
 
     def halos(self, x: Tensor, fill: Any = 0) -> Tensor:

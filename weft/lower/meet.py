@@ -26,13 +26,13 @@ from ..tensor import (
     Kind,
     Tensor,
     as_dtype,
-    checked,
+    check_tensor,
     is_tensor,
-    marked,
     marks_of,
     need_room,
     placement,
     with_kind,
+    with_marks,
 )
 from . import collectives, padding
 from .collectives import as_varying, is_level_of, level_of, varying
@@ -43,7 +43,7 @@ _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat",
 
 
 @contextlib.contextmanager
-def rematted(is_whole: bool = True) -> Iterator[None]:
+def inside_remat(is_whole: bool = True) -> Iterator[None]:
     """While a function is traced that is recomputed as a whole (remat).
 
     Gathers then need no recomputation of their own. A loop inside it keeps what each turn needs while it is
@@ -133,14 +133,14 @@ class Meeting:
 
     def guarded(self, array: Any, dims: Sequence[Dim]) -> Any:
         """The local array of these dims; no gradient flows back to its padding."""
-        return padding.guarded(array, dims, self.placement(dims))
+        return padding.guard(array, dims, self.placement(dims))
 
     def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
         """The local array of these dims with `value` in the padding.
 
         Of the dims `over` alone, where they are given.
         """
-        return padding.filled(array, dims, self.placement(dims), value, over)
+        return padding.fill(array, dims, self.placement(dims), value, over)
 
 
 def _is_stored(x: Tensor, want: Placement) -> bool:
@@ -169,7 +169,7 @@ def meet(
     dims, and `along` which dim it goes, if it needs that one as it is used: its result is a parameter, stored so,
     where its operands are and these dims can be.
     """
-    tensors = [checked(x) for x in xs if is_tensor(x)]
+    tensors = [check_tensor(x) for x in xs if is_tensor(x)]
     without = [x for x in tensors if isinstance(x.raw, jax.ShapeDtypeStruct)]
     if without:
         raise TensorError(
@@ -270,7 +270,7 @@ def need_tensor(x: Any, what: str) -> Tensor:
         raise TensorError(
             f"{what} got {type(x).__name__} {x!r:.60}, which has no dims", fix="give a tensor: `wf.tensor(array, dims)`"
         )
-    return checked(x)
+    return check_tensor(x)
 
 
 def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
@@ -406,7 +406,7 @@ def _identity(array: Any) -> Any:
     return array
 
 
-def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
+def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     """A stored parameter gathered before a loop in which it meets this data."""
     region = common_region([x, *data])
     if region is None or not _is_stored(x, want := region.placement(x.dims)):
@@ -416,10 +416,10 @@ def gathered_for(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     with region.record.unasked("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
-        return result(_gather(checked(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+        return result(_gather(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
-def brought(x: Tensor, region: Region) -> Tensor:
+def bring(x: Tensor, region: Region) -> Tensor:
     """`x` as a tensor of this region, varying over the axes taken in it.
 
     Made once, where `x` was made.
@@ -431,8 +431,8 @@ def brought(x: Tensor, region: Region) -> Tensor:
 
     def bring() -> Tensor:
         with region.record.unasked("whole"):
-            array = Meeting(region, x.dims).run(_identity, [checked(x)], vary=region.taken)
-            return marked(result(array, x.dims, region), marks_of(x))
+            array = Meeting(region, x.dims).run(_identity, [check_tensor(x)], vary=region.taken)
+            return with_marks(result(array, x.dims, region), marks_of(x))
 
     return hoist(x, ("brought", region), bring)
 
@@ -443,4 +443,4 @@ def with_layout(x: Tensor, region: Region | None) -> Tensor:
         return x
     meeting = Meeting(region, x.dims)
     with region.record.unasked("whole"):
-        return result(meeting.run(_identity, [checked(x)]), x.dims, region)
+        return result(meeting.run(_identity, [check_tensor(x)]), x.dims, region)

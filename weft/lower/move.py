@@ -98,7 +98,7 @@ def settle(
 
     array = collectives.from_holder(summed, array, partial) if one_holds else summed(array)
     array = relocate(array, held, want, region, gather_of(kind))
-    return result(equalized(array, region) if not dims else array, dims, region, kind)
+    return result(equalize(array, region) if not dims else array, dims, region, kind)
 
 
 def _scatters_of(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:
@@ -139,7 +139,7 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
     return x
 
 
-def equalized(array: Any, region: Region) -> Any:
+def equalize(array: Any, region: Region) -> Any:
     """A whole value, retyped as equal on all processors.
 
     A loss that varied would be differentiated once on each.
@@ -148,7 +148,7 @@ def equalized(array: Any, region: Region) -> Any:
     return collectives.from_first(array, excess) if excess else array
 
 
-def aligned(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
+def align(array: Any, dims: Sequence[Dim], target: Sequence[Dim]) -> Any:
     """`array` with its dims in the order of `target`, of size 1 where it lacks one."""
     names = [dim.name for dim in dims]
     order = [names.index(dim.name) for dim in target if dim.name in names]

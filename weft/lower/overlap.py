@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import UNSHOWN, Dim, Shape, renamed
+from ..dims import UNSHOWN, Dim, Shape, rename_dims
 from ..errors import TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
@@ -137,7 +137,7 @@ def ring_of_renamed(xs: Sequence[Tensor], names: Mapping[str, Any]) -> RingGathe
         own = {old: new for old, new in names.items() if x.dims.has(old)}
         if region is None or x.region is None or not own:
             continue
-        found = _leaving(x.dims, region.placement(x.dims), region.placement(renamed(x.dims, own)))
+        found = _leaving(x.dims, region.placement(x.dims), region.placement(rename_dims(x.dims, own)))
         if found is not None and not xs[1 - number].dims.has(found[0]):
             return _ring_gather(number, *found, xs, region)
     return None

@@ -33,7 +33,7 @@ def validity(
     return mask
 
 
-def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
+def fill(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
     """`array` with `value` in its padding, or in that of the dims `over`.
 
     `value` may be a function of the dtype.
@@ -45,7 +45,7 @@ def filled(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, ov
     return jnp.where(mask, array, jnp.asarray(value).astype(array.dtype))
 
 
-def guarded(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:
+def guard(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:
     """`array`; no gradient flows back to its padding, where it could be NaN."""
     if not any(dim.is_padded for dim in dims) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return array
@@ -56,7 +56,7 @@ def guarded(array: Any, dims: Sequence[Dim], placement: Placement) -> Any:
 
     @same.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        return primals[0], filled(tangents[0], dims, placement, 0)
+        return primals[0], fill(tangents[0], dims, placement, 0)
 
     return same(array)
 

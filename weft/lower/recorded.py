@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, listed
-from ..errors import call, folded
+from ..dims import UNSHOWN, Dim, list_dims
+from ..errors import call, fold_frames
 from ..layout import Placement, Region, open_region
 from ..record import Draft, FusedAttention, Placed, Record, Traits
 from ..tensor import Tensor, is_tensor, placement
@@ -74,7 +74,7 @@ def recorded_block(
 def _recorded(fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool) -> Callable[P, R]:
     label = name or fn.__name__
 
-    @folded
+    @fold_frames
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
@@ -96,7 +96,7 @@ def _finish(draft: Draft, region: Region, args: Sequence[Any], kwargs: Mapping[s
         region.see(x.dims)
     draft.note(results=tuple(map(placed, results)))
     if kwargs.get("over") is not None:
-        over = [_name(dim) for dim in listed(kwargs["over"], "over")]
+        over = [_name(dim) for dim in list_dims(kwargs["over"], "over")]
         draft.note(over=_shown(over) if draft.is_block else tuple(over))
     names = kwargs if draft.traits.is_rename else kwargs.get("rename") or {}
     draft.note(renamed={_name(old): _name(new) for old, new in names.items()})

@@ -14,7 +14,7 @@ from ..dims import Dim, Shape
 from ..errors import TensorError
 from ..layout import Region
 from ..leaves import is_data
-from ..tensor import PLAIN, Kind, Tensor, checked, is_tensor, make, marked, marks_of
+from ..tensor import PLAIN, Kind, Tensor, check_tensor, is_tensor, make, marks_of, with_marks
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Slot:
     """What the record says of it; no part of what it is."""
 
     def filled(self, array: Any) -> Any:
-        return array if self.dims is None else marked(make(array, self.dims, self.region, self.kind), self.marks)
+        return array if self.dims is None else with_marks(make(array, self.dims, self.region, self.kind), self.marks)
 
     def inner(self, dim: Dim, region: Region | None) -> "Slot":
         """One slice along a dim, in a region."""
@@ -38,7 +38,7 @@ class Slot:
 def take_apart(tree: Any) -> tuple[list[Any], list[Slot], Any]:
     """The arrays of a tree, what each of them stands for, and the tree's structure."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
-    arrays = [checked(leaf).raw if is_tensor(leaf) else leaf for leaf in leaves]
+    arrays = [check_tensor(leaf).raw if is_tensor(leaf) else leaf for leaf in leaves]
     return arrays, [slot_of(leaf) for leaf in leaves], structure
 
 
@@ -51,7 +51,7 @@ def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -
     return jax.tree.unflatten(structure, [slot.filled(array) for slot, array in zip(slots, arrays, strict=True)])
 
 
-def numbers(arrays: Sequence[Any], what: str) -> list[Any]:
+def check_numbers(arrays: Sequence[Any], what: str) -> list[Any]:
     """The leaves as arrays; anything that is no array or number is an error."""
     found = []
     for leaf in arrays:

@@ -15,7 +15,7 @@ from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
 from ..lower.meet import need_tensor
-from ..ops.index import integers
+from ..ops.index import need_integers
 from ..tensor import Tensor, has_values
 from .given import check_divisor, number
 
@@ -37,7 +37,7 @@ def cross_entropy(
     no gradient. One outside the vocab is an error where its value is known; in a traced program both results are NaN
     there, and `check_labels` raises after the call.
     """
-    logits, targets = need_tensor(logits, "cross_entropy"), integers(targets, "cross_entropy")
+    logits, targets = need_tensor(logits, "cross_entropy"), need_integers(targets, "cross_entropy")
     vocab = logits.dim(over)
     number(smoothing, "smoothing", least=0, below=1, example=0.1)
     number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
@@ -118,7 +118,7 @@ def summed_cross_entropy(
     With `chunks` the logits of so many pieces of the dim `over` are made one after the other, and again in the
     backward pass: at no time are all of them held.
     """
-    x, targets = need_tensor(x, "summed_cross_entropy"), integers(targets, "summed_cross_entropy")
+    x, targets = need_tensor(x, "summed_cross_entropy"), need_integers(targets, "summed_cross_entropy")
     if ignore_index is not None:
         counts = wf.cast(targets != ignore_index, "float32")
         weights = counts if weights is None else wf.multiply(counts, weights, names="subset")

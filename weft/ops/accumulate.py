@@ -18,13 +18,13 @@ from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..graph import keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, gathered_for, operand, with_layout
+from ..lower.meet import bring, gather_before_loop, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import taken_axes
 from ..lower.recorded import bring_in, bringing, note_loop, part_of_block, recorded_block
 from ..lower.trees import map_tensors, slot_of
-from ..tensor import Tensor, checked, is_tensor, make, marked, marks_of, placement
+from ..tensor import Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .branches import outputs
 from .control import trace_on_slice
 
@@ -56,13 +56,13 @@ def accumulate(
     turn = Dim(_TURN, count)
     note_loop(turn.name)
     # In a mapped function all that the microbatches meet varies as its rows do, and the gradient of each with it.
-    with bringing(brought) if taken_axes() else contextlib.nullcontext():
+    with bringing(bring) if taken_axes() else contextlib.nullcontext():
         return _accumulate(fn, bring_in(params), bring_in(data), name, turn)
 
 
 def _accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:
     tensors = _tensors_with(name, data)
-    params = map_tensors(lambda x: gathered_for(x, tensors), params)
+    params = map_tensors(lambda x: gather_before_loop(x, tensors), params)
     pieces = [_deal_out(x, name, turn) for x in tensors]
     inner = [slot_of(x).inner(turn, x.region) for x in pieces]
     regions: list[Any] = []
@@ -157,7 +157,7 @@ def _zeros(like: Any) -> Any:
 
 def _deal_out(x: Tensor, name: str, turn: Dim) -> Tensor:
     """`x` with its rows dealt out to the microbatches in turn; no row moves."""
-    x, marks = with_layout(checked(x), x.region), marks_of(x)
+    x, marks = with_layout(check_tensor(x), x.region), marks_of(x)
     position = x.dims.position(name)
     dim, ways = x.dims[position], x.ways(name)
     if dim.size % (ways * turn.size):
@@ -172,7 +172,7 @@ def _deal_out(x: Tensor, name: str, turn: Dim) -> Tensor:
     pieces = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
     dims = Shape([turn, *x.dims.resized({name: dim.size // turn.size})])
     have = ((), *placement(x))
-    return marked(settle(pieces, dims, have, x.region), marks)
+    return with_marks(settle(pieces, dims, have, x.region), marks)
 
 
 def _scalar(x: Any) -> Any:

@@ -20,11 +20,11 @@ from ..errors import TensorError
 from ..layout import Axes, Region
 from ..leaves import array_of
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import brought, common_region, with_layout
-from ..lower.move import aligned
+from ..lower.meet import bring, common_region, with_layout
+from ..lower.move import align
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
 from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
-from ..lower.trees import Slot, numbers, put_together, slot_of, take_apart
+from ..lower.trees import Slot, check_numbers, put_together, slot_of, take_apart
 from ..record import BRANCHES
 from ..tensor import is_tensor, make
 from .debug import only_where
@@ -40,13 +40,13 @@ def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., An
         need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
     rows = differing_by_row(chosen)
-    with bringing(brought) if rows else contextlib.nullcontext():
+    with bringing(bring) if rows else contextlib.nullcontext():
         return _branch(chosen, rows, on_true, on_false, operands)
 
 
 def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Callable[..., Any], operands: Any) -> Any:
     arrays, slots, structure = take_apart(bring_in(operands))
-    arrays = numbers(arrays, "the operands of cond")
+    arrays = check_numbers(arrays, "the operands of cond")
     branches = [
         _Branch(recorded_block(name=BRANCHES[holds])(fn), is_on, slots, structure)
         for fn, holds, is_on in ((on_true, True, lambda: chosen), (on_false, False, lambda: ~chosen))
@@ -144,13 +144,13 @@ class _Branch:
         if self.order:
             self.leaves = [self._bring(leaf, dims) for leaf, dims in zip(self.leaves, self.order, strict=True)]
         self.slots = [slot_of(leaf) for leaf in self.leaves]
-        return numbers([array_of(leaf) for leaf in self.leaves], "the result of cond")
+        return check_numbers([array_of(leaf) for leaf in self.leaves], "the result of cond")
 
     def _bring(self, leaf: Any, dims: Shape | None) -> Any:
         if dims is None:
             return leaf
         leaf = with_layout(leaf, self.region)
-        return make(aligned(leaf.raw, leaf.dims, dims), dims, leaf.region, leaf.kind)
+        return make(align(leaf.raw, leaf.dims, dims), dims, leaf.region, leaf.kind)
 
 
 def _check_same(branches: Sequence[_Branch]) -> None:

@@ -16,18 +16,18 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from ..checks import need_function
-from ..dims import UNSHOWN, Dim, DimLike, Shape, listed, only, resolve
+from ..dims import UNSHOWN, Dim, DimLike, Shape, list_dims, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
-from ..lower.meet import brought, need_tensor, operand, rematted, with_layout
-from ..lower.move import aligned, settle
+from ..lower.meet import bring, inside_remat, need_tensor, operand, with_layout
+from ..lower.move import align, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
 from ..lower.recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
-from ..lower.trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
-from ..tensor import PLAIN, Tensor, checked, is_tensor, make, marked, marks_of, placement
+from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_of, take_apart
+from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .debug import only_where
 from .mapping import is_mapped
 
@@ -71,7 +71,7 @@ def scan(
 
 
 def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:
-    names = listed(over, "over")
+    names = list_dims(over, "over")
     if not tensors and len(names) == 1 and isinstance(names[0], Dim):
         return names[0]
     if not tensors:
@@ -85,7 +85,7 @@ def _put_first(xs: Any, dim: Dim) -> Any:
     """The inputs of a scan with `dim` first; it must be whole."""
 
     def first(x: Tensor) -> Tensor:
-        x, marks = checked(x), marks_of(x)
+        x, marks = check_tensor(x), marks_of(x)
         dims = Shape([x.dims.find(dim), *x.dims.without([dim])])
         if x.region is not None and x.region.placement(x.dims)[x.dims.position(dim)]:
             axes = "+".join(x.region.placement(x.dims)[x.dims.position(dim)])
@@ -97,7 +97,7 @@ def _put_first(xs: Any, dim: Dim) -> Any:
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
             x = with_layout(x, x.region)
-        return marked(make(aligned(x.raw, x.dims, dims), dims, x.region, x.kind), marks)
+        return with_marks(make(align(x.raw, x.dims, dims), dims, x.region, x.kind), marks)
 
     for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):
         need_tensor(leaf, "scan")
@@ -134,7 +134,7 @@ class _Loop:
     def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
         arrays, slots, self.structure = take_apart(carry)
         self.slots = [replace(slot, marks={}) for slot in slots]  # what holds before the first turn may not after it
-        self.carry = numbers(arrays, f"the carry of {what}")
+        self.carry = check_numbers(arrays, f"the carry of {what}")
         self.what = what
         mark: int | None = None
         for _ in range(16):
@@ -157,7 +157,7 @@ class _Loop:
 
     def _flat(self, body: Callable[..., Any]) -> Callable[..., Any]:
         def flat(arrays: Sequence[Any], *inputs: Any) -> tuple[list[Any], list[Any]]:
-            with rematted(False):
+            with inside_remat(False):
                 carry, extra = body(put_together(arrays, self.slots, self.structure), *inputs)
             leaves, structure = jax.tree.flatten(carry, is_leaf=is_tensor)
             if structure != self.structure:
@@ -171,7 +171,7 @@ class _Loop:
                 as_varying(jnp.asarray(array_of(leaf)), varying(array))
                 for leaf, array in zip(self.found, arrays, strict=True)
             ]
-            return results, numbers(extra_arrays, f"the results of {self.what}")
+            return results, check_numbers(extra_arrays, f"the results of {self.what}")
 
         return flat
 
@@ -189,7 +189,7 @@ class _Loop:
             leaf = with_layout(leaf, leaf.region or slot.region)
         assert slot.dims is not None
         kind = replace(leaf.kind, equal=leaf.kind.equal | slot.kind.equal)
-        return make(aligned(leaf.raw, leaf.dims, slot.dims), slot.dims, leaf.region, kind)
+        return make(align(leaf.raw, leaf.dims, slot.dims), slot.dims, leaf.region, kind)
 
     def _is_fixed(self, closed: ClosedJaxpr) -> bool:
         """Whether the carry's type came back; if not, the carry adopts what did."""
@@ -228,7 +228,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     need_function(body, "while_loop", takes=1)
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
     if rows := differing_by_row(loop.asked.out_avals[0]):
-        with bringing(brought):  # all that the loop makes differs by row, as the number of its turns does
+        with bringing(bring):  # all that the loop makes differs by row, as the number of its turns does
             loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
     if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
         last = _turn_together(loop.holds, loop.turn, loop.carry, rows)

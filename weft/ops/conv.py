@@ -16,9 +16,9 @@ from ..checks import is_whole
 from ..dims import Dim, DimLike, Shape
 from ..errors import DimError, LayoutError, TensorError
 from ..lower.collectives import index
-from ..lower.halos import Pads, Stretch, View, each, paddings_of, stretch, with_halos
+from ..lower.halos import Pads, SlidingWindow, View, number_by_dim, paddings_of, sliding_window, with_halos
 from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
-from ..lower.move import aligned, settle
+from ..lower.move import align, settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..tensor import Tensor, make, placement
@@ -115,8 +115,8 @@ class _Operands:
     ) -> Iterator[tuple[Dim, int, int, int, str | Pads]]:
         """For each spatial dim the kernel's reach, stride, dilation and padding."""
         strides, dilations = (
-            each(stride, self.spatial, self.what, "stride"),
-            each(dilation, self.spatial, self.what, "dilation"),
+            number_by_dim(stride, self.spatial, self.what, "stride"),
+            number_by_dim(dilation, self.spatial, self.what, "dilation"),
         )
         paddings = paddings_of(padding, self.spatial, self.what)
         for d, k in zip(self.spatial, self.kernel, strict=True):
@@ -193,7 +193,7 @@ class _Operands:
             raise TensorError(f"{self.what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
         dtype = jnp.result_type(image, kernel)
         first = Shape([*self.rest, *(dim for dim in self.x.dims if not self.rest.has(dim.name))])
-        image = aligned(image.astype(dtype), self.x.dims, first)
+        image = align(image.astype(dtype), self.x.dims, first)
         count = len(self.rest)
         batch = image.shape[:count]
         image = image.reshape((math.prod(batch), *image.shape[count:]))
@@ -211,7 +211,7 @@ class _Operands:
             **how,
         )
         result = result.reshape(batch + result.shape[1:])
-        return aligned(result, first, self.x.dims)
+        return align(result, first, self.x.dims)
 
     def settle(self, array: Any, view: View) -> Tensor:
         """The result, with the channels made in the place of those given."""
@@ -273,7 +273,7 @@ def conv(
     by_groups = _by_groups(conv, operands, stride=stride, dilation=dilation, padding=padding)
     if by_groups is not None:
         return by_groups
-    stretches = [stretch(*slide, "conv") for slide in operands.slides(stride, dilation, padding)]
+    stretches = [sliding_window(*slide, "conv") for slide in operands.slides(stride, dilation, padding)]
     view = View(operands.meet(), stretches)
     seen = view.halos(operands.x)
     slides = {
@@ -317,7 +317,7 @@ def conv_transpose(
                 f"{what} has a window of {reach} along `{d.name}`, which is {size + reach - 1} with its pads",
                 fix="use padding='SAME' or more pads",
             )
-        spreads.append(Stretch(d, reach, step, dilated, low, size))
+        spreads.append(SlidingWindow(d, reach, step, dilated, low, size))
     view = View(operands.meet(), spreads)
     needs = [_need_of(s, view.out(s), view.ways(s)) for s in spreads]
     halos = [(s.dim, need.starts, need.size, None) for s, need in zip(spreads, needs, strict=True) if view.axes(s)]
@@ -365,7 +365,7 @@ class _Needed:
     """Whether the first place needed lies alike on all; if not, a few more come out, of which some are cut."""
 
 
-def _need_of(s: Stretch, out: int, ways: int) -> _Needed:
+def _need_of(s: SlidingWindow, out: int, ways: int) -> _Needed:
     firsts = [i * out - s.low for i in range(ways)]  # of the spread-out dim
     length = out + s.reach - 1
     if ways == 1:

@@ -15,15 +15,15 @@ import numpy as np
 
 from ..checks import need_function
 from ..compat import is_differentiated
-from ..errors import TensorError, folded, public
+from ..errors import TensorError, fold_frames, public
 from ..layout import Axes, Region, open_region
 from ..leaves import is_data, is_number
 from ..lower.collectives import as_varying, from_first, index, varying
 from ..lower.meet import common_region, with_layout
 from ..lower.move import result
-from ..lower.padding import filled
+from ..lower.padding import fill
 from ..lower.recorded import bring_in
-from ..lower.trees import Slot, map_tensors, numbers, put_together, take_apart
+from ..lower.trees import Slot, check_numbers, map_tensors, put_together, take_apart
 from ..tensor import Tensor, excess, is_tensor, make, placement
 
 
@@ -47,7 +47,7 @@ class custom_vjp:
         self.forward = need_function(forward, "defvjp")
         self.backward = need_function(backward, "defvjp", of="what was kept and the gradient", takes=2)
 
-    @folded
+    @fold_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TensorError(
@@ -138,7 +138,7 @@ class _Call:
         results = map_tensors(lambda x: equal_elsewhere(with_layout(x, self.region)), results)
         arrays, slots, structure = take_apart(results)
         self.made = slots, structure
-        return tuple(numbers(arrays, f"the result of {self.owner.__name__}"))  # type: ignore[attr-defined]
+        return tuple(check_numbers(arrays, f"the result of {self.owner.__name__}"))  # type: ignore[attr-defined]
 
     def _forward(self, *arrays: Any) -> tuple[Any, Any]:
         assert self.owner.forward is not None
@@ -176,7 +176,7 @@ class _Call:
                 fix="give the gradient of an argument the dims of the argument",
             )
         gradient = equal_elsewhere(with_layout(_reorder(gradient, slot), self.region))
-        slice = filled(gradient.raw.astype(array.dtype), slot.dims, placement(gradient), 0)  # padding has no gradient
+        slice = fill(gradient.raw.astype(array.dtype), slot.dims, placement(gradient), 0)  # padding has no gradient
         return _to_one_copy(slice, varying(array), () if self.region is None else self.region.taken)
 
 

@@ -21,7 +21,7 @@ from ..errors import CheckError, TensorError, user_line
 from ..layout import Region, open_region
 from ..lower.collectives import all_gather_equal, as_varying, index
 from ..lower.meet import common_region, meet, need_tensor, operand, with_layout
-from ..lower.move import equalized, relocate
+from ..lower.move import equalize, relocate
 from ..lower.recorded import recorded
 from ..tensor import is_tensor, placement
 from .uneven import or_padding
@@ -57,7 +57,7 @@ def whole_value(x: Any) -> Any:
         return x.local_array if is_tensor(x) else x
     x = with_layout(x, x.region)
     array = relocate(x.raw, placement(x), ((),) * len(x.dims), x.region, all_gather_equal)
-    return equalized(array, x.region)
+    return equalize(array, x.region)
 
 
 _is_there: contextvars.ContextVar[tuple[Callable[[], Any], ...]]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, DimLike, Dims, Shape, renamed, resolve, union
+from ..dims import Dim, DimLike, Dims, Shape, rename_dims, resolve, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement
@@ -23,7 +23,7 @@ from ..lower.recorded import recorded
 from ..record import SUMS
 from ..tensor import Tensor, as_dtype
 from .elementwise import cast
-from .reshape import rename as rename_dims
+from .reshape import rename
 
 
 @recorded(reason_along=SUMS, is_product=True)
@@ -48,7 +48,7 @@ def einsum(
     if not isinstance(overlap, bool):
         raise TensorError(f"einsum got overlap={overlap!r}", fix="say `overlap=True` or `overlap=False`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
-    plan = _plan(xs, _kept(union(*(x.dims for x in xs)), out, over), checked_rename(rename), overlap)
+    plan = _plan(xs, _kept(union(*(x.dims for x in xs)), out, over), read_rename(rename), overlap)
     if dtype is None:
         return _lower(plan, xs, None)
     dtype = as_dtype(dtype)
@@ -82,8 +82,8 @@ def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overl
     if overlap and gather is None and not can_meet:
         gather = ring_of_renamed(xs, names)
     before = names if not can_meet and (gather is None or gather.is_stored) else {}
-    shapes = [renamed(x.dims, _names_in(x, before)) for x in xs]
-    product, result = renamed(kept, before), renamed(kept, names)
+    shapes = [rename_dims(x.dims, _names_in(x, before)) for x in xs]
+    product, result = rename_dims(kept, before), rename_dims(kept, names)
     meeting = Meeting(region, union(*(shapes if gather is None else gather.shapes(shapes))))
     gathered = None if gather is None else gather.dim  # whole in the product, all pieces having come round
     have = tuple(() if dim == gathered else meeting.placement([dim])[0] for dim in product)
@@ -100,7 +100,7 @@ def _lower(plan: _EinsumPlan, xs: Sequence[Tensor], dtype: Any) -> Tensor:
         plan.gather.note(xs)
     if plan.before:
         note_together(xs)
-    named = [rename_dims(x, **own) if (own := _names_in(x, plan.before)) else x for x in xs]
+    named = [rename(x, **own) if (own := _names_in(x, plan.before)) else x for x in xs]
     product: Any = _Product([x.dims for x in named], plan.kept, dtype)
     if plan.scatter is not None:
         product = plan.scatter.product(product, named)
@@ -191,7 +191,7 @@ def _kept(dims: Shape, out: Dims | None, over: Dims | None) -> Shape:
     return dims.without(resolve(over, dims, what="over"))
 
 
-def checked_rename(rename: Any) -> dict[str, DimLike]:
+def read_rename(rename: Any) -> dict[str, DimLike]:
     """New names by the old ones, if they are given so."""
     if rename is None:
         return {}

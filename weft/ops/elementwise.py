@@ -21,12 +21,12 @@ from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
 from ..graph import visits
 from ..lower.meet import Meeting, common_region, hoist, meet, operand
-from ..lower.move import aligned, result
+from ..lower.move import align, result
 from ..lower.recorded import recorded
 from ..lower.trees import map_tensors
 from ..operators import operation
 from ..primitives import is_elementwise, row_of
-from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, marked, placement, with_kind
+from ..tensor import Kind, Tensor, as_dtype, is_tensor, make, placement, with_kind, with_marks
 
 
 @recorded(arguments_before=1)
@@ -52,7 +52,7 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: st
 
     def compute(*arrays: Any) -> Any:
         pairs = zip(arrays, xs, strict=True)
-        aligned_arrays = [aligned(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
+        aligned_arrays = [align(a, x.dims, meeting.dims) if is_tensor(x) else a for a, x in pairs]
         if meeting.dims.is_padded:
             aligned_arrays = [
                 _repeat_along_padding(a, meeting) if is_tensor(x) else a
@@ -154,7 +154,7 @@ def _kind_if_stored(tensors: Sequence[Tensor]) -> Kind | None:
 
 def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
     first = next(x for x in xs if is_tensor(x) and x.dims)
-    array = _call(fn, name, xs, [aligned(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
+    array = _call(fn, name, xs, [align(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
     _check_elementwise(array, name, first.region.local_sizes(first.dims, placement(first)))
     return result(array, first.dims, first.region, kind)
 
@@ -308,4 +308,4 @@ def stop_gradient(x: Any) -> Any:
     """`x`, through which no gradient flows; takes a tree of tensors too."""
     for leaf in jax.tree.leaves(x, is_leaf=is_tensor):
         operand(leaf, "stop_gradient")
-    return map_tensors(lambda y: marked(y, {"has_gradient": False}), lax.stop_gradient(x))
+    return map_tensors(lambda y: with_marks(y, {"has_gradient": False}), lax.stop_gradient(x))

@@ -29,7 +29,7 @@ def take(table: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
     A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
     are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
     """
-    table, ids = need_tensor(table, "take"), integers(ids, "take")
+    table, ids = need_tensor(table, "take"), need_integers(ids, "take")
     if is_key(table):
         return keys_of(take(words_of(table), ids, over=over))
     dim = only(resolve(over, table.dims, what="over"), "take")
@@ -145,7 +145,7 @@ def _pick(table: Any, ids: Any, axis: int) -> Any:
 @recorded
 def one_hot(ids: Tensor, dim: Dim, *, dtype: DTypeLike = "float32") -> Tensor:
     """1 where the index along the new dim is the id, 0 elsewhere; nothing is sent."""
-    ids = integers(ids, "one_hot")
+    ids = need_integers(ids, "one_hot")
     if not isinstance(dim, Dim):
         raise DimError(f"one_hot got {dim!r} for its new dim", fix="give a dim, e.g. `wf.Dim('vocab', 32)`")
     if ids.dims.has(dim):
@@ -165,7 +165,7 @@ def one_hot(ids: Tensor, dim: Dim, *, dtype: DTypeLike = "float32") -> Tensor:
     return result(meeting.run(compare, [ids]), dims, meeting.region)
 
 
-def integers(ids: Any, what: str) -> Tensor:
+def need_integers(ids: Any, what: str) -> Tensor:
     """`ids`, if it holds integers."""
     ids = need_tensor(ids, what)
     if not jnp.issubdtype(ids.dtype, jnp.integer):

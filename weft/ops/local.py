@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..checks import need_function
-from ..dims import Dim, DimLike, Dims, Shape, listed, resolve, union
+from ..dims import Dim, DimLike, Dims, Shape, list_dims, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..graph import visits
 from ..layout import Region
@@ -166,7 +166,7 @@ def _result_shapes(out: Any, known: Shape) -> tuple[list[Shape], bool]:
     several = isinstance(out, list | tuple) and any(isinstance(item, list | tuple) for item in out)
     shapes = []
     for one in out if several else [out]:
-        items = listed(one, "out")
+        items = list_dims(one, "out")
         for item in items:
             if isinstance(item, str):
                 resolve(item, known, what="out")

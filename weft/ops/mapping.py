@@ -14,16 +14,16 @@ import jax
 from jax import lax
 
 from ..checks import need_function
-from ..dims import Dim, DimLike, Shape, listed, only, union
+from ..dims import Dim, DimLike, Shape, list_dims, only, union
 from ..errors import DimError, public
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import from_first, varying
 from ..lower.meet import common_region, with_layout
 from ..lower.move import common, relocate, settle
-from ..lower.padding import filled
+from ..lower.padding import fill
 from ..lower.recorded import note_loop, recorded_block
-from ..lower.trees import Slot, map_tensors, numbers, put_together, slot_of, take_apart
-from ..tensor import Kind, is_tensor, make, marked, marks_of
+from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_of, take_apart
+from ..tensor import Kind, is_tensor, make, marks_of, with_marks
 
 _is_mapped: contextvars.ContextVar[bool] = contextvars.ContextVar("inside a mapped function", default=False)
 
@@ -71,9 +71,9 @@ def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
                     lambda x: with_layout(x, inner or x.region), fn(*put_together(arrays, slots, structure))
                 )
             results, *form[:] = take_apart(results_inside)
-            return numbers(results, "the result of vmap")
+            return check_numbers(results, "the result of vmap")
 
-        arrays = numbers([leaf.raw if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
+        arrays = check_numbers([leaf.raw if is_tensor(leaf) else leaf for leaf in leaves], "the arguments of vmap")
         results = jax.vmap(flat, in_axes=tuple(axes), out_axes=0)(*arrays)
         outputs = [_add_dim(slot, array, dim, region, taken) for slot, array in zip(form[0], results, strict=True)]
         return jax.tree.unflatten(form[1], outputs)
@@ -83,7 +83,7 @@ def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
 
 
 def _mapped_dim(over: DimLike, tensors: list[Any]) -> Dim:
-    names = listed(over, "over")
+    names = list_dims(over, "over")
     at_hand = union(*([x.dims.find(name) for name in names if x.dims.has(name)] for x in tensors))
     for name in names:
         if not at_hand.has(name):
@@ -117,13 +117,13 @@ def prepare(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, ta
         return leaf
     marks = marks_of(leaf)
     if not leaf.dims.has(dim):
-        return marked(with_layout(leaf, inner), marks)
+        return with_marks(with_layout(leaf, inner), marks)
     leaf = with_layout(leaf, region)
     rest = leaf.dims.without([dim])
     want = dict(zip(rest.names, inner.placement(rest), strict=True)) | {dim.name: taken}
     placed = relocate(leaf.raw, region.placement(leaf.dims), tuple(want[d.name] for d in leaf.dims), region)
     equal = varying(placed) - {axis for axes in want.values() for axis in axes}
-    return marked(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
+    return with_marks(make(placed, leaf.dims, region, Kind(equal=equal)), marks)
 
 
 def _fill_padding(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
@@ -139,8 +139,8 @@ def _fill_padding(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> An
     if (ways - 1) * own >= dim.count:  # the last processor has padding alone
         first = from_first(first, taken)
     placed = tuple(taken if place == at else () for place in range(len(leaf.dims)))
-    return marked(
-        make(filled(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf.region, leaf.kind), marks_of(leaf)
+    return with_marks(
+        make(fill(array, leaf.dims, placed, first, [dim]), leaf.dims, leaf.region, leaf.kind), marks_of(leaf)
     )
 
 

@@ -10,9 +10,9 @@ from jax import lax
 from ..dims import Shape
 from ..errors import DimError, TensorError
 from ..lower.collectives import first_place, index
-from ..lower.halos import Stretch, View, each, paddings_of, stretch
+from ..lower.halos import SlidingWindow, View, number_by_dim, paddings_of, sliding_window
 from ..lower.meet import meet, need_tensor
-from ..lower.move import aligned, result
+from ..lower.move import align, result
 from ..lower.padding import lowest, need_no_padding
 from ..lower.recorded import note_over, recorded
 from ..tensor import Tensor
@@ -54,7 +54,7 @@ def avg_pool(
         array = array.astype(jnp.promote_types(dtype, jnp.float32))
         total = _reduce_windows(array, np.zeros((), array.dtype), lax.add, view, x.dims)
         for s in view.stretches:
-            total = total / aligned(_counts(s, view), [s.dim], x.dims).astype(total.dtype)
+            total = total / align(_counts(s, view), [s.dim], x.dims).astype(total.dtype)
         return total.astype(dtype)
 
     return result(meet([seen]).run(compute, [seen]), _dims_after(x, view), view.after.region)
@@ -65,7 +65,7 @@ def _view(x: Any, window: Mapping[Any, int], stride: Steps | None, padding: Padd
     if x.dtype == bool:
         raise TensorError(f"{what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
     dims, windows = _sizes_by_dim(window, x.dims, what, "window")
-    strides = windows if stride is None else each(stride, dims, what, "stride")
+    strides = windows if stride is None else number_by_dim(stride, dims, what, "stride")
     paddings = paddings_of(padding, dims, what)
     for dim in dims:
         pads = paddings[dim.name]
@@ -75,7 +75,7 @@ def _view(x: Any, window: Mapping[Any, int], stride: Steps | None, padding: Padd
                 "a window may lie in the pads alone",
                 fix=f"give pads of at most {windows[dim.name] - 1}",
             )
-    stretches = [stretch(d, windows[d.name], strides[d.name], 1, paddings[d.name], what) for d in dims]
+    stretches = [sliding_window(d, windows[d.name], strides[d.name], 1, paddings[d.name], what) for d in dims]
     return x, View(meet([x]), stretches)
 
 
@@ -86,7 +86,7 @@ def _sizes_by_dim(sizes: Any, dims: Shape, what: str, name: str) -> tuple[Shape,
     named = Shape(dims.find(dim) for dim in sizes)
     need_no_padding(named, what)
     note_over(named)
-    return named, each(sizes, named, what, name)
+    return named, number_by_dim(sizes, named, what, name)
 
 
 def _dims_after(x: Tensor, view: View) -> Shape:
@@ -101,11 +101,11 @@ def _reduce_windows(array: Any, start: Any, combine: Any, view: View, dims: Shap
     return lax.reduce_window(array, start, combine, sizes, strides, pads)
 
 
-def _has_pads(s: Stretch) -> bool:
+def _has_pads(s: SlidingWindow) -> bool:
     return s.low > 0 or s.seen(1) - s.low > s.dim.size
 
 
-def _counts(s: Stretch, view: View) -> Any:
+def _counts(s: SlidingWindow, view: View) -> Any:
     """How much of each window lies inside the dim."""
     if not _has_pads(s):
         return jnp.full(1, s.reach)
@@ -139,7 +139,7 @@ def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Te
         return result(meeting.run(repeat, [x]), after, meeting.region)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TensorError(f"upsample got {x.dtype} for method 'linear'", fix="cast it: `wf.cast(x, 'float32')`")
-    view = View(meet([x]), [stretch(dim, 3, 1, 1, "SAME", "upsample") for dim in dims if times[dim.name] > 1])
+    view = View(meet([x]), [sliding_window(dim, 3, 1, 1, "SAME", "upsample") for dim in dims if times[dim.name] > 1])
     seen = view.halos(x)
 
     def compute(array: Any) -> Any:
@@ -152,7 +152,7 @@ def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Te
     return result(meet([seen]).run(compute, [seen]), after, view.after.region)
 
 
-def _with_edges(array: Any, at: int, s: Stretch, view: View) -> Any:
+def _with_edges(array: Any, at: int, s: SlidingWindow, view: View) -> Any:
     """The array with one place more on either side of a dim.
 
     Beyond the ends of the whole it is the outermost value.

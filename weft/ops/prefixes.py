@@ -18,7 +18,7 @@ from ..errors import TensorError
 from ..layout import Axes, Region, open_region, opened
 from ..lower.collectives import all_gather, as_varying, index, varying
 from ..lower.meet import common_region, need_tensor, with_layout
-from ..lower.move import aligned, result, settle
+from ..lower.move import align, result, settle
 from ..lower.recorded import forgetting, note_loop, recorded_block
 from ..tensor import Tensor, is_tensor
 from .control import trace_on_slice
@@ -48,7 +48,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: DimLike) -
     at = _shared_position(tensors, dim)
     orders = [[*dims[:at], dim, *dims[at:]] for dims in shapes]
     arrays = [
-        aligned(prepare(x, dim, region, inner, taken).raw, x.dims, order)
+        align(prepare(x, dim, region, inner, taken).raw, x.dims, order)
         for x, order in zip(tensors, orders, strict=True)
     ]
     join = _Join(fn, arrays, at, shapes, structure, inner)
@@ -56,7 +56,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], xs: Any, *, over: DimLike) -
     for array, x, dims, order in zip(join.prefixes(taken), tensors, shapes, orders, strict=True):
         inside = inner.placement(dims) if inner is not None else ((),) * len(dims)
         split = {dim.name: taken, **dict(zip(dims.names, inside, strict=True))}
-        array = aligned(array, order, x.dims)
+        array = align(array, order, x.dims)
         outputs.append(settle(array, x.dims, tuple(split[d.name] for d in x.dims), region))
     return jax.tree.unflatten(structure, outputs)
 
@@ -130,7 +130,7 @@ class _Join:
                     fix=f"give `xs` as {leaf.dtype}, or cast in the function: `wf.cast(x, '{array.dtype}')`",
                 )
             leaf = with_layout(leaf, self.inner)
-            arrays.append(as_varying(aligned(leaf.raw, leaf.dims, dims), varying(array)))
+            arrays.append(as_varying(align(leaf.raw, leaf.dims, dims), varying(array)))
         return arrays
 
     def _element(self, arrays: Sequence[Any]) -> Any:

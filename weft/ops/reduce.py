@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import DimLike, Dims, Shape, renamed, resolve
+from ..dims import DimLike, Dims, Shape, rename_dims, resolve
 from ..dtypes import DTypeLike
 from ..layout import Axes
-from ..lower.collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, largest
+from ..lower.collectives import all_gather_equal, all_max, all_min, all_reduce, as_varying, max_for_shift
 from ..lower.meet import Meeting, meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.padding import highest, lowest
 from ..lower.recorded import recorded
 from ..record import SUMS
 from ..tensor import Tensor, as_dtype
-from .einsum import checked_rename
+from .einsum import read_rename
 from .elementwise import cast
 
 
@@ -48,7 +48,7 @@ class Reduction:
         return self.meeting.filled(array, self.x.dims, value, self.gone)
 
     def finish(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
-        dims = renamed(self.kept, checked_rename(rename))
+        dims = rename_dims(self.kept, read_rename(rename))
         return settle(array, dims, self.meeting.placement(self.kept), self.meeting.region, partial=partial)
 
     def same_shape(self, array: Any) -> Tensor:
@@ -211,7 +211,7 @@ def _shifted_exp(r: Reduction, *, only_finite: bool = False) -> tuple[Any, Any, 
     if jnp.iscomplexobj(a) and not only_finite:  # by which the angles of the logarithm are counted
         shift = all_max(jnp.max(lax.stop_gradient(a), axis=r.positions, keepdims=True), r.axes)
     else:
-        shift = largest(jnp.max(a.real, axis=r.positions, keepdims=True), r.axes)
+        shift = max_for_shift(jnp.max(a.real, axis=r.positions, keepdims=True), r.axes)
     if only_finite:
         shift = jnp.where(jnp.isfinite(shift), shift, jnp.zeros_like(shift))
     return a, shift, all_reduce(jnp.sum(jnp.exp(a - shift), axis=r.positions), r.axes)

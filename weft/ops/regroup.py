@@ -17,10 +17,10 @@ from ..dtypes import is_key
 from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, axes_in
 from ..lower.collectives import all_gather_equal
-from ..lower.exchange import picked
+from ..lower.exchange import exchange_indices
 from ..lower.keys import keys_of, words_of
 from ..lower.meet import meet, need_tensor
-from ..lower.move import aligned, gather_of, relocate, settle
+from ..lower.move import align, gather_of, relocate, settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..tensor import Kind, Tensor
@@ -61,7 +61,7 @@ def _split_one(x: Tensor, name: str, into: Dims) -> Tensor:
         wanted = region.placement(dims, kind.store)[position : position + len(pieces)]
         if any(wanted) and set(axes_in(wanted)) <= set(axes):
             held = _places((dim,), (axes,), axes, region)
-            array = picked(array, position, axes, held, _places(pieces, wanted, axes, region))
+            array = exchange_indices(array, position, axes, held, _places(pieces, wanted, axes, region))
             shape = [*array.shape[:position], *region.local_sizes(pieces, wanted), *array.shape[position + 1 :]]
             placed = (*have[:position], *wanted, *have[position + 1 :])
             return settle(array.reshape(shape), dims, placed, region, kind=kind)
@@ -139,7 +139,7 @@ def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
     ordered, target = Shape([*before, *pieces, *after]), Shape([*before, into, *after])
     meeting = meet([x], into=target)
     region, kind = meeting.region, meeting.kind
-    array = aligned(meeting.run(lambda a: a, [x]), x.dims, ordered)
+    array = align(meeting.run(lambda a: a, [x]), x.dims, ordered)
     have = meeting.placement(ordered)
     first = len(before)
     if region is not None and any(have[first + 1 : first + len(pieces)]):
@@ -169,7 +169,7 @@ def _merge_by_places(
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]
     array = array.reshape([*shape, *array.shape[first + len(pieces) :]])
     held, due = _places(pieces, own, axes, region), _places([target[first]], (wanted,), axes, region)
-    array = picked(array, first, axes, held, due)
+    array = exchange_indices(array, first, axes, held, due)
     return settle(array, target, (*have[:first], wanted, *have[first + len(pieces) :]), region, kind=kind)
 
 
@@ -197,7 +197,7 @@ def stack(xs: Sequence[Tensor], dim: Dim) -> Tensor:
             )
 
     def compute(*arrays: Any) -> Any:
-        return jnp.stack([aligned(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])
+        return jnp.stack([align(a, x.dims, common) for a, x in zip(arrays, xs, strict=True)])
 
     dims = Shape([dim, *common])
     meeting = meet(xs, into=dims)

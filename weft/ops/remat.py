@@ -13,12 +13,12 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from ..checks import need_function
-from ..errors import TensorError, closest, folded, public
+from ..errors import TensorError, closest, fold_frames, public
 from ..leaves import is_data
-from ..lower.meet import need_tensor, rematted
+from ..lower.meet import inside_remat, need_tensor
 from ..lower.recorded import bring_in, recorded
-from ..lower.trees import numbers
-from ..tensor import is_tensor, make, marked, marks_of
+from ..lower.trees import check_numbers
+from ..tensor import is_tensor, make, marks_of, with_marks
 
 _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given inside remat")
 
@@ -37,7 +37,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
 
-    @folded
+    @fold_frames
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)
@@ -50,11 +50,11 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             whole: list[Any] = [next(left) if value else leaf for leaf, value in zip(fixed, is_value, strict=True)]
             for x, before in zip(whole, marks, strict=True):
                 if is_tensor(x):
-                    marked(x, before)
+                    with_marks(x, before)
             named: set[str] = set()
             token = _named.set(named)
             try:
-                with rematted():
+                with inside_remat():
                     inner_args, inner_kwargs = jax.tree.unflatten(structure, whole)
                     result = fn(*inner_args, **inner_kwargs)
             finally:
@@ -63,7 +63,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
                 raise TensorError(
                     f"remat is to keep `{missing}`, a name nothing in it has", fix=closest(missing, named)
                 )
-            numbers(
+            check_numbers(
                 [leaf for leaf in jax.tree.leaves(result, is_leaf=is_tensor) if not is_tensor(leaf)],
                 "the result of remat",
             )

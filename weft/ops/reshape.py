@@ -8,11 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..dims import DimLike, Dims, new_dims, renamed, union
+from ..dims import DimLike, Dims, new_dims, rename_dims, union
 from ..errors import DimError
 from ..lower.collectives import as_varying
 from ..lower.meet import Meeting, meet, need_tensor
-from ..lower.move import aligned, result, settle
+from ..lower.move import align, result, settle
 from ..lower.recorded import recorded
 from ..operators import operation
 from ..tensor import Tensor, make
@@ -23,7 +23,7 @@ from ..tensor import Tensor, make
 def rename(x: Tensor, **names: DimLike) -> Tensor:
     """`x` with some dims renamed; several renames are one movement."""
     x = need_tensor(x, "rename")
-    dims = renamed(x.dims, names)
+    dims = rename_dims(x.dims, names)
     if x.region is None:
         return make(x.raw, dims, None, x.kind)
     meeting = meet([x], into=dims)
@@ -49,7 +49,7 @@ def broadcast(x: Tensor, dims: Dims) -> Tensor:
     def spread(array: Any) -> Any:
         # Made to vary before it is repeated, so that its gradient is added up here before it is summed over processors.
         array = as_varying(array, axes) if axes else array
-        return jnp.broadcast_to(aligned(array, x.dims, shape), sizes)
+        return jnp.broadcast_to(align(array, x.dims, shape), sizes)
 
     array = meeting.run(spread, [x])
     return result(array, shape, meeting.region)

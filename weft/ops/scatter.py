@@ -18,7 +18,7 @@ from ..lower.move import settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
 from .elementwise import elementwise
-from .index import integers, local_ids, look_up, need_kind, reorder
+from .index import local_ids, look_up, need_integers, need_kind, reorder
 from .reshape import rename
 
 _WHOLE = f"{UNSHOWN}whole"  # a name no rule splits
@@ -30,7 +30,7 @@ def gather(x: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
 
     The ids have that dim at a size of their own, which the result has then; other dims are matched by name.
     """
-    x, ids = need_tensor(x, "gather"), integers(ids, "gather")
+    x, ids = need_tensor(x, "gather"), need_integers(ids, "gather")
     dim = only(resolve(over, x.dims, what="over"), "gather")
     if not ids.dims.has(dim.name):
         raise DimError(
@@ -61,7 +61,11 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Te
     The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over. Where
     what is added comes to zero, `x` stays as it is, to the sign of a zero.
     """
-    x, ids, updates = need_tensor(x, "scatter_add"), integers(ids, "scatter_add"), need_tensor(updates, "scatter_add")
+    x, ids, updates = (
+        need_tensor(x, "scatter_add"),
+        need_integers(ids, "scatter_add"),
+        need_tensor(updates, "scatter_add"),
+    )
     dim = only(resolve(over, x.dims, what="over"), "scatter_add")
     _check_updates(x, ids, updates, dim)
     note_together([x, ids, updates])

@@ -18,9 +18,9 @@ from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..lower.along import ANYTHING, Along, places
 from ..lower.collectives import first_place, permute
-from ..lower.exchange import cut_at, picked, window
+from ..lower.exchange import exchange_indices, exchange_window, slice_at
 from ..lower.meet import Meeting, meet, need_tensor, note_together, operand
-from ..lower.move import aligned, result, settle
+from ..lower.move import align, result, settle
 from ..lower.recorded import recorded
 from ..operators import operation
 from ..tensor import Tensor, is_tensor, make, need_room
@@ -49,7 +49,7 @@ def _take_window(
 
     def compute(*arrays: Any) -> Any:
         where = {"starts": begins, "size": local, "wraps": wraps, "fill": fill}
-        return window(arrays[-1], along.position, along.axes, along.ways, **where)
+        return exchange_window(arrays[-1], along.position, along.axes, along.ways, **where)
 
     return result(along.meeting.run(compute, [*(0,) * place, along.x]), dims, region, kind)
 
@@ -102,7 +102,7 @@ def _slice_at(along: Along, start: Any, size: int) -> Tensor:
         start = _clip(start, along.dim.count - size)
         if not along.axes:
             return lax.dynamic_slice_in_dim(array, start, size, along.position)
-        return cut_at(array, along.position, start - along.start(), size)
+        return slice_at(array, along.position, start - along.start(), size)
 
     array = along.meeting.run(compute, [along.x, start])
     have = tuple(() if dim.name == along.dim.name else axes for dim, axes in zip(
@@ -219,7 +219,7 @@ def flip(x: Tensor, *, over: DimLike) -> Tensor:
         if not along.dim.is_padded:
             return array
         # The padding came first.
-        return window(array, along.position, along.axes, along.ways, starts=starts, size=along.own)
+        return exchange_window(array, along.position, along.axes, along.ways, starts=starts, size=along.own)
 
     return result(along.meeting.run(compute, [along.x]), along.x.dims, along.meeting.region, along.meeting.kind)
 
@@ -259,7 +259,7 @@ def _join_at(left: Tensor, right: Tensor, name: str, at: int) -> Tensor:
     position, axes = left.dims.position(name), meeting.axes([left.dim(name)])
 
     def compute(a: Any, b: Any) -> Any:
-        b = aligned(b, right.dims, left.dims)
+        b = align(b, right.dims, left.dims)
         kind = jnp.result_type(a, b)
         return jnp.where(places(name, left.dims, axes, a.shape[position]) < at, a.astype(kind), b.astype(kind))
 
@@ -300,7 +300,7 @@ def update(x: Tensor, new: Tensor, *, over: DimLike, at: Any) -> Tensor:
     axes, own = meeting.axes([along.dim]), meeting.local_sizes([along.dim])[0]  # `x` alone may have no layout yet
 
     def compute(array: Any, value: Any, at: Any) -> Any:
-        value = aligned(value, whole.dims, target).astype(array.dtype)
+        value = align(value, whole.dims, target).astype(array.dtype)
         value = jnp.broadcast_to(value, [stretch if i == along.position else n for i, n in enumerate(array.shape)])
         first = _clip(at, there - stretch) - first_place(axes, own)
         if not axes:
@@ -333,7 +333,7 @@ def _put_in(array: Any, new: Any, first: Any, position: int) -> Any:
     begin = jnp.clip(first, 0, own - size)
     old = lax.dynamic_slice_in_dim(array, begin, size, position)
     skipped = begin - first  # what of `new` comes before this slice
-    moved = new if stretch == 1 else cut_at(new, position, skipped, size)
+    moved = new if stretch == 1 else slice_at(new, position, skipped, size)
     at = lax.broadcasted_iota("int32", old.shape, position) + skipped
     mixed = jnp.where((at >= 0) & (at < stretch), moved, old)
     return lax.dynamic_update_slice_in_dim(array, mixed, begin, position)
@@ -410,7 +410,7 @@ def _slice_strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
 
     def compute(array: Any) -> Any:
         if along.axes:
-            return picked(array, at, along.axes, held, wanted)
+            return exchange_indices(array, at, along.axes, held, wanted)
         end = places.stop if places.stop >= 0 else None
         return array[(builtins.slice(None),) * at + (builtins.slice(places.start, end, places.step),)]
 

@@ -14,7 +14,7 @@ _TILE = 128  # rows and columns of scores that the kernel works on at once
 
 
 @dataclass(frozen=True)
-class Group:
+class FusedGroup:
     """One attention: its sizes on one processor."""
 
     length: int
@@ -33,10 +33,10 @@ class Group:
         return (tiles + 1) / (2 * tiles)
 
 
-def groups_of(reading: Reading) -> dict[int | None, Group]:
+def groups_of(reading: Reading) -> dict[int | None, FusedGroup]:
     """For each entry of an attention that a GPU fuses, the attention it belongs to."""
-    groups: dict[FusedAttention, Group] = {}
-    by_entry: dict[int | None, Group] = {}
+    groups: dict[FusedAttention, FusedGroup] = {}
+    by_entry: dict[int | None, FusedGroup] = {}
     for entry in reading.entries:
         if (kernel := entry.attention) is None:
             continue
@@ -44,6 +44,6 @@ def groups_of(reading: Reading) -> dict[int | None, Group]:
             scores = math.prod(entry.results[0].dims.sizes)
             ways = math.prod(reading.mesh.axes[axis] for axes in entry.dims.values() for axis in axes)
             sizes = kernel.length, kernel.memory_length, kernel.width
-            groups[kernel] = Group(*sizes, scores // ways, kernel.is_causal)
+            groups[kernel] = FusedGroup(*sizes, scores // ways, kernel.is_causal)
         by_entry[entry.id] = groups[kernel]
     return by_entry

@@ -24,7 +24,7 @@ from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.update import implied
-from .attention import Group, groups_of
+from .attention import FusedGroup, groups_of
 from .hardware import Hardware
 from .values import Array, Node, Routine, routines_of
 
@@ -72,7 +72,7 @@ def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list
 class _Fusion:
     def __init__(self, reading: Reading, hardware: Hardware, fused: bool):
         self.reading = reading
-        self.groups: dict[int | None, Group] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
+        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
@@ -165,7 +165,7 @@ class _Fusion:
 
     def _attention(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
-        found: dict[tuple[Group, str, int], list[Node]] = defaultdict(list)
+        found: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
         for node in body.nodes:
             if node.step.op in self.groups and node.kind is Kind.PRODUCT:
@@ -306,7 +306,7 @@ def _fused_attention(node: Node) -> Kernel:
     """
     step = node.step
     (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
-    share = Group(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
+    share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
     return Kernel(
         "attention",
         step.op,

@@ -77,7 +77,7 @@ class Routine:
 def routines_of(reading: Reading) -> list[Routine]:
     """All routines of a program, that of the program itself first."""
     reader = _Reader(reading)
-    program = reading.tree
+    program = reading.graph
     arrays = {value: reader.array(value) for value in program.inputs}
     reader.routines[0].kept += reader.read(program, arrays, reader.routines[0])
     return reader.routines

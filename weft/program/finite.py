@@ -23,7 +23,7 @@ from ..primitives import Kind
 from ..record import Entry, Placed
 from ..spmd import bind
 from ..spmd.partition import partition
-from .noting import MOVES, Path, note_at, noted
+from .noting import MOVES, Path, note_at, note_steps
 from .reading import Reading
 from .trace import trace
 
@@ -52,7 +52,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class Given:
+class BadArgument:
     """An argument that is not finite; a number in the program has no name."""
 
     name: str
@@ -63,7 +63,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Made:
+class BadOperation:
     """An operation that made values that are not finite."""
 
     op: str
@@ -83,11 +83,11 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Found:
+class NotFinite:
     """Why results are not finite: arguments, and the operations that made it so."""
 
-    given: tuple[Given, ...] = ()
-    made: tuple[Made, ...] = ()
+    given: tuple[BadArgument, ...] = ()
+    made: tuple[BadOperation, ...] = ()
     """At most two: one that made an infinity of finite numbers, and one that made NaN of that."""
     results: tuple[int, ...] = ()
     """Which results are not finite, counted from 0."""
@@ -96,21 +96,21 @@ class Found:
         return bool(self.results)
 
 
-def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
+def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
     """What first made the results of `fn(*args)` not finite, on one processor."""
     bound = bind(fn, Mesh("all=1"), Layout(""))
     program, arrays = trace(bound, *args), partition(args).arrays
     inputs = bound.inputs(*args)
     bad = [_bad_in(x, described.dims) for x, described in zip(arrays, inputs, strict=True)]
-    given = [None if x is None else Given(described.name, x) for described, x in zip(inputs, bad, strict=True)]
-    body = program.reading.tree
-    notes = noted(body, arrays, lambda path, args, results: _sums(results))
+    given = [None if x is None else BadArgument(described.name, x) for described, x in zip(inputs, bad, strict=True)]
+    body = program.reading.graph
+    notes = note_steps(body, arrays, lambda path, args, results: _sums(results))
     search = _Search(program.reading)
     origins = search.body(body, notes, given, _Around())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]
     if not spots:
-        return Found(tuple(filter(None, given)), (), results)
+        return NotFinite(tuple(filter(None, given)), (), results)
     last = min(spots, key=lambda spot: spot.number)
     spots = [last] if last.first is last else [last.first, last]
     watched = {spot.path: spot for spot in spots}
@@ -118,8 +118,8 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> Found:
     def note(path: Path, args: Sequence[Any], results: Sequence[Any]) -> Any:
         return _details(args, results[watched[path].result]) if path in watched else None
 
-    notes = noted(body, arrays, note)
-    return Found(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
+    notes = note_steps(body, arrays, note)
+    return NotFinite(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
 
 
 # Finding where values come from.
@@ -145,7 +145,7 @@ class _Spot:
     code: int
     step: Step = field(repr=False)
     around: _Around = field(repr=False)
-    cause: "_Spot | Given | None"
+    cause: "_Spot | BadArgument | None"
     """What of what it was given was not finite."""
 
     @property
@@ -154,10 +154,10 @@ class _Spot:
         if not isinstance(self.cause, _Spot):
             return self
         found = self.cause.first
-        return self if isinstance(found.cause, Given) and not found.cause.name else found
+        return self if isinstance(found.cause, BadArgument) and not found.cause.name else found
 
 
-_Origin = _Spot | Given | None
+_Origin = _Spot | BadArgument | None
 
 
 class _Search:
@@ -204,7 +204,7 @@ class _Search:
         spots = [origin for origin in given if isinstance(origin, _Spot)]
         if passed := next((spot for spot in spots if code == INFINITE or spot.code == NAN), None):
             return passed
-        causes: list[_Spot | Given] = [*spots, *(origin for origin in given if isinstance(origin, Given))]
+        causes: list[_Spot | BadArgument] = [*spots, *(origin for origin in given if isinstance(origin, BadArgument))]
         self.count += 1
         return _Spot(self.count, around.path, i, code, step, around, causes[0] if causes else None)
 
@@ -226,12 +226,12 @@ class _Search:
 
     # Naming.
 
-    def made(self, spot: _Spot, notes: Any) -> Made:
+    def made(self, spot: _Spot, notes: Any) -> BadOperation:
         """What there is to say of a step, given the details noted of it."""
         entry, phase = self.reading.entry(spot.step.op), spot.step.phase
         found = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
         shape = spot.step.results[spot.result].aval.shape
-        return Made(
+        return BadOperation(
             op=spot.step.row.name if entry is None else entry.op,
             source=self._source(entry),
             phase=phase,
@@ -310,7 +310,7 @@ def _bad_in(x: Any, dims: Shape | None = None) -> Bad | None:
     return _bad(NAN if nan.any() else INFINITE, found, array.shape, dims)
 
 
-def _written(value: Any) -> Given | None:
+def _written(value: Any) -> BadArgument | None:
     """A number written in the program, if it is not finite."""
     bad = _bad_in(value)
-    return None if bad is None else Given("", bad)
+    return None if bad is None else BadArgument("", bad)

@@ -258,7 +258,7 @@ def ledger_of(reading: Reading) -> Ledger:
     def sent(tree: Tree) -> float:
         return sum(row.bytes * row.count for step in steps(tree, sent) for row in rows_of(reading, step))
 
-    rows = [row for step in steps(reading.tree, sent) for row in rows_of(reading, step)]
+    rows = [row for step in steps(reading.graph, sent) for row in rows_of(reading, step)]
     return Ledger(rows + unknown_rows(reading), list(reading.mesh.axes))
 
 

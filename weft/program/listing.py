@@ -54,7 +54,7 @@ class _Group:
 def listing(reading: Reading) -> list[Line]:
     """The program as sections of lines."""
     found = []
-    level = _Level(reading, reading.tree, None)
+    level = _Level(reading, reading.graph, None)
     for phases in (("forward",), ("recompute", "backward"), ("update",)):
         items = [item for item in level.items if item.phase in phases]
         lines = _update_lines(reading, items) if phases == ("update",) else level.lines(items)

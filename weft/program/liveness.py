@@ -25,7 +25,7 @@ class Buffer:
     bytes: int
     aval: Any
     maker: "Task | None" = None
-    given: int | None = None
+    index: int | None = None
     """Which of its schedule's inputs it is, where it is one."""
     is_written: bool = False
     """Whether it is a number in the program."""
@@ -60,9 +60,9 @@ class Task:
 class Schedule:
     """Tasks in order, what they are given and what they give."""
 
-    given: list[Buffer]
+    inputs: list[Buffer]
     results: list[Buffer]
-    work: list[Task]
+    tasks: list[Task]
 
 
 Size = Callable[[Sequence[int], int], int]
@@ -72,8 +72,8 @@ Size = Callable[[Sequence[int], int], int]
 def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> Schedule:
     """The schedule of a program on one processor; `size` says how large arrays are."""
     schedule = _Reader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
-    used = {id(buffer) for task in schedule.work for buffer in task.operands} | {id(each) for each in schedule.results}
-    for buffer in schedule.given:
+    used = {id(buffer) for task in schedule.tasks for buffer in task.operands} | {id(each) for each in schedule.results}
+    for buffer in schedule.inputs:
         buffer.bytes *= id(buffer) in used  # jit leaves out what nothing needs
     return schedule
 
@@ -98,7 +98,7 @@ class _Reader:
 
     def schedule(self, body: Body, *, is_global: bool) -> Schedule:
         buffers = {
-            value: Buffer(self.bytes(value, is_global), value.aval, given=i) for i, value in enumerate(body.inputs)
+            value: Buffer(self.bytes(value, is_global), value.aval, index=i) for i, value in enumerate(body.inputs)
         }
         schedule = Schedule(list(buffers.values()), [], [])
 
@@ -110,7 +110,7 @@ class _Reader:
         for step in body:
             operands = [buffer(value) for value in step.operands]
             sizes = [self.bytes(value, step.is_global) for value in step.results]
-            self._begin(step, buffer, schedule.work)
+            self._begin(step, buffer, schedule.tasks)
             if step.kind in _SAME_BYTES and sizes == [each.bytes for each in operands[: len(sizes)]]:
                 buffers.update(zip(step.results, operands, strict=False))
                 continue
@@ -119,7 +119,7 @@ class _Reader:
             buffers.update(zip(step.results, task.results, strict=True))
             if isinstance(step, Loop):
                 task.bodies = [self.schedule(inner, is_global=step.is_global) for inner in step.bodies]
-            schedule.work.append(task)
+            schedule.tasks.append(task)
         schedule.results = [buffer(value) for value in body.results]
         return schedule
 
@@ -179,15 +179,15 @@ def _itemsize(dtype: Any) -> int:
 
 def cast_before_remats(schedule: Schedule) -> None:
     """Casts before a remat what is cast after it, as the XLA of TPUs does."""
-    for task in schedule.work:
+    for task in schedule.tasks:
         for inner in task.bodies:
             cast_before_remats(inner)
-    for remat in [task for task in schedule.work if task.kind is Kind.REMAT]:
+    for remat in [task for task in schedule.tasks if task.kind is Kind.REMAT]:
         for i, buffer in enumerate(remat.operands):
-            uses = [task for task in schedule.work if buffer in task.operands and task is not remat]
+            uses = [task for task in schedule.tasks if buffer in task.operands and task is not remat]
             is_cast = uses and all(task.kind is Kind.CAST for task in uses) and buffer.maker is not None
             if not is_cast or uses[0].results[0].bytes >= buffer.bytes or buffer in schedule.results:
                 continue
             remat.operands[i] = uses[0].results[0]
-            schedule.work.remove(uses[0])
-            schedule.work.insert(schedule.work.index(remat), uses[0])
+            schedule.tasks.remove(uses[0])
+            schedule.tasks.insert(schedule.tasks.index(remat), uses[0])

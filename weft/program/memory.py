@@ -71,13 +71,13 @@ class Memory:
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
         body = liveness.read(program, mesh_axes, size)
-        donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.given))]
+        donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.inputs))]
         if rules.is_tiled:
             liveness.cast_before_remats(body)
-        self._course = Course(body, rules, body.given, kept=[not is_gone for is_gone in donated])
-        self.arguments = sum(value.bytes for value in body.given)
+        self._course = Course(body, rules, body.inputs, kept=[not is_gone for is_gone in donated])
+        self.arguments = sum(value.bytes for value in body.inputs)
         self.outputs = sum(value.bytes for value in body.results)
-        self.donated = sum(value.bytes for value, is_gone in zip(body.given, donated, strict=True) if is_gone)
+        self.donated = sum(value.bytes for value, is_gone in zip(body.inputs, donated, strict=True) if is_gone)
         self.peak = self._course.peak
 
     @property
@@ -120,7 +120,7 @@ class Memory:
             return False
         if value.last >= course.end:
             return False
-        return self._names.phase(course.body.work[value.last]) in ("backward", "recompute")
+        return self._names.phase(course.body.tasks[value.last]) in ("backward", "recompute")
 
     @functools.cached_property
     def course(self) -> list[Moment]:
@@ -128,7 +128,7 @@ class Memory:
         return [self._moment(point, base) for point, base in _flat(self._course.points, 0)]
 
     def _moment(self, point: Point, base: int) -> Moment:
-        label = self._names.label(point.work)
+        label = self._names.label(point.task)
         return Moment(label.text, label.phase, label.source, base + point.bytes, label.op)
 
     def to_dict(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _is_filled(value: Buffer) -> bool:
 class Point:
     """One task, and the bytes alive while it runs."""
 
-    work: Task
+    task: Task
     bytes: int
     base: int = 0
     """Of these, the bytes alive around its bodies."""
@@ -83,7 +83,7 @@ class Course:
     ):
         self.body, self.rules, self.around = body, rules, around
         self._kept = {id(value) for value, is_kept in zip(owned, kept, strict=False) if is_kept}
-        self.end = len(body.work)
+        self.end = len(body.tasks)
         self._streamed = {id(value) for value in streamed}
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
@@ -99,24 +99,24 @@ class Course:
 
     def _put_off_gradients(self) -> None:
         """Moves products whose results are sent or added up last behind the last loop."""
-        last = max((at for at, task in enumerate(self.body.work) if task.kind is Kind.SCAN), default=0)
+        last = max((at for at, task in enumerate(self.body.tasks) if task.kind is Kind.SCAN), default=0)
         products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
         late = {id(task) for task in products}
-        for task in self.body.work[: last + 1] if late else ():
+        for task in self.body.tasks[: last + 1] if late else ():
             if any(value.maker is not None and id(value.maker) in late for value in task.operands):
                 late.add(id(task))
                 if task.bodies:
                     return  # a loop needs one of them
         if late:
-            before, rest = self.body.work[: last + 1], self.body.work[last + 1 :]
+            before, rest = self.body.tasks[: last + 1], self.body.tasks[last + 1 :]
             kept, put_off = ([task for task in before if (id(task) in late) == is_late] for is_late in (False, True))
             needed = (i for i, task in enumerate(rest) if any(id(value.maker) in late for value in task.operands))
             at = 0 if self.rules.scatters_last else next(needed, 0)
-            self.body.work = [*kept, *rest[:at], *put_off, *rest[at:]]
+            self.body.tasks = [*kept, *rest[:at], *put_off, *rest[at:]]
 
     def _scattered(self, last: int) -> Iterator[Task]:
         """The products before a place whose results are scattered."""
-        for task in self.body.work[:last]:
+        for task in self.body.tasks[:last]:
             if task.step.collective == "reduce_scatter":
                 maker = task.operands[0].maker
                 while maker is not None and maker.kind in _MOVES:
@@ -126,7 +126,7 @@ class Course:
 
     def _added_up(self, last: int) -> Iterator[Task]:
         """The products before a place that a sum after it adds up: of a tied weight."""
-        for task in self.body.work[last + 1 :]:
+        for task in self.body.tasks[last + 1 :]:
             for value in task.operands if task.kind in (Kind.ADD, Kind.ADD_GRADIENTS) else ():
                 maker = value.maker
                 while maker is not None and (maker.kind in _MOVES or maker.step.collective == "reduce_scatter"):
@@ -136,17 +136,17 @@ class Course:
 
     def _link(self) -> None:
         results = {id(value) for value in self.body.results}
-        made: list[Buffer] = list(self.body.given)
-        for at, task in enumerate(self.body.work):
+        made: list[Buffer] = list(self.body.inputs)
+        for at, task in enumerate(self.body.tasks):
             task.at = at
             for value in task.operands:
                 value.uses.append(task)
             made += task.results
         self._made = made
-        self._loops = [task.at for task in self.body.work if task.kind is Kind.SCAN]
-        self._has_collectives = self.around is None and any(task.kind is Kind.COLLECTIVE for task in self.body.work)
+        self._loops = [task.at for task in self.body.tasks if task.kind is Kind.SCAN]
+        self._has_collectives = self.around is None and any(task.kind is Kind.COLLECTIVE for task in self.body.tasks)
         self._drawn: set[int] = set()
-        for task in self.body.work:
+        for task in self.body.tasks:
             if task.kind is Kind.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
                 self._drawn.add(id(task))
         for value in made:
@@ -184,10 +184,10 @@ class Course:
         for value in self.body.results:
             if id(value) not in self._streamed:
                 value.last = self.end
-        for value in self.body.given:
+        for value in self.body.inputs:
             if id(value) in self._kept:
                 value.last = self.end
-        for task in reversed(self.body.work):
+        for task in reversed(self.body.tasks):
             unstored = [value.last for value in task.results if not value.is_stored]
             if unstored:
                 last = max(unstored)
@@ -246,7 +246,7 @@ class Course:
             else:
                 self._births[self._born(value)].append(value)
             self._deaths[min(max(value.last, 0), self.end)].append(value)
-        for task in self.body.work:
+        for task in self.body.tasks:
             alive += sum(value.bytes for value in self._births[task.at])
             now = alive - sum(value.bytes for value in self._overwritten(task))
             inner = self._loop(task)
@@ -297,7 +297,7 @@ class Course:
     def _course(self, task: Task, body: Schedule) -> "Course":
         if isinstance(task.step, Loop) and task.step.is_scan:
             fixed, carried = task.step.parts
-            streamed = [*body.given[fixed + carried :], *body.results[carried:]]
+            streamed = [*body.inputs[fixed + carried :], *body.results[carried:]]
             return Course(body, self.rules, (), streamed, around=(self, task))
         return Course(body, self.rules, (), around=(self, task))
 
@@ -310,7 +310,7 @@ class Course:
         if self.around is None:
             return None
         outer, task = self.around
-        at = index + len(task.operands) - len(self.body.given)
+        at = index + len(task.operands) - len(self.body.inputs)
         return (task.operands[at], outer) if 0 <= at < len(task.operands) else None
 
     @property
@@ -321,12 +321,12 @@ class Course:
     @property
     def recomputes_outside_loops(self) -> bool:
         """Whether products of this body itself are computed again for its gradients."""
-        return any(task.recomputes for task in self.body.work)
+        return any(task.recomputes for task in self.body.tasks)
 
     def alive(self, at: int | None = None) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
         at = self.at if at is None else at
-        reused = {id(value) for value in self._overwritten(self.body.work[at])} if at < self.end else set()
+        reused = {id(value) for value in self._overwritten(self.body.tasks[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
             if not value.bytes or not value.is_stored or id(value) in reused:

@@ -110,11 +110,11 @@ class Names:
 
     def _input(self, value: Buffer, course: Course) -> Called:
         plain = unnamed_type(value.aval)
-        if value.given is None:
+        if value.index is None:
             return Called("a constant", plain)
         if course.around is None:
             return self._argument(value)
-        if (found := course.outside(value.given)) is None:
+        if (found := course.outside(value.index)) is None:
             return Called("carried", plain, self.phase(course.around[1]))
         called = self.called(*found)
         if found[0].aval.ndim == value.aval.ndim + 1:  # one turn's slice of it
@@ -124,11 +124,11 @@ class Names:
         return called
 
     def _argument(self, value: Buffer) -> Called:
-        assert value.given is not None
+        assert value.index is not None
         plain = unnamed_type(value.aval)
-        given = self.given[value.given] if value.given < len(self.given) else None
+        given = self.given[value.index] if value.index < len(self.given) else None
         if given is None:
-            return Called(f"argument {value.given}", plain)
+            return Called(f"argument {value.index}", plain)
         if given.dims is None or tuple(value.aval.shape) != given.dims.sizes:
             return Called(given.name, plain)
         placement = self.region.placement(given.dims, given.store)

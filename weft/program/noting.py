@@ -25,7 +25,7 @@ MOVES = VIEWS | {Kind.BROADCAST, Kind.TRANSPOSE}
 """What gives the values it is given; of it nothing is noted."""
 
 
-def noted(program: Body, args: Sequence[Any], note: Note) -> Any:
+def note_steps(program: Body, args: Sequence[Any], note: Note) -> Any:
     """The notes of all steps, nested as their bodies are."""
     # Run once: on a CPU most of the time would go into making it fast.
     how = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None

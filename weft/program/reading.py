@@ -25,11 +25,11 @@ class Reading:
         self._arguments, self._update = record.arguments, record.update
 
     @functools.cached_property
-    def tree(self) -> Body:
+    def graph(self) -> Body:
         return graph(self.jaxpr, self._arguments)
 
     def steps(self) -> Iterator[Step]:
-        return steps(self.tree)
+        return steps(self.graph)
 
     def entry(self, op: int | None) -> Entry | None:
         return None if op is None else self.entries[op]

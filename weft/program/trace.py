@@ -120,7 +120,7 @@ class Program:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
         if target not in self._memory:
             names = Names(self.reading, self.inputs, Region(self.mesh, self.layout))
-            self._memory[target] = Memory(self.reading.tree, self.mesh.axes, names, target)
+            self._memory[target] = Memory(self.reading.graph, self.mesh.axes, names, target)
         return self._memory[target]
 
     def diff(self, other: "Program") -> Diff:

@@ -40,7 +40,7 @@ class Work:
         def measure(tree: Tree) -> float:
             return sum(_flops(step, reading.mesh.axes) * step.count for step in steps(tree, measure))
 
-        for step in steps(reading.tree, measure):
+        for step in steps(reading.graph, measure):
             if step.is_global and not reading.update_known:
                 continue
             if flops := _flops(step, reading.mesh.axes) * step.count:

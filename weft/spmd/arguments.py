@@ -17,9 +17,9 @@ from ..checks import is_whole
 from ..dims import Shape
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
-from ..leaves import is_array, is_data, is_number, unnamed
+from ..leaves import is_array, is_data, is_number, unnamed_error
 from ..record import Argument
-from ..tensor import Kind, check_not_given_up, is_tensor, make, marked, need_room
+from ..tensor import Kind, check_not_donated, is_tensor, make, need_room, with_marks
 from .bound import Input, path_words, says_enough
 from .partition import need_hash
 
@@ -48,7 +48,7 @@ class TensorSlot:
 
     def local(self, array: Any, region: Region) -> Any:
         x = make(array, self.dims, region if self.fits else None, self.kind)
-        return marked(x, {"has_gradient": False})  # until it is differentiated by
+        return with_marks(x, {"has_gradient": False})  # until it is differentiated by
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _cannot_enter(args: Any, kwargs: Any, i: int, state: str) -> TensorError:
             fix="make it hashable, or close over it",
         )
     is_raw_key = leaf.shape == (2,) and leaf.dtype == np.uint32
-    return unnamed(
+    return unnamed_error(
         leaf, where, more="; if it is a random key, make it by `jax.random.key(seed)`" * is_raw_key, state=state
     )
 
@@ -246,4 +246,4 @@ def check_usable(arrays: Sequence[Any], donated: Sequence[bool]) -> None:
     if len(set(gone)) < len(gone):
         raise RegionError("one array is donated twice", fix="donate each array once, or copy one: `jnp.copy(array)`")
     for array in arrays:
-        check_not_given_up(array)
+        check_not_donated(array)

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import RegionError, TensorError, folded
+from ..errors import RegionError, TensorError, fold_frames
 from ..layout import Layout, Region, open_region, opened
 from ..lower.move import relocate, result
 from ..mesh import Mesh
-from ..tensor import Kind, checked, is_tensor, placement
+from ..tensor import Kind, check_tensor, is_tensor, placement
 from .arguments import Call, check_usable, is_plain_value, read_call, wrap_statics
 from .bound import Bound, Input, Traced
 from .leaving import Leaving
@@ -56,7 +56,7 @@ class SpmdFunction(Bound):
         self._compiled: dict[Any, _Compiled] = {}
         """By the skeleton of the arguments and the shapes of their arrays."""
 
-    @folded
+    @fold_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compiled, arrays = (None, []) if open_region() is not None else self._compile(args, kwargs)
         if compiled is None:
@@ -243,7 +243,7 @@ def _move(tree: Any, target: Region) -> Any:
     def move(x: Any) -> Any:
         if not is_tensor(x) or x.region is None:
             return x
-        have, want = placement(checked(x)), target.placement(x.dims, x.kind.store)
+        have, want = placement(check_tensor(x)), target.placement(x.dims, x.kind.store)
         with target.record.unasked("spmd", _OTHER_LAYOUT):
             moved = relocate(x.raw, have, want, target)
         return result(moved, x.dims, target, Kind(store=x.kind.store, frozen=x.kind.frozen))

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from ..checks import is_whole, need_function
 from ..dtypes import DTypeLike
-from ..errors import TensorError, WeftError, folded, public
+from ..errors import TensorError, WeftError, fold_frames, public
 from ..layout import axes_in, open_region
-from ..leaves import array_of, is_trained, unnamed
+from ..leaves import array_of, is_trained, unnamed_error
 from ..lower.collectives import all_reduce, as_varying
-from ..lower.meet import brought, common_region, with_layout
+from ..lower.meet import bring, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
-from ..tensor import Kind, Tensor, as_dtype, checked, is_tensor, make, marked, placement, with_kind
+from ..tensor import Kind, Tensor, as_dtype, check_tensor, is_tensor, make, placement, with_kind, with_marks
 
 
 @public
@@ -40,7 +40,7 @@ def value_and_grad(
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
     sums = None if sum_dtype is None else _read_sum_dtype(sum_dtype)
 
-    @folded
+    @fold_frames
     @functools.wraps(fn)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         if bad := [i for i in positions if not -len(args) <= i < len(args)]:
@@ -112,7 +112,7 @@ def grad(
     """As `value_and_grad`, without the value; with `has_aux`, gradients and the rest."""
     value_and_gradients = value_and_grad(fn, argnums, has_aux, sum_dtype)
 
-    @folded
+    @fold_frames
     @functools.wraps(fn)
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, of_arguments = value_and_gradients(*args, **kwargs)
@@ -132,14 +132,14 @@ def _mapped_numbers(starts: Sequence[Any]) -> contextlib.AbstractContextManager[
     region = open_region()
     if region is None or not region.taken or all(map(is_tensor, starts)):
         return contextlib.nullcontext()
-    return bringing(brought)
+    return bringing(bring)
 
 
 def _fill(start: Any, array: Any) -> Any:
     """What is differentiated by, in the place of the leaf it started as."""
     if not is_tensor(start):
         return array
-    return marked(make(array, start.dims, start.region, start.kind), {"has_gradient": True})
+    return with_marks(make(array, start.dims, start.region, start.kind), {"has_gradient": True})
 
 
 def _gradient_of(x: Any, gradient: Any) -> Any:
@@ -161,9 +161,9 @@ def _prepare(x: Any, sum_dtype: Any) -> Any:
     region = open_region()
     if not is_tensor(x):
         if getattr(x, "shape", ()):
-            raise unnamed(x, "what is to be differentiated by")
+            raise unnamed_error(x, "what is to be differentiated by")
         return as_varying(jnp.asarray(x), region.taken) if region is not None else jnp.asarray(x)
-    x = checked(x)
+    x = check_tensor(x)
     if region is not None and region.taken:
         x = with_layout(x, region)
         return result(as_varying(x.raw, region.taken), x.dims, region)

@@ -16,7 +16,7 @@ from ..leaves import is_data
 from ..lower import collectives
 from ..lower.collectives import varying
 from ..record import Place
-from ..tensor import Kind, Tensor, checked, is_tensor, make, placement
+from ..tensor import Kind, Tensor, check_tensor, is_tensor, make, placement
 from .arguments import Static
 
 _LEAVING = "because a result that is the same on all of {axes} must leave the region as one copy"
@@ -48,7 +48,7 @@ class Leaving:
                 fix="return it from that region and pass it in as an argument",
             )
         fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
-        placed: list[Any] = list(placement(checked(x))) if fits else [()] * x.raw.ndim
+        placed: list[Any] = list(placement(check_tensor(x))) if fits else [()] * x.raw.ndim
         with region.record.unasked("return", _LEAVING, at=self.at):
             array, placed = _equalize(x.local_array, placed, region)
         self.arrays.append(array)

@@ -16,7 +16,7 @@ from ..errors import RegionError, public
 from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
 from ..mesh import MeshLike, as_mesh
-from ..tensor import Tensor, check_not_given_up, checked, is_tensor, make, need_room
+from ..tensor import Tensor, check_not_donated, check_tensor, is_tensor, make, need_room
 
 
 @public
@@ -38,7 +38,7 @@ def put(tree: Any, *, mesh: MeshLike, layout: LayoutLike) -> Any:
             wanted = sharding_of(leaf.dims, leaf.kind.store, region)
             return make(put_array(leaf.raw, wanted), leaf.dims, None, leaf.kind)
         if is_array(leaf):
-            check_not_given_up(leaf)
+            check_not_donated(leaf)
             need_room(leaf)
             return put_array(leaf, NamedSharding(devices, PartitionSpec()))
         return leaf
@@ -153,4 +153,4 @@ def _need_outside(x: Tensor, what: str) -> Tensor:
             f"wf.{what} was called on {x!r} inside a region or while it is traced", fix=f"call wf.{what} outside of it"
         )
     check_values([x.raw])
-    return checked(x)
+    return check_tensor(x)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from ..dims import Shape
 from ..errors import RegionError, TensorError
-from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed
+from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed_error
 from ..lower.trees import map_tensors
-from ..tensor import Tensor, is_given_up, is_tensor, make, with_kind
+from ..tensor import Tensor, is_donated, is_tensor, make, with_kind
 from .bound import Input, path_words, says_enough
 
 
@@ -35,7 +35,7 @@ def as_parameters(params: Any) -> Any:
                 "to keep it, close over it or make it a static field",
             )
         if is_array(leaf) and leaf.shape:
-            raise unnamed(leaf, f"params{path}", by="wf.parameter")
+            raise unnamed_error(leaf, f"params{path}", by="wf.parameter")
 
     def store(x: Tensor) -> Tensor:
         if not is_trained(x) or x.kind.store is not None:
@@ -78,7 +78,7 @@ def check_not_given_up(state: TrainState) -> None:
 
     XLA would crash on several processors.
     """
-    path = next((path for path, leaf in named_leaves(state) if is_given_up(array_of(leaf))), None)
+    path = next((path for path, leaf in named_leaves(state) if is_donated(array_of(leaf))), None)
     if path is None:
         return
     raise RegionError(

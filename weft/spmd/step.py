@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..checks import need_function
 from ..dtypes import DTypeLike
-from ..errors import RegionError, TensorError, folded, public
+from ..errors import RegionError, TensorError, fold_frames, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..leaves import array_of
 from ..lower.trees import map_tensors
@@ -128,7 +128,7 @@ class TrainStep(Bound):
         check_axes_used(mesh, layout, strict)
         return self._bound[key]
 
-    @folded
+    @fold_frames
     def init(self, params: Any) -> TrainState:
         """The state before the first step, placed as the layout says.
 
@@ -155,7 +155,7 @@ class TrainStep(Bound):
         """The state before the first step as shapes, each with its sharding."""
         return self._update.placed_shapes(self.init(params), cast(Mesh, self.mesh).jax_mesh())
 
-    @folded
+    @fold_frames
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:
         if open_region() is not None:
             raise RegionError(

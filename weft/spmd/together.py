@@ -27,7 +27,7 @@ def wait_for_all(name: str) -> None:
     multihost.get_barrier_sync_fn()(key=f"weft {next(_waits)}: {name}", timeout_ms=_LONGEST_WAIT)
 
 
-def agreed_text(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """The first process's text, in all of them."""
     if jax.process_count() == 1:
         return text
@@ -39,7 +39,7 @@ def agreed_text(text: str) -> str:
     return bytes(multihost_utils.broadcast_one_to_all(letters)).rstrip(b"\0").decode()
 
 
-def agreed(value: int) -> int:
+def broadcast_int(value: int) -> int:
     """The first process's number, in all of them."""
     if jax.process_count() == 1:
         return value

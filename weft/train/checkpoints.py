@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.whole import write_whole
+from ..data.whole import write_atomic
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
 from ..small_files import Reader, summed
-from ..spmd.together import agreed
+from ..spmd.together import broadcast_int
 from .processes import is_of_others
 
 METADATA, ARRAYS = "checkpoint.json", "arrays"
@@ -119,7 +119,7 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
             free = shutil.disk_usage(existing).free
-        if not agreed(int(free >= needed)):
+        if not broadcast_int(int(free >= needed)):
             takes, left = (f"{size / 1e6:,.1f} MB" for size in (needed, free))
             fact = f"step {step} could not be saved: it takes {takes}, and {left} are free in {self.folder}"
             raise CheckpointError(fact, fix="make room")
@@ -147,7 +147,7 @@ class Checkpoints:
                 if jax.process_index() == 0:
                     metadata["sums"] = {path: int(value) for path, value in sums.items()}
                     metadata["files"] = _sizes(place / ARRAYS)
-                    write_whole(place / METADATA, summed(metadata))
+                    write_atomic(place / METADATA, summed(metadata))
                     (place / _SAVING).unlink()
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):  # tried again after the next one
@@ -192,7 +192,7 @@ class Checkpoints:
     def check_none_lost(self) -> None:
         """Raises where all there is was set aside: to begin anew there would be silent."""
         aside = [path.name for path in sorted(self.folder.glob(f"{_ASIDE}*"))]
-        if agreed(len(self.steps)) or not agreed(len(aside)):
+        if broadcast_int(len(self.steps)) or not broadcast_int(len(aside)):
             return
         step = aside[-1].split("-")[2] if aside else "200"
         raise CheckpointError(

@@ -45,10 +45,10 @@ def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     where = lines_of(path, text)
     for change in changes:
         _change(values, change, where)
-    return parsed(values, where)
+    return parse(values, where)
 
 
-def parsed(values: Mapping[str, Any], where: Where) -> RunConfig:
+def parse(values: Mapping[str, Any], where: Where) -> RunConfig:
     """The configuration of these values."""
     values = dict(values)
     for key in ("data", "tokenizer"):

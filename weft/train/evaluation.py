@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .. import data
-from ..data.problems import library
+from ..data.problems import import_library
 from ..decode.translate import Translator
 from ..errors import WeftError
 from ..models import EncoderConfig
@@ -187,7 +187,7 @@ class TranslationScores:
             )
         self.tokenizer: data.Tokenizer = tokenizer
         self.count: int = len(dataset.pairs)
-        library("sacrebleu", "a score of translations")
+        import_library("sacrebleu", "a score of translations")
 
     def __call__(self, model: Any, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Each score from 0 to 100, and its signature."""
@@ -213,7 +213,7 @@ def score(
 
     A signature says how texts were parted and compared: only scores with the same one are comparable.
     """
-    sacrebleu = library("sacrebleu", "a score of translations").metrics
+    sacrebleu = import_library("sacrebleu", "a score of translations").metrics
     scores: dict[str, Any] = {}
     for name in metrics:
         metric = sacrebleu.BLEU(tokenize=tokenize, force=True) if name == "bleu" else sacrebleu.CHRF()

@@ -18,7 +18,7 @@ import jax
 
 from .. import data, interop
 from ..data.tokenizers import NAMES
-from ..data.whole import remove_left_behind, write_whole
+from ..data.whole import remove_partial, write_atomic
 from ..small_files import Reader
 from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints
@@ -52,7 +52,7 @@ class Folder:
                     self.path.mkdir(parents=True, exist_ok=True)
                     held.enter_context(Lock(self.path))
                     for place in (self.path, self.path / CACHE):
-                        remove_left_behind(place)
+                        remove_partial(place)
                     self.check_config()
             wait_for_all("folder")
             yield
@@ -88,7 +88,7 @@ class Folder:
         if jax.process_index() == 0:
             path = self.path / OUTCOME
             try:
-                write_whole(path, json.dumps(asdict(outcome)).encode())
+                write_atomic(path, json.dumps(asdict(outcome)).encode())
             except OSError as error:
                 self.say(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
 
@@ -207,7 +207,7 @@ def _read_data(path: Path) -> dict[str, Any]:
 def _write(path: Path, content: bytes) -> None:
     """Writes a file unless it is there as it should be."""
     if not path.is_file() or path.read_bytes() != content:
-        write_whole(path, content)
+        write_atomic(path, content)
 
 
 def _differences(before: Sequence[Any], now: Sequence[Any]) -> str:

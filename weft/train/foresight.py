@@ -16,7 +16,7 @@ from ..plan.hardware import hardware, hardware_of
 from ..plan.search import Progress
 from ..program import trace
 from ..small_files import Reader
-from ..spmd.together import agreed_text
+from ..spmd.together import broadcast_text
 from ..text import size_text, time_text
 from .config import AUTO, CONFIG, ONE, ConfigError, RunConfig
 from .elastic import Part, has_room, largest_part, may_be_searched
@@ -52,7 +52,7 @@ def with_layout(config: RunConfig, folder: Path, listener: Listener, *, started:
             chosen = before if before[0] == config.mesh else _search(config, listener, mesh=config.mesh)
         else:
             chosen = _choose_of_what_is_left(config, before, listener, max(started - count, 0))
-    mesh, layout = agreed_text("\n".join(chosen)).split("\n")
+    mesh, layout = broadcast_text("\n".join(chosen)).split("\n")
     return dataclasses.replace(config, mesh=mesh, layout=layout)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import is_real
-from ..data.whole import write_whole
+from ..data.whole import write_atomic
 from ..errors import WeftError, closest
 from ..small_files import Reader
 from . import tensorboard
@@ -171,7 +171,7 @@ def forget(path: Path, is_kept: Callable[[Row], bool], say: Say = lambda text: N
             what = "not a row" if number < len(lines) else "not a whole row"
             broken.append(f"{path}:{number} is {what} of metrics and is left out: {line[:40].decode(errors='replace')}")
     if (after := b"".join(kept)) != before:
-        write_whole(path, after)
+        write_atomic(path, after)
     for line_text in broken:  # once they are out: what a full disk refuses is tried again
         say(line_text)
     return len(before.strip())

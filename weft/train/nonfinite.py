@@ -14,7 +14,7 @@ import numpy as np
 from .. import data
 from ..layout import Layout
 from ..mesh import Mesh
-from ..program.finite import Given, not_finite
+from ..program.finite import BadArgument, not_finite
 from ..spmd import get, value_and_grad
 from ..spmd.step import TrainState
 from .config import RunConfig
@@ -71,7 +71,7 @@ def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mappin
     return "; ".join([*finite_loss, *_already(report.given), *map(str, report.made)])
 
 
-def _already(given: Sequence[Given]) -> list[str]:
+def _already(given: Sequence[BadArgument]) -> list[str]:
     """What was not finite before the step began."""
     if not given:
         return []

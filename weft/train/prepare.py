@@ -11,7 +11,7 @@ import jax
 
 from .. import data
 from ..spmd.step import TrainState, TrainStep
-from ..spmd.together import agreed, wait_for_all
+from ..spmd.together import broadcast_int, wait_for_all
 from .config import ConfigError, RunConfig
 from .datasets import RunData, open_data
 from .evaluation import Evaluator, PeriodicEvaluation
@@ -125,7 +125,7 @@ def _open_data(config: RunConfig, folder: Folder, saver: Saver, listener: Listen
     if opened.held_out is None and config.eval.every:
         fact = f"`eval.every` is {config.eval.every}, and it learns from all of its data: there is no evaluation"
         fix = "before it begins, `held_out = 0.05` or `evaluation = FILE` in `data`; or `eval.every = 0`"
-        if agreed(len(saver.checkpoints.steps)):
+        if broadcast_int(len(saver.checkpoints.steps)):
             fix = "judge it by a file it has not seen: `--changed --set data.evaluation=FILE`; or `eval.every = 0`"
         listener.say(f"NOTHING IS HELD OUT: {fact}. fix: {fix}")
     return opened

@@ -17,7 +17,7 @@ import tomli_w
 from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
-from ..data.whole import hold
+from ..data.whole import lock
 from ..errors import WeftError
 from ..interop.files import moved_there
 from ..layout import Region, as_layout
@@ -26,7 +26,7 @@ from ..nn.freezing import by_path
 from ..small_files import Reader, is_file
 from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
-from .config import CONFIG, RunConfig, parsed
+from .config import CONFIG, RunConfig, parse
 from .keys import lines_of
 from .step import arrays_of, refill, shapes_of_model
 
@@ -72,7 +72,7 @@ class Run:
         if not is_file(path):
             raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run")
         values, text = Reader(RunError, fix="mend it").toml(path)
-        return parsed(values, lines_of(path, text))
+        return parse(values, lines_of(path, text))
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -151,7 +151,7 @@ class Lock:
             for path, flags in ((self.folder, os.O_RDONLY), (self.folder / LOCK, os.O_RDWR | os.O_CREAT)):
                 file = os.open(path, flags, 0o644)
                 held.callback(os.close, file)
-                if hold(file) is False:
+                if lock(file) is False:
                     fact = f"another process is training in {self.folder}"
                     raise RunError(fact, fix="wait for it, stop it, or name another --run")
             self._open = held.pop_all()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..spmd.step import TrainState, TrainStep
-from ..spmd.together import agreed
+from ..spmd.together import broadcast_int
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
 from .config import RunConfig
 from .interface import Listener, Outcome, TrainingError, before_a_step
@@ -47,7 +47,7 @@ class Saver:
     def finished(self, step: TrainStep) -> Outcome | None:
         """How the run ended, if it did and its last state is whole."""
         steps = self.config.train.steps
-        at = agreed(self._last_unbroken(self.checkpoints.steps))
+        at = broadcast_int(self._last_unbroken(self.checkpoints.steps))
         self._stand_at(max(at, 0))
         if at < steps:
             return None
@@ -68,7 +68,7 @@ class Saver:
         self.is_saved = True
         steps = every = self.checkpoints.steps if jax.process_index() == 0 else []
         is_tried = False
-        while (at := agreed(self._last_unbroken(steps, say=self.listener.say))) >= 0:
+        while (at := broadcast_int(self._last_unbroken(steps, say=self.listener.say))) >= 0:
             self._stand_at(at)
             try:
                 with self.listener.stage(f"reading the checkpoint of step {at}"):
@@ -84,7 +84,7 @@ class Saver:
                 is_tried = True
                 self.listener.say(f"{error.fact}; the one before it is taken")
                 steps = [number for number in steps if number < at]
-        if is_tried or agreed(len(self.checkpoints.steps)):
+        if is_tried or broadcast_int(len(self.checkpoints.steps)):
             raise TrainingError(
                 f"no checkpoint in {self.checkpoints.folder} can be read",
                 fix="name another folder with --run, or remove this one to begin anew",

@@ -30,7 +30,7 @@ KEEP = "keep"  # what `train.spikes` is where none is looked for
 _WEIGHTS, _LORA, _NOISE = range(3)  # what the keys made of a run's seed are for
 
 
-class Guarded(NamedTuple):
+class GuardedState(NamedTuple):
     """The state of an optimizer that leaves bad steps out."""
 
     inner: Any
@@ -132,11 +132,15 @@ def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.Gr
     """
     clip, train = config.optimizer.clip, config.train
 
-    def init(params: Any) -> Guarded:
+    def init(params: Any) -> GuardedState:
         spikes = None if train.spikes == KEEP else no_history(train.spike_window)
-        return Guarded(inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), spikes)
+        return GuardedState(
+            inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), spikes
+        )
 
-    def change(gradients: Any, state: Guarded, params: Any = None, *, value: Any = None) -> tuple[Any, Guarded]:
+    def change(
+        gradients: Any, state: GuardedState, params: Any = None, *, value: Any = None
+    ) -> tuple[Any, GuardedState]:
         norm = optax.tree.norm(gradients)
         is_finite = is_good = jnp.isfinite(norm)
         spikes = state.spikes
@@ -149,7 +153,7 @@ def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.Gr
         updates = jax.tree.map(lambda x: jnp.where(is_good, x, jnp.zeros_like(x)), updates)
         kept = jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, state.inner)
         bad = 1 - is_finite.astype(jnp.int32)
-        return updates, Guarded(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad, spikes)
+        return updates, GuardedState(kept, norm, (state.in_a_row + 1) * bad, state.in_all + bad, spikes)
 
     return optax.GradientTransformationExtraArgs(init, change)
 
@@ -164,7 +168,7 @@ def _ema(decay: float) -> optax.GradientTransformation:
 
 def optimizer_metrics(state: TrainState) -> dict[str, Any]:
     """The gradients' norm, bad steps and spikes, as the optimizer's state has them."""
-    guarded = next(part for part in state.optimizer if isinstance(part, Guarded))
+    guarded = next(part for part in state.optimizer if isinstance(part, GuardedState))
     metrics = {"grad_norm": guarded.norm, "bad_in_a_row": guarded.in_a_row, "bad_steps": guarded.in_all}
     if guarded.spikes is not None:
         metrics |= {"spikes": guarded.spikes.in_all, "spike": guarded.spikes.last}
