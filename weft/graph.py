@@ -14,8 +14,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from .compat import scopes_of
-from .primitives import CALLS, LOOPS, VIEWS, Kind, Row, flops_of, kind_of, row_of
-from .record import Argument, entry_and_operand
+from .primitives import CALLS, LOOPS, VIEWS, Primitive, Role, flops_of, kind_of, row_of
+from .record import ArgumentName, entry_and_operand
 
 PHASES = ("forward", "recompute", "backward", "update")
 
@@ -35,7 +35,7 @@ class Value:
     """Its type on one processor, where it goes into a region."""
     spec: Any = None
     """How it is split, where it goes into a region or comes out of one."""
-    origin: Argument | None = None
+    origin: ArgumentName | None = None
     """The argument it is, merely cast, sliced or moved."""
 
 
@@ -44,7 +44,7 @@ class Step:
     """One equation of the program."""
 
     eqn: Any
-    row: Row
+    row: Primitive
     scopes: str
     op: int | None
     """The number of the op's entry in the record."""
@@ -62,7 +62,7 @@ class Step:
     results: list[Value] = field(default_factory=list)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Role:
         return self.row.kind
 
     @property
@@ -76,7 +76,7 @@ class Step:
         return self.scopes.count("transpose(")
 
     @property
-    def origin(self) -> Argument | None:
+    def origin(self) -> ArgumentName | None:
         """The argument its first operand is, merely cast, sliced or moved."""
         return None if self.is_global or not self.operands else self.operands[0].origin
 
@@ -113,11 +113,11 @@ class Loop(Step):
 
     @property
     def is_branch(self) -> bool:
-        return self.row.kind is Kind.COND
+        return self.row.kind is Role.COND
 
     @property
     def is_scan(self) -> bool:
-        return self.row.kind is Kind.SCAN
+        return self.row.kind is Role.SCAN
 
     @property
     def turns(self) -> int | None:
@@ -135,12 +135,18 @@ class Loop(Step):
 
 Tree = Body | list[Step]
 
-_TRIVIAL = VIEWS | {Kind.TRANSPOSE, Kind.BROADCAST, Kind.CAST, Kind.AXIS_INDEX, Kind.ADD_GRADIENTS}
+_TRIVIAL = VIEWS | {
+    Role.TRANSPOSE,
+    Role.BROADCAST,
+    Role.CAST,
+    Role.AXIS_INDEX,
+    Role.ADD_GRADIENTS,
+}
 # What leaves a value what it was: the name of the argument still fits.
-_SAME_VALUE = VIEWS | {Kind.CAST, Kind.TRANSPOSE, Kind.SLICE}
+_SAME_VALUE = VIEWS | {Role.CAST, Role.TRANSPOSE, Role.SLICE}
 
 
-def graph(closed: Any, arguments: Sequence[Argument] = ()) -> Body:
+def graph(closed: Any, arguments: Sequence[ArgumentName] = ()) -> Body:
     """The graph of a traced program; `arguments` are the arrays its region is given."""
     inputs = [Value(var.aval) for var in closed.jaxpr.invars]
     return _Builder(list(arguments)).body(closed.jaxpr, closed.consts, inputs, _Around())
@@ -158,7 +164,7 @@ class _Around:
 
 
 class _Builder:
-    def __init__(self, arguments: list[Argument]):
+    def __init__(self, arguments: list[ArgumentName]):
         self.arguments = arguments
         self._known: dict[tuple[str, bool], tuple[int | None, int | None, str]] = {}
 
@@ -203,19 +209,19 @@ class _Builder:
         return scopes, *known, around.count, around.is_each_turn, around.is_global, around.remat
 
     def _call(
-        self, eqn: Any, row: Row, scopes: str, operands: list[Value], around: _Around, steps: list[Step]
+        self, eqn: Any, row: Primitive, scopes: str, operands: list[Value], around: _Around, steps: list[Step]
     ) -> list[Value]:
         (closed,) = bodies_of(eqn)
         jaxpr, inside = closed.jaxpr, replace(around, scopes=scopes)
-        if row.kind is Kind.REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
+        if row.kind is Role.REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
             inside = replace(inside, remat=Step(eqn, row, *self._said(scopes, around), operands=operands))
-        if row.kind is Kind.REGION:
+        if row.kind is Role.REGION:
             inside = replace(inside, is_global=False)
             self._enter(eqn, jaxpr, operands)
         values = dict(zip(jaxpr.invars, operands, strict=True))
         values |= dict(zip(jaxpr.constvars, _constants(jaxpr, closed.consts), strict=True))
         results = self._inline(jaxpr, values, inside, steps)
-        if row.kind is Kind.REGION:
+        if row.kind is Role.REGION:
             for value, spec in zip(results, eqn.params["out_specs"], strict=True):
                 value.spec = spec
         return results
@@ -229,14 +235,14 @@ class _Builder:
             value.origin = argument
 
     def _loop(
-        self, eqn: Any, row: Row, scopes: str, operands: list[Value], around: _Around, inner: list[ClosedJaxpr]
+        self, eqn: Any, row: Primitive, scopes: str, operands: list[Value], around: _Around, inner: list[ClosedJaxpr]
     ) -> Loop:
         loop = Loop(eqn, row, *self._said(scopes, around), operands=operands)
         inside = replace(
             around,
             scopes=scopes,
             count=around.count * (loop.turns or 1),
-            is_each_turn=around.is_each_turn or row.kind is Kind.WHILE,
+            is_each_turn=around.is_each_turn or row.kind is Role.WHILE,
         )
         for closed, taken in zip(inner, _taken(loop), strict=True):
             pairs = zip(closed.jaxpr.invars, taken, strict=True)
@@ -259,10 +265,10 @@ def _value(var: Any, values: dict[Any, Value]) -> Value:
 
 def loop_parts(eqn: Any) -> tuple[int, int]:
     """How many operands of a loop stay the same, and how many are carried over."""
-    if kind_of(eqn) is Kind.WHILE:
+    if kind_of(eqn) is Role.WHILE:
         fixed = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         return fixed, len(eqn.invars) - fixed
-    if kind_of(eqn) is Kind.COND:
+    if kind_of(eqn) is Role.COND:
         return len(eqn.invars), 0
     # By rank, which stacks have one more of: how JAX's parameters say it changed in 0.11.
     body = eqn.params["jaxpr"].jaxpr
@@ -274,9 +280,9 @@ def loop_parts(eqn: Any) -> tuple[int, int]:
 def _taken(loop: Loop) -> list[Sequence[Value]]:
     """Which operands each body is given."""
     operands = loop.operands
-    if loop.kind is Kind.SCAN:
+    if loop.kind is Role.SCAN:
         return [operands]
-    if loop.kind is Kind.COND:
+    if loop.kind is Role.COND:
         return [operands[1:]] * len(loop.eqn.params["branches"])
     tested = loop.eqn.params["cond_nconsts"]
     return [[*operands[:tested], *operands[loop.parts[0] :]], operands[tested:]]
@@ -314,14 +320,14 @@ def phase_of(scopes: str, is_global: bool) -> str:
 
 # Jaxprs as they are.
 
-_WITH_BODIES = CALLS | LOOPS | {Kind.OTHER}
+_WITH_BODIES = CALLS | LOOPS | {Role.OTHER}
 
 
 def bodies_of(eqn: Any) -> list[ClosedJaxpr]:
     """The bodies of an equation: what it calls, a loop's turn, a branch's sides."""
-    if kind_of(eqn) is Kind.WHILE:
+    if kind_of(eqn) is Role.WHILE:
         return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
-    if kind_of(eqn) is Kind.COND:
+    if kind_of(eqn) is Role.COND:
         return list(eqn.params["branches"])
     if kind_of(eqn) not in _WITH_BODIES:
         return []  # how a reduction joins two numbers is no body

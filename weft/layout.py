@@ -358,7 +358,7 @@ describe_region_by(lambda: region.state if (region := _open.get()) is not None e
 
 
 @contextlib.contextmanager
-def opened(region: Region | None) -> Iterator[None]:
+def tracing_in(region: Region | None) -> Iterator[None]:
     """While a region's body is traced."""
     token = _open.set(region)
     try:

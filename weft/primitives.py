@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 
-class Kind(Enum):
+class Role(Enum):
     """What a primitive does, as far as any reader of a program tells them apart."""
 
     __hash__ = object.__hash__  # asked for each step of a program; Enum's own is ten times slower
@@ -71,11 +71,11 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Primitive:
     """One primitive."""
 
     name: str
-    kind: Kind
+    kind: Role
     work: int = 1
     """Operations for each element."""
     does: str = ""
@@ -86,122 +86,122 @@ class Row:
     """Of an attention: how many products as large as its scores."""
 
 
-def _rows(kind: Kind, names: str, **columns: Any) -> Iterator[Row]:
-    return (Row(name, kind, **columns) for name in names.split())
+def _rows(kind: Role, names: str, **columns: Any) -> Iterator[Primitive]:
+    return (Primitive(name, kind, **columns) for name in names.split())
 
 
 _TABLE = {
     row.name: row
     for row in chain(
         _rows(
-            Kind.MATH,
+            Role.MATH,
             """abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp cosh digamma eq erf_inv erfc expm1 floor
             imag is_finite lgamma max min mul ne neg nextafter not or polygamma population_count real reduce_precision
             round shift_left shift_right_arithmetic shift_right_logical sign sinh square sub tan xor""",
         ),
-        _rows(Kind.MATH, "select_n", work=0),
-        _rows(Kind.MATH, "integer_pow", work=2),
-        _rows(Kind.MATH, "div rsqrt sqrt", work=4),
-        _rows(Kind.MATH, "exp exp2 log rem", work=8),
-        _rows(Kind.MATH, "log1p", work=10),
-        _rows(Kind.MATH, "erf logistic tanh", work=12),
-        _rows(Kind.MATH, "cos pow sin", work=16),
-        _rows(Kind.ADD, "add"),
-        _rows(Kind.ADD_GRADIENTS, "add_any"),
-        _rows(Kind.COMPARE, "ge gt le lt"),
-        _rows(Kind.CAST, "convert_element_type", work=0),
+        _rows(Role.MATH, "select_n", work=0),
+        _rows(Role.MATH, "integer_pow", work=2),
+        _rows(Role.MATH, "div rsqrt sqrt", work=4),
+        _rows(Role.MATH, "exp exp2 log rem", work=8),
+        _rows(Role.MATH, "log1p", work=10),
+        _rows(Role.MATH, "erf logistic tanh", work=12),
+        _rows(Role.MATH, "cos pow sin", work=16),
+        _rows(Role.ADD, "add"),
+        _rows(Role.ADD_GRADIENTS, "add_any"),
+        _rows(Role.COMPARE, "ge gt le lt"),
+        _rows(Role.CAST, "convert_element_type", work=0),
         _rows(
-            Kind.VIEW,
+            Role.VIEW,
             "copy copy_p expand_dims name optimization_barrier random_unwrap random_wrap squeeze stop_gradient",
             work=0,
         ),
-        _rows(Kind.RESHAPE, "reshape", work=0),
-        _rows(Kind.BITCAST, "bitcast_convert_type"),
-        _rows(Kind.VARY, "pvary", work=0),
-        _rows(Kind.RESHARD, "reshard sharding_constraint", work=0),
-        _rows(Kind.TRANSPOSE, "transpose", work=0),
-        _rows(Kind.BROADCAST, "broadcast_in_dim", work=0),
-        _rows(Kind.SLICE, "dynamic_slice slice", work=0),
-        _rows(Kind.SPLIT, "split", work=0),
-        _rows(Kind.CONCATENATE, "concatenate", work=0),
-        _rows(Kind.PAD, "pad", work=0),
-        _rows(Kind.PAD, "rev"),
-        _rows(Kind.IOTA, "iota", work=0),
-        _rows(Kind.AXIS_INDEX, "axis_index"),
-        _rows(Kind.RANDOM, "random_bits threefry2x32", work=60),
-        _rows(Kind.RANDOM, "random_split"),
-        _rows(Kind.KEY, "random_fold_in random_seed"),
-        _rows(Kind.GATHER, "gather"),
-        _rows(Kind.SCATTER, "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"),
-        _rows(Kind.WRITE, "dynamic_update_slice"),
-        _rows(Kind.REDUCTION, "reduce_sum", does="sums"),
-        _rows(Kind.REDUCTION, "reduce_max", does="takes the largest"),
-        _rows(Kind.REDUCTION, "reduce_min", does="takes the smallest"),
-        _rows(Kind.REDUCTION, "reduce_prod", does="multiplies"),
-        _rows(Kind.REDUCTION, "reduce_and", does="asks whether all hold"),
-        _rows(Kind.REDUCTION, "reduce_or", does="asks whether any holds"),
-        _rows(Kind.REDUCTION, "argmax argmin reduce_xor"),
-        _rows(Kind.PRODUCT, "conv_general_dilated dot_general"),
+        _rows(Role.RESHAPE, "reshape", work=0),
+        _rows(Role.BITCAST, "bitcast_convert_type"),
+        _rows(Role.VARY, "pvary", work=0),
+        _rows(Role.RESHARD, "reshard sharding_constraint", work=0),
+        _rows(Role.TRANSPOSE, "transpose", work=0),
+        _rows(Role.BROADCAST, "broadcast_in_dim", work=0),
+        _rows(Role.SLICE, "dynamic_slice slice", work=0),
+        _rows(Role.SPLIT, "split", work=0),
+        _rows(Role.CONCATENATE, "concatenate", work=0),
+        _rows(Role.PAD, "pad", work=0),
+        _rows(Role.PAD, "rev"),
+        _rows(Role.IOTA, "iota", work=0),
+        _rows(Role.AXIS_INDEX, "axis_index"),
+        _rows(Role.RANDOM, "random_bits threefry2x32", work=60),
+        _rows(Role.RANDOM, "random_split"),
+        _rows(Role.KEY, "random_fold_in random_seed"),
+        _rows(Role.GATHER, "gather"),
+        _rows(Role.SCATTER, "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"),
+        _rows(Role.WRITE, "dynamic_update_slice"),
+        _rows(Role.REDUCTION, "reduce_sum", does="sums"),
+        _rows(Role.REDUCTION, "reduce_max", does="takes the largest"),
+        _rows(Role.REDUCTION, "reduce_min", does="takes the smallest"),
+        _rows(Role.REDUCTION, "reduce_prod", does="multiplies"),
+        _rows(Role.REDUCTION, "reduce_and", does="asks whether all hold"),
+        _rows(Role.REDUCTION, "reduce_or", does="asks whether any holds"),
+        _rows(Role.REDUCTION, "argmax argmin reduce_xor"),
+        _rows(Role.PRODUCT, "conv_general_dilated dot_general"),
         _rows(
-            Kind.ATTENTION,
+            Role.ATTENTION,
             """dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
             dot_product_attention_fwd_wrapper""",
             products=2,
         ),
         _rows(
-            Kind.ATTENTION,
+            Role.ATTENTION,
             """dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
             dot_product_attention_fp8_bwd_wrapper""",
             products=5,
         ),
-        _rows(Kind.KERNEL, "sort", work=100),
+        _rows(Role.KERNEL, "sort", work=100),
         _rows(
-            Kind.KERNEL,
+            Role.KERNEL,
             """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr ragged_dot
             ragged_dot_general random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
-        _rows(Kind.CALLBACK, "io_callback pure_callback"),
-        _rows(Kind.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
-        _rows(Kind.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
-        _rows(Kind.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
-        _rows(Kind.COLLECTIVE, "all_to_all", collective="all_to_all"),
-        _rows(Kind.COLLECTIVE, "ppermute", collective="permute"),
-        _rows(Kind.CALL, "closed_call core_call custom_jvp_call jit local_call pjit"),
-        _rows(Kind.CUSTOM_GRADIENT, "custom_vjp_call"),
-        _rows(Kind.REMAT, "checkpoint remat remat2"),
-        _rows(Kind.REGION, "shard_map"),
-        _rows(Kind.SCAN, "scan"),
-        _rows(Kind.WHILE, "while"),
-        _rows(Kind.COND, "cond"),
+        _rows(Role.CALLBACK, "io_callback pure_callback"),
+        _rows(Role.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
+        _rows(Role.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
+        _rows(Role.COLLECTIVE, "all_to_all", collective="all_to_all"),
+        _rows(Role.COLLECTIVE, "ppermute", collective="permute"),
+        _rows(Role.CALL, "closed_call core_call custom_jvp_call jit local_call pjit"),
+        _rows(Role.CUSTOM_GRADIENT, "custom_vjp_call"),
+        _rows(Role.REMAT, "checkpoint remat remat2"),
+        _rows(Role.REGION, "shard_map"),
+        _rows(Role.SCAN, "scan"),
+        _rows(Role.WHILE, "while"),
+        _rows(Role.COND, "cond"),
     )
 }
-_UNKNOWN: dict[str, Row] = {}
+_UNKNOWN: dict[str, Primitive] = {}
 
 # Sets of kinds that several readers go by.
-VIEWS = frozenset({Kind.VIEW, Kind.RESHAPE, Kind.VARY, Kind.RESHARD})
+VIEWS = frozenset({Role.VIEW, Role.RESHAPE, Role.VARY, Role.RESHARD})
 """What leaves numbers and bytes what and where they are."""
-ELEMENTWISE = frozenset({Kind.MATH, Kind.ADD, Kind.ADD_GRADIENTS, Kind.COMPARE, Kind.CAST})
-LOOPS = frozenset({Kind.SCAN, Kind.WHILE, Kind.COND})
-CALLS = frozenset({Kind.CALL, Kind.CUSTOM_GRADIENT, Kind.REMAT, Kind.REGION})
+ELEMENTWISE = frozenset({Role.MATH, Role.ADD, Role.ADD_GRADIENTS, Role.COMPARE, Role.CAST})
+LOOPS = frozenset({Role.SCAN, Role.WHILE, Role.COND})
+CALLS = frozenset({Role.CALL, Role.CUSTOM_GRADIENT, Role.REMAT, Role.REGION})
 _BY_PLACE = frozenset(
-    {Kind.TRANSPOSE, Kind.SLICE, Kind.SPLIT, Kind.CONCATENATE, Kind.PAD, Kind.IOTA, Kind.AXIS_INDEX, Kind.RANDOM,
-     Kind.KEY, Kind.GATHER}
+    {Role.TRANSPOSE, Role.SLICE, Role.SPLIT, Role.CONCATENATE, Role.PAD, Role.IOTA, Role.AXIS_INDEX, Role.RANDOM,
+     Role.KEY, Role.GATHER}
 )  # fmt: skip
-FUSED = ELEMENTWISE | _BY_PLACE | {Kind.BROADCAST}
+FUSED = ELEMENTWISE | _BY_PLACE | {Role.BROADCAST}
 """What a compiler can fold into the kernel that uses it."""
 _ALONG_DIMS = _BY_PLACE | {
-    Kind.SCATTER, Kind.WRITE, Kind.REDUCTION, Kind.PRODUCT, Kind.ATTENTION, Kind.KERNEL, Kind.COLLECTIVE,
+    Role.SCATTER, Role.WRITE, Role.REDUCTION, Role.PRODUCT, Role.ATTENTION, Role.KERNEL, Role.COLLECTIVE,
 }  # fmt: skip
 
 
-def row_of(eqn: Any) -> Row:
+def row_of(eqn: Any) -> Primitive:
     """The row of an equation's primitive; one the table does not know is of no kind."""
     name = eqn.primitive.name
-    return _TABLE.get(name) or _UNKNOWN.setdefault(name, Row(name, Kind.OTHER))
+    return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 
-def kind_of(eqn: Any) -> Kind:
+def kind_of(eqn: Any) -> Role:
     """What kind an equation's primitive is."""
     return row_of(eqn).kind
 
@@ -241,10 +241,10 @@ def _summed(eqn: Any) -> tuple[int, int]:
 def flops_of(eqn: Any) -> int:
     """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
     row = row_of(eqn)
-    if row.kind is Kind.PRODUCT:
+    if row.kind is Role.PRODUCT:
         numbers, dilation = _summed(eqn)
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
-    if row.kind is Kind.ATTENTION:
+    if row.kind is Role.ATTENTION:
         (batch, length, heads, width), memory = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape[1]
         return row.products * 2 * batch * heads * length * memory * width
     return 0

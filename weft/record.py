@@ -42,7 +42,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Argument:
+class ArgumentName:
     """An array given to a region: an argument, or a leaf of one, called by its path."""
 
     name: str
@@ -158,7 +158,7 @@ class Record:
     """The ops of one traced program, in the order they were traced."""
 
     def __init__(self) -> None:
-        self.arguments: list[Argument] = []
+        self.arguments: list[ArgumentName] = []
         """The region's arrays, in order."""
         self.update: Place = (None, -1)
         """Where the train step was made whose update is part of the program."""

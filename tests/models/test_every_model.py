@@ -201,7 +201,7 @@ def test_words_are_hidden_but_for_padding_and_those_that_do_not_count():
     config = models.preset("tiny-bert", vocab=64, hidden_share=0.5)
     tokens = np.random.default_rng(0).integers(2, 64, (8, 16))
     tokens[:, 10:] = 0
-    hidden = models.encoder.hide(wf.tensor(tokens, "batch length"), jax.random.key(0), config)
+    hidden = models.encoder.mask_tokens(wf.tensor(tokens, "batch length"), jax.random.key(0), config)
     inputs, weights = (np.asarray(hidden[name]) for name in ("inputs", "weights"))
     assert set(np.unique(weights)) == {0.0, 1.0}
     assert weights[:, 10:].sum() == 0

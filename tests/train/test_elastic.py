@@ -163,7 +163,7 @@ def test_a_mesh_without_room_is_searched_anew_and_told_in_one_line(text, tmp_pat
     monkeypatch.setattr(jax, "device_count", lambda *_: 3)
     monkeypatch.setenv("WEFT_ELASTIC", "4")
     heard = Heard()
-    config = foresight.with_layout(config_of(text, **FIXED), tmp_path, heard)
+    config = foresight.choose_layout(config_of(text, **FIXED), tmp_path, heard)
     assert (config.mesh, config.layout, config.batch) == ("x=2", "batch:x", 8)
     (told,) = heard.messages
     assert told == (
@@ -175,7 +175,7 @@ def test_processes_that_did_not_join_are_named(left, text, tmp_path, monkeypatch
     left(1)
     monkeypatch.setenv("WEFT_ELASTIC", "4")
     heard = Heard()
-    foresight.with_layout(config_of(text, **FIXED), tmp_path, heard, started=3)
+    foresight.choose_layout(config_of(text, **FIXED), tmp_path, heard, started=3)
     (told,) = heard.messages
     assert told == (
         "3 of 4 processors are left: goes on with all=1 under batch:all; no layout divides over 3, "
@@ -186,7 +186,7 @@ def test_processes_that_did_not_join_are_named(left, text, tmp_path, monkeypatch
 def test_a_run_begins_with_the_largest_part_too(left, text, tmp_path):
     left(7)
     heard = Heard()
-    foresight.with_layout(config_of(text, **AUTO), tmp_path, heard)
+    foresight.choose_layout(config_of(text, **AUTO), tmp_path, heard)
     assert heard.messages == [
         "there are 7 processors: begins with x=4 under batch:x; no layout divides over 7, "
         "idle: processor 4, processor 5, processor 6"
@@ -198,7 +198,7 @@ def test_a_mesh_with_room_stays_as_it_is(left, text, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_ELASTIC", "4")
     heard = Heard()
     config = config_of(text, **FIXED)
-    assert foresight.with_layout(config, tmp_path, heard) is config and heard.messages == []
+    assert foresight.choose_layout(config, tmp_path, heard) is config and heard.messages == []
 
 
 @pytest.mark.parametrize("keys", [AUTO, {"mesh": "rows=4", "layout": "auto"}])
@@ -225,7 +225,7 @@ def test_what_an_op_refuses_is_not_used(left, text, tmp_path, monkeypatch):
         return search(*args, processors=processors, **how)
 
     monkeypatch.setattr(foresight, "search", refusing)
-    assert foresight.with_layout(config_of(text, **AUTO), tmp_path, Heard()).mesh == "x=2"
+    assert foresight.choose_layout(config_of(text, **AUTO), tmp_path, Heard()).mesh == "x=2"
 
 
 # Real processes.

@@ -57,7 +57,7 @@ def test_a_run_that_goes_on_keeps_its_layout(auto, text, tmp_path, monkeypatch):
 
 def test_on_one_processor_there_is_nothing_to_search(text, tmp_path, monkeypatch):
     monkeypatch.setattr(foresight.jax, "device_count", lambda: 1)
-    found = foresight.with_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
+    found = foresight.choose_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
     assert (found.mesh, found.layout) == ("all=1", "batch:all")
 
 
@@ -70,7 +70,7 @@ def test_every_shape_of_mesh_is_searched(text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(foresight, "search", search)
     with pytest.raises(KeyboardInterrupt):
-        foresight.with_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
+        foresight.choose_layout(config_of(text, mesh="auto", layout="auto"), tmp_path, Heard())
     assert asked["processors"] == foresight.jax.device_count() and "mesh" not in asked
 
 

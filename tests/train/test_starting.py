@@ -9,7 +9,7 @@ from tests.interop.folders import FIXTURES, changed, loaded
 from weft import data, nn
 from weft.layout import as_layout
 from weft.mesh import as_mesh
-from weft.nn.freezing import by_path
+from weft.nn.freezing import tensors_by_path
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import ConfigError, parse
 from weft.train.folder import Folder
@@ -42,7 +42,7 @@ def started(start, ids, *, model=None, **changes):
 
 def first(config):
     """The weights before the first step by path."""
-    return by_path(first_weights(config, as_mesh("all=1"), as_layout("batch:all")))
+    return tensors_by_path(first_weights(config, as_mesh("all=1"), as_layout("batch:all")))
 
 
 def assert_same(found, wanted):
@@ -63,11 +63,11 @@ def moved(folder):
 def test_a_run_begins_with_hugging_faces_weights_and_their_model(ids):
     config = started(GPT2, ids, train={"length": 32})
     assert (config.model.d_model, config.model.layers, config.model.vocab) == (16, 2, 63)
-    assert_same(first(config), by_path(loaded("gpt2")))
+    assert_same(first(config), tensors_by_path(loaded("gpt2")))
 
 
 def test_shorter_sequences_leave_all_positions_as_they_are(ids):
-    found, wanted = first(started(GPT2, ids, train={"length": 20})), by_path(loaded("gpt2"))
+    found, wanted = first(started(GPT2, ids, train={"length": 20})), tensors_by_path(loaded("gpt2"))
     table = "positions.table"
     np.testing.assert_array_equal(found.pop(table).array, wanted.pop(table).array)
     assert_same(found, wanted)
@@ -76,7 +76,7 @@ def test_shorter_sequences_leave_all_positions_as_they_are(ids):
 def test_the_model_may_differ_in_what_is_no_weight(ids):
     config = started(GPT2, ids, model={"dropout": 0.3}, train={"length": 32})
     assert config.model.dropout == 0.3
-    assert_same(first(config), by_path(loaded("gpt2")))
+    assert_same(first(config), tensors_by_path(loaded("gpt2")))
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +92,19 @@ def lora(ids, tmp_path_factory):
 def test_only_thin_weights_are_trained_beside_frozen_ones(lora):
     thin = {f"decoder.layers.attention.{name}.{part}" for name in "qv" for part in ("down", "up")}
     assert moved(lora) == thin
-    kept = by_path(Run(lora).load())
+    kept = tensors_by_path(Run(lora).load())
     np.testing.assert_array_equal(
-        kept["decoder.layers.attention.q.weight"].array, by_path(loaded("gpt2"))["decoder.layers.attention.q"].array
+        kept["decoder.layers.attention.q.weight"].array,
+        tensors_by_path(loaded("gpt2"))["decoder.layers.attention.q"].array,
     )
 
 
 def test_a_run_begins_with_another_runs_weights_where_thin_ones_are_folded_in(lora, ids):
-    wanted = by_path(nn.lora.merge(Run(lora).load()))
+    wanted = tensors_by_path(nn.lora.merge(Run(lora).load()))
     assert_same(first(started(lora, ids)), wanted)
-    assert any((x.array != by_path(loaded("gpt2"))[path].array).any() for path, x in wanted.items() if "q" in path)
+    assert any(
+        (x.array != tensors_by_path(loaded("gpt2"))[path].array).any() for path, x in wanted.items() if "q" in path
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def frozen(tmp_path_factory):
 
 
 def test_what_is_frozen_stays(frozen):
-    paths = set(by_path(Run(frozen).load()))
+    paths = set(tensors_by_path(Run(frozen).load()))
     stays = {path for path in paths if path.startswith("embedding") or ".attention." in path}
     assert stays and moved(frozen) == paths - stays
 

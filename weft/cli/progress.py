@@ -30,8 +30,8 @@ class Reporter:
         self._row: dict[str, Any] = {}
         self._pace = _Pace()
         self._memory = _Memory()
-        self._stage: Task | None = None
-        self._long: Task | None = None
+        self._stage: ProgressTask | None = None
+        self._long: ProgressTask | None = None
         self._live: Any = None
         self._is_open_line = False
         self._is_closed = self.console is None
@@ -66,13 +66,13 @@ class Reporter:
         if "eval" in row:
             self._print(evaluation_line(row))
 
-    def stage(self, what: str) -> "Task":
+    def stage(self, what: str) -> "ProgressTask":
         """Something long without parts: `compiling the step… 12.3 s`.
 
         It ends with its `with`, or with the next step.
         """
         self._end_stage()
-        stage = Task(what, self)
+        stage = ProgressTask(what, self)
         if self.console is not None:
             self._stage = stage
             if self.is_bar:
@@ -86,7 +86,7 @@ class Reporter:
         if self.console is None:
             return
         if self._long is None or self._long.what != what or done < self._long.done:
-            self._long = Task(what, self)
+            self._long = ProgressTask(what, self)
         task, now = self._long, time.monotonic()
         task.done, task.whole, task.note = done, whole, note
         if self.is_bar:
@@ -203,7 +203,7 @@ class Reporter:
         return _bar(width, self.at, self.steps, begin, [text for name, text in fields.items() if name in kept])
 
 
-class Task:
+class ProgressTask:
     """Something long that is under way; as a context it is the stage of its reporter."""
 
     def __init__(self, what: str, owner: Reporter):
@@ -211,7 +211,7 @@ class Task:
         self.done, self.whole, self.note = 0, 0, ""
         self.began = self.told = time.monotonic()
 
-    def __enter__(self) -> "Task":
+    def __enter__(self) -> "ProgressTask":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
-from ..plan.search import Progress
+from ..plan.search import SearchProgress
 from ..text import time_text
 from .model import BATCH, LENGTH, LOSS, MODEL, OPTIMIZER, load
 from .plan import HARDWARE, MEMORY, memory_bytes
@@ -77,6 +77,6 @@ def search(
         write_program(f"{head}\n\n{ranking}")
 
 
-def _tell(reporter: Reporter, at: Progress) -> None:
+def _tell(reporter: Reporter, at: SearchProgress) -> None:
     best = f"best {time_text(at.best.seconds)}: {at.best.mesh} {at.best.layout}" if at.best else ""
     reporter.progress(at.stage, at.done, at.total, best)

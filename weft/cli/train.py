@@ -15,7 +15,7 @@ from ..errors import WeftError
 from ..train import elastic
 from ..train.checkpoints import Checkpoints
 from ..train.config import read
-from ..train.foresight import with_layout
+from ..train.foresight import choose_layout
 from ..train.interface import NOTHING_LOST, before_a_step
 from ..train.runs import CHECKPOINTS
 from ..train.trainer import Options, Outcome, Trainer
@@ -69,7 +69,7 @@ def train(
         stop.at, stop.lost = before_a_step(last, settings.train.steps, command)
         began = time.perf_counter()
         with Reporter(is_writer=jax.process_index() == 0) as reporter:
-            settings = with_layout(settings, folder, reporter, started=joined.started)
+            settings = choose_layout(settings, folder, reporter, started=joined.started)
             trainer = Trainer(settings, folder, reporter, options)
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model

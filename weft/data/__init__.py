@@ -10,12 +10,12 @@ Imports the errors of the house alone. Nothing is printed; long work tells a `pr
 
 from ..namespace import namespace as _namespace
 from .batches import Batches, Prefetched, prefetched
+from .datasets import Dataset, check_vocab_of
+from .errors import DataError
 from .files import Progress
 from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
-from .parts import Dataset, check_vocab_of
-from .problems import DataError
 from .sources import FORMATS, SOURCE_KEYS, Source, open_source
 from .tokenizers import (
     TOKENIZER_KEYS,

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from .datasets import Dataset
+from .errors import DataError
 from .order import Bucketed, Shuffled
-from .parts import Dataset
-from .problems import DataError
 
 Batch = dict[str, np.ndarray]
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ..errors import WeftWarning, user_stacklevel
 from ..small_files import Reader, summed
-from .problems import DataError
-from .whole import atomic_folder, remove_partial
+from .atomic import atomic_folder, remove_partial
+from .errors import DataError
 
 SUMS = "sums.json"
 _READ = 1 << 22

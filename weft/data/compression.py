@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from .problems import DataError, import_library
+from .errors import DataError, import_library
 
 BLOCK = 1 << 18
 COMPRESSED = (".gz", ".xz", ".zst")

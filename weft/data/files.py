@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..small_files import Reader, short, summed
+from .atomic import write_atomic
 from .compression import BLOCK, COMPRESSED, EXPANSION, decompress
-from .problems import DataError
-from .whole import write_atomic
+from .errors import DataError
 
 LONGEST_LINE = 1 << 20
 _TABLES = {  # how files of tables begin, and how they are made lines of JSON

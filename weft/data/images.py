@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from .compression import EXPANSION
+from .datasets import choose_part, split_place
+from .errors import DataError
 from .files import open_file, read_all
-from .parts import choose_part, split_place
-from .problems import DataError
 from .sources import Source
 
 _MOST_DIMS = 8

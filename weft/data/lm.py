@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .datasets import choose_part, split_place
+from .errors import DataError
 from .files import Progress
-from .parts import choose_part, split_place
-from .problems import DataError
 from .sources import Source
 from .tokenizers import Tokenizer
 from .tokens import Tokens, tokenise

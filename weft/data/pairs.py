@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from .cache import make_once
+from .datasets import choose_part, split_place
+from .errors import DataError
 from .files import Progress, content_key
 from .order import permute
-from .parts import choose_part, split_place
-from .problems import DataError
 from .sources import Source
 from .tokenizers import Tokenizer
 from .tokens import Tokens, tokenise_pairs

@@ -17,6 +17,7 @@ from ..errors import closest
 from ..fields import bounded, one_of
 from ..small_files import is_file, is_text, short
 from .compression import COMPRESSED, EXPANSION
+from .errors import DataError
 from .files import (
     LONGEST_LINE,
     Hashes,
@@ -30,7 +31,6 @@ from .files import (
     plain_name,
     refuse_table,
 )
-from .problems import DataError
 
 FORMATS = ("text", "lines", "bytes", "jsonl", "tokens", "pairs", "tsv", "images")
 PYTHON = "python"

@@ -20,11 +20,11 @@ import numpy as np
 from ..errors import WeftError, closest
 from ..fields import one_of
 from ..small_files import Reader, is_file, short
+from .atomic import write_atomic
 from .cache import make_once
+from .errors import DataError, import_library
 from .files import Progress, content_key
-from .problems import DataError, import_library
 from .sources import Source, as_text
-from .whole import write_atomic
 
 PAD, END, UNKNOWN = 0, 1, 2
 NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"

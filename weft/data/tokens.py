@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import WeftError
 from ..small_files import Reader
 from .cache import make_once
+from .errors import DataError
 from .files import Progress, content_key, open_file, plain_name, read_all
-from .problems import DataError
 from .sources import DocumentPiece, Source
 from .tokenizers import Tokenizer
 

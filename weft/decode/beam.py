@@ -13,8 +13,8 @@ from .. import ops as wf
 from ..checks import is_real
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest, public
-from ..models.cache import Cache
-from ..nn.given import whole
+from ..models.cache import KVCache
+from ..nn.arguments import check_count
 from ..spmd.place import get
 from ..tensor import Tensor
 from .generate import cut_off
@@ -70,7 +70,7 @@ def beam_search(
         raise TensorError(f"there is no penalty {penalty!r}", fix=closest(str(penalty), PENALTIES))
     if not is_real(alpha) or alpha < 0:
         raise TensorError(f"`alpha` is {alpha!r}", fix="give a number from 0 on; 0 has no regard to length")
-    beams = whole(beams, "beams")
+    beams = check_count(beams, "beams")
     start = start_decoding(model, inputs, max_new_tokens, layout, {"beam": beams})
     search = _BeamSearch(
         beams,
@@ -117,11 +117,11 @@ class _BeamSearch:
         }
         state, cache = self._extend(logits, state, cache.spread(beam))
 
-        def is_open(carry: tuple[State, Cache]) -> Tensor:
+        def is_open(carry: tuple[State, KVCache]) -> Tensor:
             state, _ = carry
             return (state["turn"] < self.steps) & wf.any(state["is_open"], over="batch")
 
-        def turn(carry: tuple[State, Cache]) -> tuple[State, Cache]:
+        def turn(carry: tuple[State, KVCache]) -> tuple[State, KVCache]:
             state, cache = carry
             logits, cache = model.step(state["last"], cache)
             return self._extend(logits, state, cache)
@@ -129,7 +129,7 @@ class _BeamSearch:
         state, _ = wf.while_loop(is_open, turn, (state, cache))
         return state["finished"], state["lengths"], state["finished_scores"]
 
-    def _extend(self, logits: Tensor, state: State, cache: Cache) -> tuple[State, Cache]:
+    def _extend(self, logits: Tensor, state: State, cache: KVCache) -> tuple[State, KVCache]:
         """One token more in each beam, and the KV cache of the beams they continue."""
         scores, parents, tokens = self._candidates(logits, state["scores"])
         written = wf.update(wf.take(state["tokens"], parents, over="beam"), tokens, over=_WRITTEN, at=state["turn"])

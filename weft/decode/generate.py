@@ -13,9 +13,9 @@ import numpy as np
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError, public
-from ..models.cache import Cache
-from ..nn.given import whole
-from ..nn.weights import checked_key
+from ..models.cache import KVCache
+from ..nn.arguments import check_count
+from ..nn.weights import check_key
 from ..spmd.place import get
 from ..tensor import Tensor
 from .prompts import check_id, compile_once, start_decoding
@@ -73,8 +73,8 @@ def generate(
     sampler = Sampler(temperature, top_k, top_p, repetition_penalty)
     if not sampler.is_greedy and key is None:
         raise TensorError("tokens are to be drawn, and there is no key", fix="give `key=jax.random.key(0)`")
-    key = jax.random.key(0) if key is None else checked_key(key)
-    many = {} if samples is None else {"samples": whole(samples, "samples")}
+    key = jax.random.key(0) if key is None else check_key(key)
+    many = {} if samples is None else {"samples": check_count(samples, "samples")}
     start = start_decoding(model, prompts, max_new_tokens, layout, many)
     end = None if end is None else check_id("end", end, model.config.vocab)
     generation = _Generation(sampler, int(max_new_tokens), start.room, samples, end)
@@ -112,11 +112,11 @@ class _Generation:
             state["seen"] = self._seen(prompt, logits)
         state = self._extend(logits, state, key)
 
-        def is_open(carry: tuple[dict[str, Tensor], Cache]) -> Tensor:
+        def is_open(carry: tuple[dict[str, Tensor], KVCache]) -> Tensor:
             state, _ = carry
             return (state["turn"] < self.steps) & wf.any(~state["is_done"], over=rows)
 
-        def turn(carry: tuple[dict[str, Tensor], Cache]) -> tuple[dict[str, Tensor], Cache]:
+        def turn(carry: tuple[dict[str, Tensor], KVCache]) -> tuple[dict[str, Tensor], KVCache]:
             state, cache = carry
             logits, cache = model.step(state["last"], cache)
             return self._extend(logits, state, key), cache

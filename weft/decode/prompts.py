@@ -20,8 +20,8 @@ from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
 from ..models.inputs import check_ids
 from ..models.running import without_rules
-from ..nn.given import whole
-from ..nn.moe import slots_for
+from ..nn.arguments import check_count
+from ..nn.moe import expert_capacity
 from ..spmd.border import SpmdFunction
 from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
@@ -59,7 +59,7 @@ def start_decoding(model: Any, prompts: Any, steps: int, layout: Any, continuati
             fix="train with gating='switch' or 'top2'",
         )
     check_values(jax.tree.leaves(model))
-    steps = whole(steps, "max_new_tokens")
+    steps = check_count(steps, "max_new_tokens")
     rows = _rows(prompts, model.config.vocab)
     mesh = model.mesh
     if layout is not None and mesh is None:
@@ -82,7 +82,7 @@ def start_decoding(model: Any, prompts: Any, steps: int, layout: Any, continuati
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
         layout = _drop_undivided(
-            layout, mesh, {"slots": slots_for(longest, config.experts, config.gating, config.capacity)}
+            layout, mesh, {"slots": expert_capacity(longest, config.experts, config.gating, config.capacity)}
         )
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(
@@ -179,6 +179,6 @@ def round_up_batch(batch: int, mesh: Mesh, layout: Layout) -> int:
 
 def check_id(name: str, value: Any, vocab: int) -> int:
     """The token id that an argument gives."""
-    if whole(value, name, 0) >= vocab:
+    if check_count(value, name, 0) >= vocab:
         raise TensorError(f"`{name}` is {value}, and the vocab has {vocab}", fix=f"give an id below {vocab}")
     return int(value)

@@ -11,7 +11,7 @@ from .. import ops as wf
 from ..checks import is_real
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError
-from ..nn.given import whole
+from ..nn.arguments import check_count
 from ..tensor import Tensor
 
 
@@ -32,7 +32,7 @@ class Sampler:
         if not is_real(self.temperature) or self.temperature < 0:
             raise TensorError(f"`temperature` is {self.temperature!r}", fix="give 0 for the likeliest, or e.g. 0.8")
         if self.top_k is not None:
-            whole(self.top_k, "top_k")
+            check_count(self.top_k, "top_k")
         if self.top_p is not None and not (is_real(self.top_p) and 0 < self.top_p <= 1):
             raise TensorError(f"`top_p` is {self.top_p!r}", fix="give a share above 0 and at most 1, e.g. 0.9")
         if not is_real(self.repetition_penalty) or self.repetition_penalty <= 0:

@@ -185,7 +185,7 @@ def write(
     `beside` writes what else is to be in it.
     """
     check_free(folder)
-    with moved_there(folder) as partial:
+    with atomic_folder(folder) as partial:
         _write_json(partial / CONFIG, config)
         beside(partial)
         shards, left = _shards(tensors, shard_bytes), iter(values)
@@ -246,7 +246,7 @@ def _flush(file: IO[Any]) -> None:
 
 
 @contextlib.contextmanager
-def moved_there(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder that takes the place of `folder` when all is written, or is gone."""
     partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     try:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from ..errors import closest
 from ..layout import Layout, Region
 from ..mesh import Mesh
-from ..nn.weights import Weight, written
+from ..nn.weights import Weight, path_text
 from ..spmd.place import sharding_of
 from ..tensor import parameter
 from .architecture import Architecture, Keys
@@ -126,7 +126,7 @@ def load_model(source: ModelFolder, config: Any, mesh: Mesh | None, layout: Layo
     def load_weight(path: Sequence[Any], leaf: Any) -> Any:
         if not isinstance(leaf, Weight):
             return leaf
-        name = written(path)
+        name = path_text(path)
         param = params[name]
 
         def read(index: Sequence[slice]) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ..dims import Dim, Shape
-from ..nn.weights import Weight, written
+from ..nn.weights import Weight, path_text
 from .files import Weights, WeightsError
 
 
@@ -128,7 +128,7 @@ def _file_ranges(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple
 def parameters(blueprint: Any, entries: Sequence[FileEntry], model_type: str) -> dict[str, Parameter]:
     """The parameters of a model without values, by path; each has one entry."""
     leaves = jax.tree_util.tree_leaves_with_path(blueprint)
-    dims = {written(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
+    dims = {path_text(path): leaf.stored_dims for path, leaf in leaves if isinstance(leaf, Weight)}
     named = {entry.path: entry for entry in entries}
     for path in sorted(dims.keys() ^ named.keys()):
         fact = "has a weight `{}` that a {} lacks" if path in dims else "lacks a weight `{}` that a {} has"

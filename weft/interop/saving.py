@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..models import LMConfig, Seq2SeqConfig
-from ..nn.freezing import by_path
+from ..nn.freezing import tensors_by_path
 from ..spmd.place import check_values
 from ..spmd.together import wait_for_all
 from .architecture import Architecture
@@ -88,7 +88,7 @@ def _architecture_of(config: Any) -> Architecture:
 
 
 def _arrays_of(model: Any, params: Mapping[str, Parameter]) -> dict[str, Any]:
-    arrays = {path: leaf.array for path, leaf in by_path(model).items()}
+    arrays = {path: leaf.array for path, leaf in tensors_by_path(model).items()}
     check_values(list(arrays.values()))
     if adapted := next((path for path in params if path not in arrays and f"{path}.down" in arrays), None):
         raise WeightsError(f"weight `{adapted}` has an adapter", fix="fold it in first: `nn.lora.merge(model)`")

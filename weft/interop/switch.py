@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..models import Seq2SeqConfig
-from ..nn.moe import slots_for
+from ..nn.moe import expert_capacity
 from . import t5
 from .architecture import ACTIVATION_NAMES, Architecture, Keys
 from .files import WeightsError
@@ -70,7 +70,7 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "num_experts": config.experts,
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
-        "expert_capacity": slots_for(
+        "expert_capacity": expert_capacity(
             config.max_length or config.length, config.experts, config.gating, config.capacity
         ),
         "dense_act_fn": ACTIVATION_NAMES[config.activation],

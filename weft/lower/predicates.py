@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from ..errors import RegionError, TensorError
 from ..graph import visits
 from ..layout import Axes, open_region
-from ..primitives import Kind, kind_of
+from ..primitives import Role, kind_of
 from ..tensor import is_tensor
 from .collectives import from_first, varying
 
@@ -69,7 +69,7 @@ def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None =
 
 def sends(jaxpr: Any) -> bool:
     """Whether a program has a collective in it."""
-    return any(kind_of(visit.eqn) is Kind.COLLECTIVE for visit in visits(jaxpr))
+    return any(kind_of(visit.eqn) is Role.COLLECTIVE for visit in visits(jaxpr))
 
 
 def _ever_sends(jaxpr: Any) -> bool:
@@ -79,6 +79,6 @@ def _ever_sends(jaxpr: Any) -> bool:
     """
 
     def is_summed_back(eqn: Any) -> bool:
-        return kind_of(eqn) is Kind.VARY and not all(isinstance(var, Literal) for var in eqn.invars)
+        return kind_of(eqn) is Role.VARY and not all(isinstance(var, Literal) for var in eqn.invars)
 
     return sends(jaxpr) or any(is_summed_back(visit.eqn) for visit in visits(jaxpr))

@@ -31,7 +31,7 @@ class KeysValues(NamedTuple):
         return KeysValues(*(wf.pad(x, over="memory_length", after=after) for x in self))
 
 
-class Cache(eqx.Module):
+class KVCache(eqx.Module):
     """The KV cache of a decoder: keys and values, and where the next token goes."""
 
     past: KeysValues
@@ -71,11 +71,11 @@ class Cache(eqx.Module):
         one = wf.ones(self.memory_segments.dims.without(["memory_length"]), like=self.memory_segments, dtype="int32")
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
-    def after(self, new: KeysValues) -> "Cache":
+    def after(self, new: KeysValues) -> "KVCache":
         """With the next token in its place."""
         return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
 
-    def spread(self, dim: Dim) -> "Cache":
+    def spread(self, dim: Dim) -> "KVCache":
         """With a dim of continuations beside `batch`, which all begin the same."""
 
         def spread(x: Tensor) -> Tensor:
@@ -84,6 +84,6 @@ class Cache(eqx.Module):
 
         return self.map_past(spread)
 
-    def map_past(self, fn: Any) -> "Cache":
+    def map_past(self, fn: Any) -> "KVCache":
         """With `fn` of the keys and of the values."""
         return dataclasses.replace(self, past=KeysValues(*map(fn, self.past)))

@@ -14,10 +14,10 @@ from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..nn import weights
+from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.given import number
-from ..nn.moe import GATINGS, slots_for
-from ..nn.position import Stretch
+from ..nn.moe import GATINGS, expert_capacity
+from ..nn.position import RopeScaling
 from ..tensor import as_dtype
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
@@ -137,11 +137,11 @@ class TransformerConfig(abc.ABC):
         return max(self.length, self.max_length or 0)
 
     @property
-    def stretch(self) -> Stretch | None:
+    def stretch(self) -> RopeScaling | None:
         """How rotations are stretched, where they are."""
         if self.rotary_stretch == 1:
             return None
-        return Stretch(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
+        return RopeScaling(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
 
     @property
     def dims(self) -> Shape:
@@ -158,7 +158,7 @@ class TransformerConfig(abc.ABC):
         if self.positions == "learned":
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
-            slots = slots_for(self.length, self.experts, self.gating, self.capacity)
+            slots = expert_capacity(self.length, self.experts, self.gating, self.capacity)
             dims += [Dim("experts", self.experts), Dim("router", self.experts)]
             dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
@@ -208,7 +208,7 @@ def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
         return int(value)
     if float in kinds and is_real(value):
         is_least_in = bounds.least is not None
-        return float(number(value, name, least=bounds.least or 0, below=bounds.below, may_be_least=is_least_in))
+        return float(check_number(value, name, least=bounds.least or 0, below=bounds.below, may_be_least=is_least_in))
     if not isinstance(value, kinds):
         example = f"{name}=True` or `{name}=False" if bool in kinds else f"{name}='my-lm'" if str in kinds else "0.1"
         named = " or ".join(kind.__name__ for kind in kinds)

@@ -103,7 +103,7 @@ class Encoder(Runnable):
         return self.run(_class_loss if "labels" in batch else _loss_and_metrics, batch, key)
 
 
-def hide(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
+def mask_tokens(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Tensor]:
     """A batch of masked language modelling, made of `tokens`.
 
     Some are to be predicted from the others. Of those most are hidden, some become any word, and some stay as they are.
@@ -133,7 +133,7 @@ def _inputs_and_targets(batch: Any, config: EncoderConfig, key: Any) -> dict[str
                 f"`tokens` are to be hidden, and there is no {missing}",
                 fix="give it, or hide them yourself: `inputs`, `targets` and `weights`",
             )
-        hidden = hide(batch.pop("tokens"), jax.random.fold_in(key, 2), config)
+        hidden = mask_tokens(batch.pop("tokens"), jax.random.fold_in(key, 2), config)
         if "weights" in batch:
             hidden["weights"] = hidden["weights"] * batch["weights"]
         batch |= hidden

@@ -13,7 +13,7 @@ import numpy as np
 from .. import ops as wf
 from ..dims import union
 from ..errors import DimError, TensorError, closest
-from ..nn.weights import checked_key
+from ..nn.weights import check_key
 from ..tensor import Tensor, is_tensor, tensor
 
 
@@ -91,7 +91,7 @@ def check_sizes(*tensors: Tensor) -> None:
 
 def check_dropout_key(key: Any) -> Any:
     """The key of dropout, if it is one, or None."""
-    return None if key is None else checked_key(key)
+    return None if key is None else check_key(key)
 
 
 def shift_right(tokens: Tensor, segments: Tensor | None, start: int = 0) -> Tensor:

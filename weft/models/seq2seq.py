@@ -13,7 +13,7 @@ from ..errors import public
 from ..fields import bounded
 from ..nn.weights import fold_key
 from ..tensor import Tensor
-from .cache import Cache, KeysValues
+from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config
 from .inputs import check_dropout_key, name_batch, name_tensor, shift_right
 from .running import Runnable
@@ -86,7 +86,7 @@ class Seq2Seq(Runnable):
         batch = name_batch(batch, BATCH, ["inputs", "targets"], self.config.vocab)
         return self.run(_loss_and_metrics, batch, check_dropout_key(key))
 
-    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
+    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, KVCache]:
         """The logits of the first token, f32[batch vocab], and the KV cache.
 
         The cache has room for so many tokens.
@@ -98,11 +98,11 @@ class Seq2Seq(Runnable):
         past = KeysValues(*(wf.zeros(dims, like=keys, dtype=keys.dtype) for _ in range(2)))
         segments = _segments(self.config, prompt)
         segments = None if segments is None else segments.rename(length="memory_length")
-        cache = Cache(past, wf.full([], 0, dtype="int32"), None, encoded, segments)
+        cache = KVCache(past, wf.full([], 0, dtype="int32"), None, encoded, segments)
         batch = prompt["inputs"].dim("batch")
         return self.step(wf.full([batch], self.config.start, like=keys, dtype="int32"), cache)
 
-    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """The logits of the token after `tokens` [batch], and the KV cache with those."""
         x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
         return predict(self, x), cache

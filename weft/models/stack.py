@@ -17,7 +17,7 @@ from ..dims import UNSHOWN, Dim
 from ..nn import weights
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor, is_tensor
-from .cache import Cache, KeysValues
+from .cache import KeysValues, KVCache
 from .config import TransformerConfig
 
 REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
@@ -84,7 +84,7 @@ class Stack(eqx.Module):
 
         return self._run(one, None)[2]
 
-    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """One token, [batch d_model], through all blocks; and the KV cache with it."""
         mask, memory_mask = cache.mask(self.config.window), cache.memory_mask
         bias = self._bias(x, mask)

@@ -18,10 +18,10 @@ import equinox as eqx
 from .. import nn
 from .. import ops as wf
 from ..errors import DimError, TensorError, public
-from ..nn.given import check_divisor
+from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor
-from .cache import Cache, KeysValues
+from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
@@ -309,7 +309,7 @@ class TransformerLM(Runnable):
         """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
         return self.run(_loss_and_metrics, _inputs_and_targets(batch, self.config), check_dropout_key(key))
 
-    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, Cache]:
+    def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, KVCache]:
         """The logits of the token after the prompt, f32[batch vocab], and the KV cache.
 
         `inputs` of the prompt all end at the same place; `first` is where each begins, if not at 0. The cache has room
@@ -324,10 +324,10 @@ class TransformerLM(Runnable):
         mask = _mask(self.config, batch)
         x, past = self.decoder.prefill(embed(self, tokens, mask), mask=mask)
         last = tokens.size("length")
-        cache = Cache(past.padded(room), wf.full([], last, dtype="int32"), first)
+        cache = KVCache(past.padded(room), wf.full([], last, dtype="int32"), first)
         return predict(self, x["stream", last - 1]), cache
 
-    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """The logits of the token after `tokens` [batch], and the KV cache with those."""
         x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
         return predict(self, x), cache

@@ -19,8 +19,8 @@ from ..dims import Dim, Shape
 from ..errors import TensorError, public
 from ..lower.recorded import fused_attention
 from ..tensor import Tensor
-from .given import check_dim, check_dims, number
-from .position import Stretch, rope
+from .arguments import check_dim, check_dims, check_number
+from .position import RopeScaling, rope
 from .weights import apply_dropout, cast_weight, full, normal
 
 UNSEEN = -1e9
@@ -120,7 +120,7 @@ class Attention(eqx.Module):
     softcap: float | None = eqx.field(static=True)
     rotary: float | None = eqx.field(static=True)
     """The base of RoPE, if there is any."""
-    stretch: Stretch | None = eqx.field(static=True)
+    stretch: RopeScaling | None = eqx.field(static=True)
     fused: bool = eqx.field(static=True)
 
     @public
@@ -135,7 +135,7 @@ class Attention(eqx.Module):
         scale: float | None = None,
         softcap: float | None = None,
         rotary: float | None = None,
-        stretch: Stretch | None = None,
+        stretch: RopeScaling | None = None,
         talking: bool = False,
         fused: bool = True,
         key: Any = None,
@@ -146,7 +146,7 @@ class Attention(eqx.Module):
         if not isinstance(bias, Sequence) or any(name not in ("q", "k", "v", "o") for name in bias):
             raise TensorError(f"`bias` is {bias!r}", fix="name those of q, k, v and o that have one, e.g. `bias='qkv'`")
         if softcap is not None:
-            number(softcap, "softcap", least=0, below=math.inf, example=30.0, may_be_least=False)
+            check_number(softcap, "softcap", least=0, below=math.inf, example=30.0, may_be_least=False)
         count = math.prod(dim.count for dim in queries)
         by_width = d_model.count**-0.5
         self.scale = d_kv.count**-0.5 if scale is None else scale

@@ -12,7 +12,7 @@ from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
-from .given import check_choice, check_dim, check_dims
+from .arguments import check_choice, check_dim, check_dims
 from .weights import apply_dropout, cast_weight, full, normal
 
 ACTIVATIONS = {

@@ -11,7 +11,7 @@ import jax
 
 from ..errors import TensorError, closest, public
 from ..tensor import Tensor, is_tensor, with_kind
-from .weights import written
+from .weights import path_text
 
 
 @public
@@ -40,18 +40,18 @@ def unfreeze(model: Any, *patterns: str) -> Any:
 @public
 def paths(model: Any) -> list[str]:
     """The paths of all parameters."""
-    return list(by_path(model))
+    return list(tensors_by_path(model))
 
 
-def by_path(model: Any) -> dict[str, Tensor]:
+def tensors_by_path(model: Any) -> dict[str, Tensor]:
     """All tensors of a model by their paths."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_tensor)
-    return {written(path): leaf for path, leaf in leaves if is_tensor(leaf)}
+    return {path_text(path): leaf for path, leaf in leaves if is_tensor(leaf)}
 
 
 def map_paths(fn: Callable[[str, Any], Any], model: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
     """The model with `fn(path, leaf)` in place of every leaf; tensors are leaves."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(written(path), leaf), model, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(path_text(path), leaf), model, is_leaf=is_leaf)
 
 
 def match_paths(patterns: Any, model: Any) -> set[str]:

@@ -9,7 +9,7 @@ from .. import ops as wf
 from ..dims import Dim, Shape, new_dims
 from ..errors import DimError, public
 from ..tensor import Tensor, is_tensor
-from .given import check_dim, check_dims
+from .arguments import check_dim, check_dims
 from .weights import cast_weight, full, normal
 
 

@@ -13,9 +13,9 @@ import jax
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
 from ..tensor import Tensor, is_tensor, parameter
+from .arguments import check_count
 from .freezing import freeze, map_paths, match_paths, unfreeze
-from .given import whole
-from .weights import LoraWeight, Weight, cast_weight, checked_key, init, key_for
+from .weights import LoraWeight, Weight, cast_weight, check_key, init, key_for
 
 WHERE = ("*.attention.q", "*.attention.v")
 
@@ -27,8 +27,8 @@ def add(model: Any, *, rank: int, key: Any, where: str | Sequence[str] = WHERE, 
     Only the adapters are trained. At first they change nothing. Their product counts `alpha / rank` times; `alpha` is
     twice the rank unless given.
     """
-    checked_key(key)
-    rank = whole(rank, "rank")
+    check_key(key)
+    rank = check_count(rank, "rank")
     if _has_adapters(model):
         raise TensorError("the model has adapters already", fix="fold them in first: `lora.merge(model)`")
     chosen, scale = match_paths(where, model), (2.0 if alpha is None else alpha / rank)

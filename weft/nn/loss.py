@@ -17,7 +17,7 @@ from ..errors import DimError, TensorError, public
 from ..lower.meet import need_tensor
 from ..ops.index import need_integers
 from ..tensor import Tensor, has_values
-from .given import check_divisor, number
+from .arguments import check_divisor, check_number
 
 
 @public
@@ -39,8 +39,8 @@ def cross_entropy(
     """
     logits, targets = need_tensor(logits, "cross_entropy"), need_integers(targets, "cross_entropy")
     vocab = logits.dim(over)
-    number(smoothing, "smoothing", least=0, below=1, example=0.1)
-    number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
+    check_number(smoothing, "smoothing", least=0, below=1, example=0.1)
+    check_number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
     _check_labels(targets, vocab, ignore_index, check_labels)
     is_target = wf.one_hot(targets, vocab, dtype=bool)
     target = wf.sum(wf.where(is_target, logits, 0.0, names="subset"), over=over)

@@ -20,9 +20,9 @@ from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
+from .arguments import check_choice, check_dim, check_dims, check_number
 from .feed_forward import ACTIVATIONS
-from .given import check_choice, check_dim, check_dims, number
-from .weights import apply_dropout, cast_weight, checked_key, fold_key, normal
+from .weights import apply_dropout, cast_weight, check_key, fold_key, normal
 
 GATINGS = ("switch", "top2", "choice")
 
@@ -58,9 +58,9 @@ class MixtureOfExperts(eqx.Module):
         d_model, d_ff, experts = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff"), check_dim(experts, "experts")
         self.gating = check_choice(gating, GATINGS, "gating")
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
-        self.capacity = number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
-        self.jitter = number(jitter, "jitter", least=0, below=1, example=0.01)
-        self.dropout = number(dropout, "dropout", least=0, below=1, example=0.1)
+        self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
+        self.jitter = check_number(jitter, "jitter", least=0, below=1, example=0.01)
+        self.dropout = check_number(dropout, "dropout", least=0, below=1, example=0.1)
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -76,7 +76,7 @@ class MixtureOfExperts(eqx.Module):
         The report has the router's losses, how many places were taken, and how many tokens found none (`dropped`).
         Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence.
         """
-        key = None if key is None else checked_key(key)
+        key = None if key is None else check_key(key)
         send, combine, report = self.route(h, key, drops=drops)
         router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
@@ -105,7 +105,7 @@ class MixtureOfExperts(eqx.Module):
     def slots(self, length: int, drops: bool) -> Dim:
         """The places an expert has for tokens of one sequence."""
         experts = self.gate.dims[-1].count
-        return Dim("slots", slots_for(length, experts, self.gating, self.capacity) if drops else length)
+        return Dim("slots", expert_capacity(length, experts, self.gating, self.capacity) if drops else length)
 
     def route(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Which token goes to which slot of which expert; its share on return; a report."""
@@ -135,7 +135,7 @@ def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
 _CHOICES = {"switch": 1, "top2": 2, "choice": 1}
 
 
-def slots_for(length: int, experts: int, gating: str, capacity: float) -> int:
+def expert_capacity(length: int, experts: int, gating: str, capacity: float) -> int:
     """The capacity of an expert: how many tokens of a sequence it has room for.
 
     >>> slots_for(16, 8, "switch", 1.25)

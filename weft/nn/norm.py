@@ -12,7 +12,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape, new_dims, resolve
 from ..errors import DimError, public
 from ..tensor import Tensor
-from .given import check_dim, check_divisor
+from .arguments import check_dim, check_divisor
 from .weights import full, mark_frozen
 
 EPSILON = 1e-6

@@ -10,7 +10,7 @@ from ..dims import UNSHOWN, Dim, new_dims
 from ..errors import DimError, closest, public
 from ..lower.meet import need_tensor
 from ..tensor import Tensor
-from .given import check_dim, number
+from .arguments import check_dim, check_number
 from .weights import normal
 
 LONGEST_WAVE = 10_000  # of the sinusoids, over 2 pi
@@ -29,7 +29,7 @@ def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
     return wf.sin(angle)
 
 
-class Stretch(NamedTuple):
+class RopeScaling(NamedTuple):
     """Llama 3's scaling of RoPE, for sequences longer than those of `length` before.
 
     Long waves are made slower by `factor`. A wave that turns more than `high` times within `length` stays as it is, one
@@ -49,7 +49,7 @@ class Stretch(NamedTuple):
 
 @public
 def rope(
-    x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: Stretch | None = None
+    x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: RopeScaling | None = None
 ) -> Tensor:
     """Rotary position embedding (RoPE): pairs of channels turned by position.
 
@@ -59,7 +59,7 @@ def rope(
     size = x.size(over)
     if size % 2:
         raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
-    number(base, "base", least=0, below=math.inf, example=10_000.0, may_be_least=False)
+    check_number(base, "base", least=0, below=math.inf, example=10_000.0, may_be_least=False)
     two, half = Dim(f"{UNSHOWN}pair", 2), Dim(f"{UNSHOWN}half", size // 2)
     first, second = wf.unstack(wf.split(wf.cast(x, "float32"), **{over: [two, half]}), over=two)
     rate = wf.exp(wf.arange(half, like=first, dtype="float32") * (-math.log(base) / half.size))
@@ -92,7 +92,7 @@ class RelativeBias(eqx.Module):
                 f"`buckets` has size {buckets.size}, too few for near and far",
                 fix=f"give {2 if is_causal else 4}, or more",
             )
-        number(farthest, "farthest", least=exact, below=math.inf, example=8 * exact, may_be_least=False)
+        check_number(farthest, "farthest", least=exact, below=math.inf, example=8 * exact, may_be_least=False)
         self.table = normal([buckets, *new_dims(heads, what="heads")], stddev=0.1, key=key, name="table")
 
     @public

@@ -77,7 +77,7 @@ def full(dims: Sequence[Dim], value: float, *, key: Any = None, name: str = "", 
 
 
 def _first(weight: Weight, key: Any, name: str) -> Any:
-    return weight if key is None else init_whole(weight, key_for(checked_key(key), name))
+    return weight if key is None else init_whole(weight, key_for(check_key(key), name))
 
 
 def stack(module: Any, along: Dim) -> Any:
@@ -103,7 +103,7 @@ def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: A
     On a mesh each processor makes only its own slices of them; the values do not depend on the layout. `dims` are those
     that rules of the layout may name, if not only those of the weights.
     """
-    checked_key(key)
+    check_key(key)
     if (mesh is None) != (layout is None):
         raise RegionError("init got only one of mesh and layout", fix="give both, or neither")
     if mesh is None:
@@ -127,7 +127,7 @@ def shapes(module: Any) -> Any:
     return map_weights(shape, module)
 
 
-def checked_key(key: Any) -> Any:
+def check_key(key: Any) -> Any:
     """The key, if it is one."""
     if not is_key(key) or key.shape != ():
         raise TensorError(f"the key is {key!r:.60}", fix="make one by `jax.random.key(seed)`")
@@ -140,12 +140,12 @@ def _init_each(make: Callable[[Weight, Any], Tensor], module: Any, key: Any) -> 
     def at(path: Sequence[Any], weight: Any) -> Any:
         if not isinstance(weight, Weight):
             return weight
-        return make(weight, key_for(key, written(path)))
+        return make(weight, key_for(key, path_text(path)))
 
     return jax.tree_util.tree_map_with_path(at, module)
 
 
-def written(path: Sequence[Any]) -> str:
+def path_text(path: Sequence[Any]) -> str:
     """A path in a tree as text: `decoder.layers.attention.q`."""
     return ".".join(str(getattr(step, "name", getattr(step, "idx", getattr(step, "key", "")))) for step in path)
 

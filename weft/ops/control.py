@@ -64,7 +64,7 @@ def scan(
             )
         return result
 
-    loop = _Loop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
+    loop = _TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
     last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
     outputs = [_stack(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
@@ -128,7 +128,7 @@ def _stack(slot: Slot, array: Any, dim: Dim) -> Any:
     return settle(array, dims, have, region, kind=kind)
 
 
-class _Loop:
+class _TracedLoop:
     """A loop's body, traced on a carry of the type that it gives back."""
 
     def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
@@ -237,7 +237,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     return put_together(last, loop.slots, loop.structure)
 
 
-class _While(_Loop):
+class _While(_TracedLoop):
     """The body and the condition of a while loop, traced on a carry of a fixed type.
 
     The type is that which the body gives back.

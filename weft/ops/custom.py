@@ -59,7 +59,7 @@ class custom_vjp:
             _check_closure(fn)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
         region = common_region([leaf for leaf in leaves if is_tensor(leaf)]) or open_region()
-        call = _Call(self, _in_region(args, region), region)
+        call = _CustomCall(self, _in_region(args, region), region)
         return call.result()
 
     def _bind(self, args: Any, kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def _check_closure(fn: Any) -> None:
                 )
 
 
-class _Call:
+class _CustomCall:
     """One call: its arguments, their arrays, and what its results' arrays stand for."""
 
     def __init__(self, owner: custom_vjp, args: Any, region: Region | None):

@@ -23,7 +23,7 @@ from ..lower.move import settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import recorded
 from ..lower.unchecked import call_unchecked
-from ..primitives import Kind, kind_of
+from ..primitives import Role, kind_of
 from ..record import SUMS
 from ..tensor import Tensor, is_tensor
 
@@ -110,7 +110,7 @@ def _is_accepted(fn: Callable[..., Any], slices: Sequence[Any]) -> bool:
     """Whether JAX takes `fn` inside a region, and the gradients it defines by hand."""
     try:
         jaxpr = jax.make_jaxpr(fn)(*slices).jaxpr
-        if any(kind_of(visit.eqn) is Kind.CUSTOM_GRADIENT for visit in visits(jaxpr)):
+        if any(kind_of(visit.eqn) is Role.CUSTOM_GRADIENT for visit in visits(jaxpr)):
             jax.make_jaxpr(functools.partial(_gradients, fn))(*slices)
     except WeftError:
         raise

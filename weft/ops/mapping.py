@@ -16,7 +16,7 @@ from jax import lax
 from ..checks import need_function
 from ..dims import Dim, DimLike, Shape, list_dims, only, union
 from ..errors import DimError, public
-from ..layout import Axes, Region, open_region, opened
+from ..layout import Axes, Region, open_region, tracing_in
 from ..lower.collectives import from_first, varying
 from ..lower.meet import common_region, with_layout
 from ..lower.move import common, relocate, settle
@@ -66,7 +66,7 @@ def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
         form: list[Any] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            with opened(inner or open_region()), _mapping():
+            with tracing_in(inner or open_region()), _mapping():
                 results_inside = map_tensors(
                     lambda x: with_layout(x, inner or x.region), fn(*put_together(arrays, slots, structure))
                 )

@@ -15,7 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 from ..checks import need_function
 from ..dims import Dim, DimLike, Shape, only, resolve, same_size
 from ..errors import TensorError
-from ..layout import Axes, Region, open_region, opened
+from ..layout import Axes, Region, open_region, tracing_in
 from ..lower.collectives import all_gather, as_varying, index, varying
 from ..lower.meet import common_region, need_tensor, with_layout
 from ..lower.move import align, result, settle
@@ -104,7 +104,7 @@ class _Join:
     def _flat(self) -> Callable[..., Any]:
         # A new function each time: JAX keeps what it has traced.
         def flat(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-            with opened(self.inner or open_region()):
+            with tracing_in(self.inner or open_region()):
                 return self._join(left, right)
 
         return flat

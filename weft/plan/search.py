@@ -43,7 +43,7 @@ SLACK = 0.97
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """How far a search is."""
 
     stage: str
@@ -64,7 +64,7 @@ def search(
     most_axes: int = MOST_AXES,
     keep: int = KEPT,
     workers: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
     **kwargs: Any,
 ) -> Ranking:
     """The best layouts on a mesh, or on every mesh of so many processors, ranked.
@@ -117,7 +117,7 @@ class _LayoutSearch:
         hardware: Hardware,
         capacity: int,
         dims: Sequence[str] | None,
-        report: Callable[[Progress], None],
+        report: Callable[[SearchProgress], None],
     ):
         self.trace_on, self.hardware, self.capacity, self.report = trace_on, hardware, capacity, report
         program = trace_on(Mesh({AXES[0]: 1}), Layout(""))
@@ -169,7 +169,7 @@ class _LayoutSearch:
                 self._refusal = f"{trial.layout}: {facts.reason}"
             else:
                 alone[trial.number] = (trial.mesh.size, facts)
-            self.report(Progress("rules of one axis", len(alone), len(trials)))
+            self.report(SearchProgress("rules of one axis", len(alone), len(trials)))
         return alone
 
     def _rank(self, pool: Workers, composer: Composer, candidates: Candidates, keep: int) -> Ranking:
@@ -178,7 +178,7 @@ class _LayoutSearch:
         try:
             for trial, result in pool.results(tracing.trials()):
                 tracing.add(trial, result if isinstance(result, _Refusal) else self._ranked(trial, result))
-                self.report(Progress("layouts", tracing.count, tracing.count + tracing.left, tracing.best))
+                self.report(SearchProgress("layouts", tracing.count, tracing.count + tracing.left, tracing.best))
         except KeyboardInterrupt:
             is_complete = False
             if tracing.best is None:

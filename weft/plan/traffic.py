@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..primitives import LOOPS, Kind, shape_of_product
+from ..primitives import LOOPS, Role, shape_of_product
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
@@ -29,10 +29,19 @@ from .hardware import Hardware
 from .values import Array, Node, Routine, routines_of
 
 _ALONE = LOOPS | {
-    Kind.GATHER, Kind.SCATTER, Kind.WRITE, Kind.RANDOM, Kind.KERNEL, Kind.CALLBACK, Kind.PRODUCT, Kind.ATTENTION,
-    Kind.COLLECTIVE,
+    Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
+    Role.COLLECTIVE,
 }  # fmt: skip
-_MOVED = frozenset({Kind.GATHER, Kind.SCATTER, Kind.WRITE, Kind.RANDOM, Kind.KERNEL, Kind.CALLBACK})
+_MOVED = frozenset(
+    {
+        Role.GATHER,
+        Role.SCATTER,
+        Role.WRITE,
+        Role.RANDOM,
+        Role.KERNEL,
+        Role.CALLBACK,
+    }
+)
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
 _HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
@@ -99,7 +108,7 @@ class _Fusion:
         for node in body.nodes:
             node.is_joined = self._is_joined(node)
             node.stage = max((_ready(value) for value in node.ins), default=0)
-            if not node.is_joined or node.kind in (Kind.SLICE, Kind.SPLIT):
+            if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
                 continue
@@ -117,7 +126,7 @@ class _Fusion:
 
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""
-        if node.kind is not Kind.REDUCTION:
+        if node.kind is not Role.REDUCTION:
             return False
         shape, axes = node.step.operands[0].aval.shape, node.step.eqn.params["axes"]
         is_last = sorted(axes) == list(range(len(shape) - len(axes), len(shape)))
@@ -131,11 +140,11 @@ class _Fusion:
                 yield from self._implied(node)
             if node.step.op in self.groups:
                 continue
-            if node.kind is Kind.COLLECTIVE:
+            if node.kind is Role.COLLECTIVE:
                 yield from self._sent(node, carried)
-            elif node.kind is Kind.PRODUCT:
+            elif node.kind is Role.PRODUCT:
                 yield product(node)
-            elif node.kind is Kind.ATTENTION:
+            elif node.kind is Role.ATTENTION:
                 yield _fused_attention(node)
             elif node.kind in _MOVED:
                 yield _moved(node)
@@ -168,7 +177,7 @@ class _Fusion:
         found: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
         for node in body.nodes:
-            if node.step.op in self.groups and node.kind is Kind.PRODUCT:
+            if node.step.op in self.groups and node.kind is Role.PRODUCT:
                 group = self.groups[node.step.op]
                 found[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
         for (group, phase, _), nodes in found.items():
@@ -321,11 +330,11 @@ def _fused_attention(node: Node) -> Kernel:
 def _moved(node: Node) -> Kernel:
     """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
     given, made = _bytes(node.ins[1:]), _bytes(node.outs)
-    if node.kind is Kind.GATHER:
+    if node.kind is Role.GATHER:
         moved = 2 * made + given
-    elif node.kind is Kind.WRITE:
+    elif node.kind is Role.WRITE:
         moved = 2 * node.ins[1].bytes if len(node.ins) > 1 else made
-    elif node.kind is Kind.SCATTER:
+    elif node.kind is Role.SCATTER:
         moved = made + 3 * given
     else:
         moved = _bytes(node.ins) + made

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph import Body, Loop, Step, Value
-from ..primitives import LOOPS, VIEWS, Kind
+from ..primitives import LOOPS, VIEWS, Role
 from ..program.reading import Reading
 from ..program.update import split_of
 
-_FREE = VIEWS | {Kind.TRANSPOSE}
+_FREE = VIEWS | {Role.TRANSPOSE}
 
 
 class Array:
@@ -48,7 +48,7 @@ class Node:
         self.is_joined = self.is_hard = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Role:
         return self.step.row.kind
 
     @property
@@ -76,14 +76,14 @@ class Routine:
 
 def routines_of(reading: Reading) -> list[Routine]:
     """All routines of a program, that of the program itself first."""
-    reader = _Reader(reading)
+    reader = _ValueReader(reading)
     program = reading.graph
     arrays = {value: reader.array(value) for value in program.inputs}
     reader.routines[0].kept += reader.read(program, arrays, reader.routines[0])
     return reader.routines
 
 
-class _Reader:
+class _ValueReader:
     def __init__(self, reading: Reading):
         self.routines, self._mesh = [Routine()], reading.mesh.axes
 

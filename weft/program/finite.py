@@ -19,7 +19,7 @@ from ..errors import short_path
 from ..graph import Body, Loop, Step, Value
 from ..layout import Layout
 from ..mesh import Mesh
-from ..primitives import Kind
+from ..primitives import Role
 from ..record import Entry, Placed
 from ..spmd import bind
 from ..spmd.partition import partition
@@ -28,7 +28,7 @@ from .reading import Reading
 from .trace import trace
 
 FINITE, INFINITE, NAN = range(3)
-_PARTS = MOVES | {Kind.CAST, Kind.SLICE, Kind.SPLIT}
+_PARTS = MOVES | {Role.CAST, Role.SLICE, Role.SPLIT}
 """What gives the values it is given, or some of them."""
 
 
@@ -106,7 +106,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
     body = program.reading.graph
     notes = note_steps(body, arrays, lambda path, args, results: _sums(results))
     search = _Search(program.reading)
-    origins = search.body(body, notes, given, _Around())
+    origins = search.body(body, notes, given, _Context())
     results = tuple(i for i, origin in enumerate(origins) if origin is not None)
     spots = [origin for origin in origins if isinstance(origin, _Spot)]
     if not spots:
@@ -126,7 +126,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
 
 
 @dataclass(frozen=True)
-class _Around:
+class _Context:
     """What holds for every step of a body."""
 
     path: Path = ()
@@ -144,7 +144,7 @@ class _Spot:
     result: int
     code: int
     step: Step = field(repr=False)
-    around: _Around = field(repr=False)
+    around: _Context = field(repr=False)
     cause: "_Spot | BadArgument | None"
     """What of what it was given was not finite."""
 
@@ -166,7 +166,7 @@ class _Search:
     def __init__(self, reading: Reading):
         self.reading, self.count = reading, 0
 
-    def body(self, body: Body, notes: Sequence[Any], given: Sequence[_Origin], around: _Around) -> list[_Origin]:
+    def body(self, body: Body, notes: Sequence[Any], given: Sequence[_Origin], around: _Context) -> list[_Origin]:
         """Where results of a body that are not finite come from; None for others."""
         origins: dict[Value, _Origin] = dict(zip(body.inputs, given, strict=True))
 
@@ -181,7 +181,7 @@ class _Search:
             origins |= dict(zip(step.results, results, strict=True))
         return [origin(value) for value in body.results]
 
-    def _results(self, step: Step, note: Any, given: list[_Origin], around: _Around) -> Sequence[_Origin]:
+    def _results(self, step: Step, note: Any, given: list[_Origin], around: _Context) -> Sequence[_Origin]:
         if isinstance(step, Loop) and step.is_scan:
             return self._scan(step, note, given, around)
         if isinstance(step, Loop) and step.is_branch:
@@ -192,7 +192,7 @@ class _Search:
             return given[: len(step.results)]
         return [self._result(step, i, _code(total), given, around) for i, total in enumerate(note or ())]
 
-    def _result(self, step: Step, i: int, code: int, given: list[_Origin], around: _Around) -> _Origin:
+    def _result(self, step: Step, i: int, code: int, given: list[_Origin], around: _Context) -> _Origin:
         """Where one result of a step comes from.
 
         NaN comes of NaN, an infinity of what is not finite; else the step made it.
@@ -208,7 +208,7 @@ class _Search:
         self.count += 1
         return _Spot(self.count, around.path, i, code, step, around, causes[0] if causes else None)
 
-    def _scan(self, loop: Loop, note: Any, given: list[_Origin], around: _Around) -> list[_Origin]:
+    def _scan(self, loop: Loop, note: Any, given: list[_Origin], around: _Context) -> list[_Origin]:
         (body,), (fixed, carried) = loop.bodies, loop.parts
         entry = self.reading.entry(loop.op)
         word = entry.over[0] if entry is not None and entry.is_block and entry.over else "turn"

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..graph import Loop, Step, Tree, steps
-from ..primitives import Kind
+from ..primitives import Role
 from ..record import BRANCHES, Entry, Placed
 from .array_type import placed_type
 from .ledger import Row, rows_of, unknown_rows
@@ -278,7 +278,7 @@ class _Level:
         """
         work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
         if entry.traits.is_product:
-            work = [step for step in work if step.kind is Kind.PRODUCT] or work
+            work = [step for step in work if step.kind is Role.PRODUCT] or work
         made = [_elements(var) for step in work for var in step.eqn.outvars]
         shaped = [_elements(var) for step in group.steps for var in step.eqn.outvars]
         wanted = {

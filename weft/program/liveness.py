@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..graph import Body, Loop, Step, Value
-from ..primitives import VIEWS, Kind
+from ..primitives import VIEWS, Role
 from .update import is_untyped, split_of
 
-_SAME_BYTES = VIEWS | {Kind.BITCAST}
+_SAME_BYTES = VIEWS | {Role.BITCAST}
 
 
 @dataclass(eq=False, slots=True)
@@ -46,18 +46,18 @@ class Task:
     step: Step
     operands: list[Buffer]
     results: list[Buffer] = field(default_factory=list)
-    bodies: list["Schedule"] = field(default_factory=list)
+    bodies: list["TaskOrder"] = field(default_factory=list)
     at: int = 0
     recomputes: bool = False
     """Of a remat: whether there is a product in what is computed again; a gather done again has none."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Role:
         return self.step.row.kind
 
 
 @dataclass(eq=False, slots=True)
-class Schedule:
+class TaskOrder:
     """Tasks in order, what they are given and what they give."""
 
     inputs: list[Buffer]
@@ -69,16 +69,16 @@ Size = Callable[[Sequence[int], int], int]
 """The bytes of an array, by its sizes and the bytes of one element."""
 
 
-def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> Schedule:
+def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> TaskOrder:
     """The schedule of a program on one processor; `size` says how large arrays are."""
-    schedule = _Reader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
+    schedule = _LivenessReader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
     used = {id(buffer) for task in schedule.tasks for buffer in task.operands} | {id(each) for each in schedule.results}
     for buffer in schedule.inputs:
         buffer.bytes *= id(buffer) in used  # jit leaves out what nothing needs
     return schedule
 
 
-class _Reader:
+class _LivenessReader:
     def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value]):
         self.mesh_axes, self.size = mesh_axes, size
         self.known = {tuple(value.aval.shape): split for value in arguments if any(split := split_of(value))}
@@ -96,11 +96,11 @@ class _Reader:
             shape[dim] = -(-shape[dim] // math.prod(self.mesh_axes.get(axis, 1) for axis in axes))
         return self.size(shape, _itemsize(getattr(aval, "dtype", None)))
 
-    def schedule(self, body: Body, *, is_global: bool) -> Schedule:
+    def schedule(self, body: Body, *, is_global: bool) -> TaskOrder:
         buffers = {
             value: Buffer(self.bytes(value, is_global), value.aval, index=i) for i, value in enumerate(body.inputs)
         }
-        schedule = Schedule(list(buffers.values()), [], [])
+        schedule = TaskOrder(list(buffers.values()), [], [])
 
         def buffer(value: Value) -> Buffer:
             if value not in buffers:  # a constant
@@ -133,7 +133,7 @@ class _Reader:
             if remat not in self._remats:
                 self._remats[remat] = Task(remat, [each for each in map(buffer, remat.operands) if each.bytes])
                 work.append(self._remats[remat])
-            if step.kind is Kind.PRODUCT and step.phase == "recompute":
+            if step.kind is Role.PRODUCT and step.phase == "recompute":
                 self._remats[remat].recomputes = True
 
 
@@ -177,15 +177,15 @@ def _itemsize(dtype: Any) -> int:
         return int(getattr(dtype, "itemsize", 8))  # a random key: two words
 
 
-def cast_before_remats(schedule: Schedule) -> None:
+def cast_before_remats(schedule: TaskOrder) -> None:
     """Casts before a remat what is cast after it, as the XLA of TPUs does."""
     for task in schedule.tasks:
         for inner in task.bodies:
             cast_before_remats(inner)
-    for remat in [task for task in schedule.tasks if task.kind is Kind.REMAT]:
+    for remat in [task for task in schedule.tasks if task.kind is Role.REMAT]:
         for i, buffer in enumerate(remat.operands):
             uses = [task for task in schedule.tasks if buffer in task.operands and task is not remat]
-            is_cast = uses and all(task.kind is Kind.CAST for task in uses) and buffer.maker is not None
+            is_cast = uses and all(task.kind is Role.CAST for task in uses) and buffer.maker is not None
             if not is_cast or uses[0].results[0].bytes >= buffer.bytes or buffer in schedule.results:
                 continue
             remat.operands[i] = uses[0].results[0]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..graph import Loop
-from ..primitives import FUSED, Kind
-from .liveness import Buffer, Schedule, Task
+from ..primitives import FUSED, Role
+from .liveness import Buffer, Task, TaskOrder
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ RULES = {
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
-_FOLDS = FUSED | {Kind.REDUCTION}
-_IN_PLACE = _FOLDS | {Kind.WRITE, Kind.SCATTER}
-_OF_RANDOM_BITS = frozenset({Kind.MATH, Kind.ADD, Kind.CAST})
+_FOLDS = FUSED | {Role.REDUCTION}
+_IN_PLACE = _FOLDS | {Role.WRITE, Role.SCATTER}
+_OF_RANDOM_BITS = frozenset({Role.MATH, Role.ADD, Role.CAST})
 """What makes numbers of random bits."""
-_MOVES = frozenset({Kind.TRANSPOSE, Kind.CAST})
+_MOVES = frozenset({Role.TRANSPOSE, Role.CAST})
 
 
 def _is_filled(value: Buffer) -> bool:
     """Whether a value is one number all over, written in the program."""
     maker = value.maker
-    return maker is not None and maker.kind is Kind.BROADCAST and all(one.is_written for one in maker.operands)
+    return maker is not None and maker.kind is Role.BROADCAST and all(one.is_written for one in maker.operands)
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class Course:
 
     def __init__(
         self,
-        body: Schedule,
+        body: TaskOrder,
         rules: Rules,
         owned: Sequence[Buffer],
         streamed: Sequence[Buffer] = (),
@@ -99,7 +99,7 @@ class Course:
 
     def _put_off_gradients(self) -> None:
         """Moves products whose results are sent or added up last behind the last loop."""
-        last = max((at for at, task in enumerate(self.body.tasks) if task.kind is Kind.SCAN), default=0)
+        last = max((at for at, task in enumerate(self.body.tasks) if task.kind is Role.SCAN), default=0)
         products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
         late = {id(task) for task in products}
         for task in self.body.tasks[: last + 1] if late else ():
@@ -121,17 +121,17 @@ class Course:
                 maker = task.operands[0].maker
                 while maker is not None and maker.kind in _MOVES:
                     maker = maker.operands[0].maker
-                if maker is not None and maker.kind is Kind.PRODUCT:
+                if maker is not None and maker.kind is Role.PRODUCT:
                     yield maker
 
     def _added_up(self, last: int) -> Iterator[Task]:
         """The products before a place that a sum after it adds up: of a tied weight."""
         for task in self.body.tasks[last + 1 :]:
-            for value in task.operands if task.kind in (Kind.ADD, Kind.ADD_GRADIENTS) else ():
+            for value in task.operands if task.kind in (Role.ADD, Role.ADD_GRADIENTS) else ():
                 maker = value.maker
                 while maker is not None and (maker.kind in _MOVES or maker.step.collective == "reduce_scatter"):
                     maker = maker.operands[0].maker
-                if maker is not None and maker.kind is Kind.PRODUCT:
+                if maker is not None and maker.kind is Role.PRODUCT:
                     yield maker
 
     def _link(self) -> None:
@@ -143,11 +143,11 @@ class Course:
                 value.uses.append(task)
             made += task.results
         self._made = made
-        self._loops = [task.at for task in self.body.tasks if task.kind is Kind.SCAN]
-        self._has_collectives = self.around is None and any(task.kind is Kind.COLLECTIVE for task in self.body.tasks)
+        self._loops = [task.at for task in self.body.tasks if task.kind is Role.SCAN]
+        self._has_collectives = self.around is None and any(task.kind is Role.COLLECTIVE for task in self.body.tasks)
         self._drawn: set[int] = set()
         for task in self.body.tasks:
-            if task.kind is Kind.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
+            if task.kind is Role.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
                 self._drawn.add(id(task))
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
@@ -165,7 +165,7 @@ class Course:
             return True
         others = [use for use in value.uses if use.kind not in _FOLDS]
         if others:
-            is_folded = all(use.kind is Kind.PRODUCT for use in others) and len(others) <= self.rules.into_products
+            is_folded = all(use.kind is Role.PRODUCT for use in others) and len(others) <= self.rules.into_products
             return value.maker is None or not is_folded
         return (
             self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
@@ -173,7 +173,7 @@ class Course:
 
     def _is_random(self, task: Task) -> bool:
         """Whether a task tells random bits apart: they are not drawn again for each use."""
-        return task.kind is Kind.COMPARE and self._is_of_random_bits(task)
+        return task.kind is Role.COMPARE and self._is_of_random_bits(task)
 
     def _is_of_random_bits(self, task: Task) -> bool:
         return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
@@ -213,7 +213,7 @@ class Course:
             return at
         if self._is_piled(value) and at > self._loops[0]:
             return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
-        if _is_filled(value) and any(use.kind is Kind.SCATTER for use in value.uses):
+        if _is_filled(value) and any(use.kind is Role.SCATTER for use in value.uses):
             return max((loop for loop in self._loops if loop < at), default=at)
         return at
 
@@ -294,7 +294,7 @@ class Course:
         self._inner[task.at] = largest
         return largest.peak, largest.points
 
-    def _course(self, task: Task, body: Schedule) -> "Course":
+    def _course(self, task: Task, body: TaskOrder) -> "Course":
         if isinstance(task.step, Loop) and task.step.is_scan:
             fixed, carried = task.step.parts
             streamed = [*body.inputs[fixed + carried :], *body.results[carried:]]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..graph import Body, Loop, Step, Value
-from ..primitives import VIEWS, Kind
+from ..primitives import VIEWS, Role
 
 Path = tuple[int, ...]
 """Where a step stands: its place in the body, after that of the step whose body it is."""
@@ -21,7 +21,7 @@ Path = tuple[int, ...]
 Note = Callable[[Path, Sequence[Any], Sequence[Any]], Any]
 """What is noted of a step, given where it stands, its operands and its results."""
 
-MOVES = VIEWS | {Kind.BROADCAST, Kind.TRANSPOSE}
+MOVES = VIEWS | {Role.BROADCAST, Role.TRANSPOSE}
 """What gives the values it is given; of it nothing is noted."""
 
 
@@ -72,9 +72,9 @@ def _step(step: Step, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequ
         return _branched(step, args, note, path)
     if isinstance(step, Loop):
         results = _looped(step, args)
-    elif step.kind in (Kind.COLLECTIVE, Kind.VARY):  # alone, a processor gets what it gives
+    elif step.kind in (Role.COLLECTIVE, Role.VARY):  # alone, a processor gets what it gives
         results = [x.reshape(value.aval.shape) for x, value in zip(args, step.results, strict=True)]
-    elif step.kind is Kind.AXIS_INDEX:
+    elif step.kind is Role.AXIS_INDEX:
         results = [jnp.zeros((), "int32")]
     else:
         bound = step.eqn.primitive.bind(*args, **step.eqn.params)

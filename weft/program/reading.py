@@ -10,7 +10,7 @@ from typing import Any
 
 from ..graph import Body, Step, graph, steps
 from ..mesh import Mesh
-from ..record import Argument, Entry, Placed, Record
+from ..record import ArgumentName, Entry, Placed, Record
 from ..spmd import Traced
 from .source import NOWHERE, Site, Sources
 
@@ -85,8 +85,8 @@ class Reading:
         return self.name(self.entries[maker]) or (made.text if made.called == self.entries[maker].op else "")
 
     @functools.cached_property
-    def _origins(self) -> dict[tuple[int, int], Argument]:
-        origins: dict[tuple[int, int], Argument] = {}
+    def _origins(self) -> dict[tuple[int, int], ArgumentName]:
+        origins: dict[tuple[int, int], ArgumentName] = {}
         for step in self.steps():
             if step.op is not None and step.operand is not None and step.origin and step.phase == "forward":
                 origins.setdefault((step.op, step.operand), step.origin)

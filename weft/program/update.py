@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from ..primitives import ELEMENTWISE, Kind, row_of
+from ..primitives import ELEMENTWISE, Role, row_of
 
 Axes = tuple[str, ...]
 Split = tuple[Axes, ...]  # for each dim of a global array the mesh axes it is split over
@@ -32,9 +32,9 @@ class Implied:
 
 
 # Work on each slice by itself; a whole value is sliced where it meets one that is split.
-_LOCAL = ELEMENTWISE | {Kind.VIEW, Kind.BITCAST, Kind.TRANSPOSE, Kind.BROADCAST}
+_LOCAL = ELEMENTWISE | {Role.VIEW, Role.BITCAST, Role.TRANSPOSE, Role.BROADCAST}
 # So is this, where the dims that are split stay as they are.
-_LOCAL_ALONG_WHOLE_DIMS = frozenset({Kind.RESHAPE, Kind.SLICE, Kind.CONCATENATE})
+_LOCAL_ALONG_WHOLE_DIMS = frozenset({Role.RESHAPE, Role.SLICE, Role.CONCATENATE})
 
 
 def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
@@ -49,7 +49,7 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
         return []
     if row.does:
         return _reduced(eqn, row.does, mesh_axes)
-    if row.kind is Kind.RESHARD:
+    if row.kind is Role.RESHARD:
         return _moved(eqn, mesh_axes)
     if row.kind in _LOCAL_ALONG_WHOLE_DIMS and all(_split_dims(var) == _split_dims(eqn.outvars[0]) for var in split):
         return []

@@ -18,7 +18,7 @@ from ..dims import Shape
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed_error
-from ..record import Argument
+from ..record import ArgumentName
 from ..tensor import Kind, check_not_donated, is_tensor, make, need_room, with_marks
 from .bound import Input, path_words, says_enough
 from .partition import need_hash
@@ -93,7 +93,7 @@ class Call:
         args, kwargs = jax.tree.unflatten(self.structure, leaves)
         return [_unwrap(arg) for arg in args], {name: _unwrap(arg) for name, arg in kwargs.items()}
 
-    def names(self, fn: Callable[..., Any]) -> list[Argument]:
+    def names(self, fn: Callable[..., Any]) -> list[ArgumentName]:
         """What the arrays among the arguments of `fn` are called."""
         numbered = jax.tree.unflatten(self.structure, range(len(self.slots)))
         paths = jax.tree_util.tree_flatten_with_path(numbered)[0]
@@ -207,7 +207,7 @@ def _parameter_names(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
+def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> ArgumentName:
     """What an array is called.
 
     `layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree.
@@ -219,8 +219,8 @@ def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> Argument:
         argument = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
     words, text = path_words(rest)
     if says_enough(words):
-        return Argument(text[1:], is_leaf=True)
-    return Argument(argument + text, is_leaf=not all(word.isdigit() for word in words))
+        return ArgumentName(text[1:], is_leaf=True)
+    return ArgumentName(argument + text, is_leaf=not all(word.isdigit() for word in words))
 
 
 def _cannot_enter(args: Any, kwargs: Any, i: int, state: str) -> TensorError:

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import RegionError, TensorError, fold_frames
-from ..layout import Layout, Region, open_region, opened
+from ..layout import Layout, Region, open_region, tracing_in
 from ..lower.move import relocate, result
 from ..mesh import Mesh
 from ..tensor import Kind, check_tensor, is_tensor, placement
@@ -155,7 +155,7 @@ class SpmdFunction(Bound):
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = call.local(arrays, region)
-            with opened(region):
+            with tracing_in(region):
                 leaving = Leaving(_call(self.fn, args, kwargs), region, (getattr(self.fn, "__code__", None), -1))
             region.check_all_rules_matched()
             out_specs[:] = leaving.specs  # shard_map reads the specs after it has called the body
@@ -180,7 +180,7 @@ class SpmdFunction(Bound):
         inner = Region(self.mesh, self.layout)
         inner.record = outer.record
         args, kwargs = _move((args, kwargs), inner)
-        with opened(inner):
+        with tracing_in(inner):
             results = self.fn(*args, **kwargs)
         inner.check_all_rules_matched()
         return _move(results, outer)

@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 from ..compat import frames_of, is_function_of_jax, varying
 from ..errors import TensorError, short_path
 from ..graph import Visit, visits
-from ..primitives import Kind, given_name, is_elementwise, kind_of, row_of
+from ..primitives import Role, given_name, is_elementwise, kind_of, row_of
 from ..record import is_source, is_within_op
 from ..tensor import SLICE
 
@@ -28,7 +28,7 @@ def check_slices(closed: Any, state: str) -> None:
     `state` is what the error says of the region.
     """
     for visit in visits(closed.jaxpr):
-        if kind_of(visit.eqn) is Kind.REGION:
+        if kind_of(visit.eqn) is Role.REGION:
             (region,), visit.bodies = visit.bodies, []
             check = _Check()
             check.read(region)
@@ -57,7 +57,7 @@ class _Check:
                 self.asked.update(visit.eqn.outvars)
                 visit.bodies = []
             elif not visit.bodies and (work := self._work_on_slices(visit.eqn)) and (line := _foreign_line(visit)):
-                self.sends = self.sends or kind_of(visit.eqn) is Kind.COLLECTIVE
+                self.sends = self.sends or kind_of(visit.eqn) is Role.COLLECTIVE
                 self.offence = self.offence or (work, line)
 
     def _is_asked(self, eqn: Any) -> bool:
@@ -67,12 +67,12 @@ class _Check:
         """What an equation does otherwise on slices than on the whole, if anything."""
         row = row_of(eqn)
         arrays = [x for x in eqn.invars if not isinstance(x, Literal) and x.aval.shape]
-        if row.kind is Kind.COLLECTIVE:
+        if row.kind is Role.COLLECTIVE:
             return "sends"
-        if row.kind is Kind.VARY:
+        if row.kind is Role.VARY:
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
-        elif not is_elementwise(eqn) and row.kind is not Kind.KEY:
+        elif not is_elementwise(eqn) and row.kind is not Role.KEY:
             if any(varying(x.aval) for x in arrays):
                 return f"looks along one processor's slice (`{row.name}`)"
             return ""

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.whole import write_atomic
+from ..data.atomic import write_atomic
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
 from ..small_files import Reader, summed
 from ..spmd.together import broadcast_int

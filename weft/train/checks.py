@@ -13,7 +13,7 @@ from ..dims import Shape
 from ..errors import LayoutError, WeftError, closest
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
-from ..nn.weights import Weight, written
+from ..nn.weights import Weight, path_text
 from . import wording
 from .keys import SET, Where
 from .settings import AUTO, ConfigError, RunConfig
@@ -132,4 +132,4 @@ def _check_paths(config: RunConfig, where: Where) -> None:
 
 def _weights(blueprint: Any) -> dict[str, Weight]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(blueprint)
-    return {written(path): leaf for path, leaf in leaves if isinstance(leaf, Weight)}
+    return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, Weight)}

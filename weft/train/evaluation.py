@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from .. import data
-from ..data.problems import import_library
+from ..data.errors import import_library
 from ..decode.translate import Translator
 from ..errors import WeftError
 from ..models import EncoderConfig
-from ..models.encoder import hide
+from ..models.encoder import mask_tokens
 from ..spmd import spmd
 from ..spmd.step import TrainState
 from .config import ConfigError, RunConfig
@@ -77,7 +77,7 @@ class Evaluator:
         """The model's metrics of a batch; an encoder's words are masked as always."""
         if "tokens" in batch and isinstance(model.config, EncoderConfig):
             key = jax.random.fold_in(jax.random.key(self.config.seed), number)
-            hidden = hide(batch["tokens"], key, model.config)
+            hidden = mask_tokens(batch["tokens"], key, model.config)
             hidden["weights"] = hidden["weights"] * batch["weights"]
             batch = {**{name: x for name, x in batch.items() if name != "tokens"}, **hidden}
         return model.loss_and_metrics(batch)[1]

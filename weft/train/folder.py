@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from .. import data, interop
+from ..data.atomic import remove_partial, write_atomic
 from ..data.tokenizers import NAMES
-from ..data.whole import remove_partial, write_atomic
 from ..small_files import Reader
 from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints

@@ -13,7 +13,7 @@ from ..errors import MeshError, WeftError
 from ..mesh import as_mesh
 from ..plan import Hardware, Plan, Ranking, search
 from ..plan.hardware import hardware, hardware_of
-from ..plan.search import Progress
+from ..plan.search import SearchProgress
 from ..program import trace
 from ..small_files import Reader
 from ..spmd.together import broadcast_text
@@ -33,7 +33,7 @@ def machine() -> Hardware:
     return hardware_of(jax.devices()[0]) or hardware("this")
 
 
-def with_layout(config: RunConfig, folder: Path, listener: Listener, *, started: int = 1) -> RunConfig:
+def choose_layout(config: RunConfig, folder: Path, listener: Listener, *, started: int = 1) -> RunConfig:
     """The configuration with a mesh and a layout, searched for where it says `auto`.
 
     Those its folder was begun with come first. Where its own mesh has no room and it may have another, it goes on with
@@ -119,7 +119,7 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
     """The best mesh and layout; the listener, if there is one, hears of the search."""
     step = make_step(config)
 
-    def report(at: Progress) -> None:
+    def report(at: SearchProgress) -> None:
         if listener is not None:
             listener.progress(f"searching layouts: {at.stage}", at.done, at.total)
 

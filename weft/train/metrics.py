@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import is_real
-from ..data.whole import write_atomic
+from ..data.atomic import write_atomic
 from ..errors import WeftError, closest
 from ..small_files import Reader
 from . import tensorboard

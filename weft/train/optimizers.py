@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..nn.weights import written
+from ..nn.weights import path_text
 from .config import RunConfig
 from .tables import Optimizer, Schedule
 
@@ -66,6 +66,6 @@ def decays(params: Any, config: Optimizer) -> Any:
     """Which weights have weight decay: a tree of booleans."""
 
     def does(path: Any, leaf: Any) -> bool:
-        return not any(fnmatch.fnmatch(written(path), pattern) for pattern in config.no_decay)
+        return not any(fnmatch.fnmatch(path_text(path), pattern) for pattern in config.no_decay)
 
     return jax.tree_util.tree_map_with_path(does, params)

@@ -17,12 +17,12 @@ import tomli_w
 from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
-from ..data.whole import lock
+from ..data.atomic import lock
 from ..errors import WeftError
-from ..interop.files import moved_there
+from ..interop.files import atomic_folder
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
-from ..nn.freezing import by_path
+from ..nn.freezing import tensors_by_path
 from ..small_files import Reader, is_file
 from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
@@ -55,7 +55,7 @@ class Run:
         values = {"model": models.fields(model.config)}
         arrays = {f"params.{path}": x for path, x in arrays_of(model).items()}
         try:
-            with moved_there(folder) as beside:
+            with atomic_folder(folder) as beside:
                 (beside / CONFIG).write_text(tomli_w.dumps(values), encoding="utf-8")
                 checkpoints = Checkpoints(beside / CHECKPOINTS)
                 checkpoints.save(0, arrays, {"config": values})
@@ -127,7 +127,7 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
     region = Region(*where) if where else None
     alone = SingleDeviceSharding(jax.devices()[0])
     names, like = {}, {}
-    for path, x in by_path(shapes).items():
+    for path, x in tensors_by_path(shapes).items():
         names[path] = name = averaged.get(path, f"params.{path}")
         sharding = alone if region is None else sharding_of(x.dims, x.kind.store, region)
         like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=sharding)

@@ -13,7 +13,7 @@ from ..dims import Shape
 from ..errors import closest
 from ..layout import Layout
 from ..mesh import Mesh
-from ..nn.freezing import by_path
+from ..nn.freezing import tensors_by_path
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
 from .step import first_model, prepare_model, refill
@@ -33,7 +33,7 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     else:
         model = interop.load(folder, mesh, layout)
     shapes = jax.eval_shape(lambda: models.init(config.sized_model, jax.random.key(0), mesh, layout))
-    wanted, there = by_path(shapes), by_path(model)
+    wanted, there = tensors_by_path(shapes), tensors_by_path(model)
     for path in sorted(wanted.keys() | there.keys()):
         if path not in there or path not in wanted:
             lacks, known = (folder, there) if path not in there else ("the run's model", wanted)

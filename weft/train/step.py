@@ -18,7 +18,7 @@ from ..dims import Dim
 from ..layout import Layout
 from ..leaves import array_of
 from ..mesh import Mesh
-from ..nn.weights import written
+from ..nn.weights import path_text
 from ..spmd import train_step
 from ..spmd.step import TrainState, TrainStep
 from ..tensor import Tensor, is_tensor, make, tensor
@@ -196,14 +196,14 @@ def evaluated_model(state: TrainState) -> Any:
 def arrays_of(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by path, like `params.decoder.layers.attention.q`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
-    return {written(path): array_of(leaf) for path, leaf in leaves}
+    return {path_text(path): array_of(leaf) for path, leaf in leaves}
 
 
 def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [
-        make(arrays[written(path)], leaf.dims, None, leaf.kind) if is_tensor(leaf) else arrays[written(path)]
+        make(arrays[path_text(path)], leaf.dims, None, leaf.kind) if is_tensor(leaf) else arrays[path_text(path)]
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, new)

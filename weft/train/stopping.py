@@ -52,7 +52,7 @@ class Stop:
         self._is_one_of_many = False
         self._before: dict[signal.Signals, Any] = {}
         self._of_jax = ctypes.create_string_buffer(1024)  # more than a `struct sigaction` takes anywhere
-        self._watch: _Watch | None = None
+        self._watch: _SignalWatch | None = None
         self._unraisable: Any = None
 
     def __enter__(self) -> "Stop":
@@ -61,7 +61,7 @@ class Stop:
             if self._is_one_of_many:
                 _sigaction(signal.SIGTERM, None, self._of_jax)
             self._before = {number: signal.signal(number, self.hear) for number in _HEARD}
-            self._watch = _Watch(self) if self.is_own else None
+            self._watch = _SignalWatch(self) if self.is_own else None
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._hear_swallowed
         return self
 
@@ -148,7 +148,7 @@ def ending_at_once() -> Iterator[None]:
         raise
 
 
-class _Watch:
+class _SignalWatch:
     """A thread that ends the process where nobody hears a signal, or hears two."""
 
     def __init__(self, stop: Stop):

@@ -14,7 +14,7 @@ from ..mesh import Mesh
 from ..spmd.step import TrainState
 from .config import RunConfig
 from .folder import Folder
-from .foresight import with_layout
+from .foresight import choose_layout
 from .interface import OPTIONS, Listener, NullListener, Options, Outcome, TrainingError
 from .prepare import Prepared, prepare
 from .saver import Saver
@@ -32,7 +32,7 @@ class Trainer:
     ):
         self.folder, self.options = Path(folder), options
         self.listener: Listener = listener or NullListener()
-        self.config = with_layout(config, self.folder, self.listener)
+        self.config = choose_layout(config, self.folder, self.listener)
         self.mesh, self.layout = self.config.runs_on
         self.model = self.config.sized_model
 

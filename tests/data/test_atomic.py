@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from weft import data
+from weft.data.atomic import atomic_folder, lock, remove_partial, write_atomic
 from weft.data.cache import make_once
-from weft.data.whole import atomic_folder, lock, remove_partial, write_atomic
 
 ROOT = Path(__file__).parents[2]
 MAKES = """

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import closest
-from .problems import DataError
+from .errors import DataError
 from .sources import Source
 
 PARTS = ("train", "evaluation", "all")

@@ -26,7 +26,7 @@ def check_choice(value: Any, known: Iterable[str], what: str) -> str:
     return str(value)
 
 
-def number(
+def check_number(
     value: Any, what: str, *, least: float, below: float, example: float | None = None, may_be_least: bool = True
 ) -> float:
     """The number, if it lies from `least` to below `below`."""
@@ -37,7 +37,7 @@ def number(
     return value
 
 
-def whole(value: Any, what: str, least: int = 1) -> int:
+def check_count(value: Any, what: str, least: int = 1) -> int:
     """The whole number, if it is at least so large."""
     if not is_whole(value, least):
         raise TensorError(f"`{what}` is {value!r}", fix=f"give a whole number from {least} on")
