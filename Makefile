@@ -12,7 +12,7 @@ NEWEST     ?= $(firstword $(foreach python,python3.12 python3.13 $(wildcard $(HO
 ROOMS_ON_NEWEST := $(addprefix tests/,ops spmd program plan nn models decode errors programs properties)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo smoke test test-all test-whole test-newest test-random fuzz accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo smoke test test-all test-whole test-newest test-random fuzz faults accept check format-check lint types architecture format bench bench-ops lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -65,6 +65,9 @@ test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pa
 
 fuzz: $(STAMP) ## 100,000 changed inputs for every parser (FUZZ="--count 1000 --seed 7 --parser toml" chooses)
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+faults: $(STAMP) ## put each of some 150 wrong lines into a copy of the tree: a test must see it (FAULTS="--only take --whole")
+	$(BIN)/python -m tests.faults --workers 2 $(FAULTS)
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
 	$(BIN)/pytest tests/test_goldens.py --accept

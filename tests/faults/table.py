@@ -1,0 +1,555 @@
+"""The faults, room by room: what a careless change could write, and the tests most likely to see it.
+
+Each is a small replacement in one file. `near` names files, or tests in them (`path::test`), or tests by words
+(`path -k words`).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong line."""
+
+    room: str
+    name: str
+    file: str
+    old: str
+    """What stands there, which must be there once."""
+    new: str
+    near: tuple[str, ...]
+
+    def put_into(self, text: str) -> str:
+        """The text of the file with the fault in it."""
+        return text.replace(self.old, self.new, 1)
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, file: str, old: str, new: str, *near: str) -> None:
+    """Adds a fault to the table, under the room of its file."""
+    room = file.split("/")[0]
+    room = {"lower": "ops", "graph.py": "program", "primitives.py": "program", "nn": "train"}.get(room, room)
+    FAULTS.append(Fault(room, name, f"weft/{file}", old, new, tuple(f"tests/{path}" for path in near)))
+
+
+_CONTRACT = "ops/test_contract.py -k 'under_every and {}'"
+_ENTROPY = "nn/test_loss.py"
+
+# fmt: off
+
+# ---- operations and what lowers them: reductions
+
+fault("sum-forgets-its-all-reduce", "ops/reduce.py",
+      "return r.finish(array, partial=r.axes, rename=rename)", "return r.finish(array, rename=rename)",
+      _CONTRACT.format("reduce"))
+fault("mean-divides-by-the-local-size", "ops/reduce.py",
+      "return (total / r.count).astype(sent)", "return (total / (r.count // r.ways)).astype(sent)",
+      _CONTRACT.format("reduce"))
+fault("gradient-of-max-goes-to-all-ties", "ops/reduce.py",
+      "all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes) / count",
+      "all_reduce(jnp.sum(hits * t, axis=r.positions), r.axes)",
+      "ops/test_meanings.py -k 'ties or reduced_as'")
+fault("ties-of-max-counted-on-one-processor", "ops/reduce.py",
+      "count = all_reduce(jnp.sum(hits, axis=r.positions), r.axes)", "count = jnp.sum(hits, axis=r.positions)",
+      "ops/test_meanings.py -k 'ties or reduced_as'")
+fault("prod-multiplies-by-its-padding", "ops/reduce.py",
+      "jnp.prod(a, axis=r.positions), padding=1)", "jnp.prod(a, axis=r.positions), padding=0)",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+fault("all-holds-where-one-processor-has-it", "ops/reduce.py",
+      "all_min(array, r.axes) if r.axes else array", "all_max(array, r.axes)",
+      _CONTRACT.format("reduce"), "ops/test_meanings.py -k 'integers or reduced_as'")
+fault("softmax-counts-its-padding", "ops/reduce.py",
+      "as_varying(a, r.axes), padding=-jnp.inf)", "as_varying(a, r.axes), padding=0)",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+fault("softmax-shifts-by-the-local-maximum", "ops/reduce.py",
+      "keepdims=True), r.axes)\n    if only_finite", "keepdims=True), ())\n    if only_finite",
+      _CONTRACT.format("reduce"))
+fault("logsumexp-of-nothing-is-nan", "ops/reduce.py",
+      "    if only_finite:\n", "    if not only_finite:\n",
+      "ops/test_meanings.py -k softmax_family")
+fault("slope-of-a-variance-is-half", "ops/moments.py",
+      "jnp.sum(2 * rest * t, axis=r.positions)", "jnp.sum(rest * t, axis=r.positions)",
+      "ops/test_moments.py", _CONTRACT.format("reduce"))
+fault("variance-counts-its-padding", "ops/moments.py",
+      "rest = r.fill(a - jnp.expand_dims(mean, r.positions), 0)", "rest = a - jnp.expand_dims(mean, r.positions)",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+
+# products
+
+fault("einsum-casts-before-it-sums", "ops/einsum.py",
+      "return cast(_lower(plan, xs, _sum_dtype(xs, dtype)), dtype)",
+      "return _lower(plan, [cast(x, dtype) for x in xs], None)",
+      "ops/test_meanings.py -k einsum_promotes")
+fault("einsum-multiplies-its-padding", "ops/einsum.py",
+      "return [meeting.filled(array, x.dims, 0) for array, x in zip(arrays, xs, strict=True)]", "return list(arrays)",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+fault("slope-of-a-wide-einsum-is-wide", "ops/einsum.py",
+      "jax.jvp(self._plain, arrays, tangents)[1].astype(self.dtype)",
+      "jax.jvp(lambda *xs: self._plain(*(x.astype(self.dtype) for x in xs)), arrays, tangents)[1]",
+      "ops/test_meanings.py -k 'einsum or short_floats'", "plan/test_cost.py -k narrower", "test_goldens.py")
+fault("a-ring-takes-the-piece-of-the-other-side", "lower/overlap.py",
+      "start = (here - turn) % self.ways * size", "start = (here + turn) % self.ways * size",
+      "ops/test_overlap.py::test_a_ring_gives_the_same_numbers_and_sends_the_same_bytes")
+fault("a-ring-sums-the-piece-of-the-other-side", "lower/overlap.py",
+      "slot = (here + self.ways - 1 - turn) % self.ways", "slot = (here + 1 + turn) % self.ways",
+      "ops/test_overlap.py::test_a_ring_gives_the_same_numbers_and_sends_the_same_bytes")
+fault("a-sum-is-scattered-along-the-first-dim", "lower/move.py",
+      "array = collectives.reduce_scatter(array, axes, position)", "array = collectives.reduce_scatter(array, axes, 0)",
+      "spmd/test_what_is_sent.py", _CONTRACT.format("einsum"))
+fault("a-partial-sum-is-scattered-and-not-summed-over-the-rest", "lower/move.py",
+      "        return collectives.all_reduce(array, left)\n",
+      "        return array if scatters else collectives.all_reduce(array, left)\n",
+      _CONTRACT.format("einsum"), "properties/test_random_programs.py", "ops/test_take_one_axis.py")
+
+# indices
+
+fault("take-looks-one-slice-further", "ops/index.py",
+      "return ids - index(axes).astype(ids.dtype) * size if axes else ids",
+      "return ids - (index(axes) + 1).astype(ids.dtype) * size if axes else ids",
+      _CONTRACT.format("index"))
+fault("take-finds-its-padding", "ops/index.py",
+      "jnp.where(ids_array < dim.count, ids_array, dim.size)", "jnp.where(ids_array < dim.size, ids_array, dim.size)",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+fault("take-of-a-negative-id-is-the-first-entry", "ops/index.py",
+      "inside = (ids >= 0) & (ids < table.shape[axis])", "inside = ids < table.shape[axis]",
+      "ops/test_meanings.py -k index_outside")
+fault("gradient-of-a-narrow-table-summed-narrow", "ops/index.py",
+      'pick(change.astype("float32"), ids).astype(table.dtype)', "pick(change, ids)",
+      "models/test_transformer_lm.py::test_a_frequent_words_gradient_is_not_lost_in_bfloat16")
+fault("one-hot-compares-with-local-places", "ops/index.py",
+      "local = local_ids(a, size, meeting.axes([dim]))", "local = local_ids(a, size, ())",
+      _CONTRACT.format("index"))
+fault("scatter-takes-negative-ids-from-the-end", "ops/scatter.py",
+      "jnp.where((ids >= 0) & (ids < size), ids, size)", "jnp.where(ids < size, ids, size)",
+      "ops/test_order.py -k index_outside", _CONTRACT.format("scatter"))
+fault("scatter-adds-narrow-floats-narrow", "ops/scatter.py",
+      'kind = as_dtype("float32" if is_narrow else x.dtype)', "kind = as_dtype(x.dtype)",
+      "ops/test_dtypes.py", "ops/test_order.py", "ops/test_conv_more.py")
+fault("scatter-forgets-the-sum-over-split-ids", "ops/scatter.py",
+      "meeting.region, partial=meeting.axes(own))", "meeting.region)",
+      _CONTRACT.format("scatter"))
+fault("gather-sends-the-larger-side", "ops/scatter.py",
+      "        <= found_elements * x.dtype.itemsize", "        > found_elements * x.dtype.itemsize",
+      "ops/test_exchanges_order.py -k reading_few")
+
+# order
+
+fault("argmax-takes-the-last-of-ties", "ops/order.py",
+      "along.dim.size)\n    return along.replaced(all_min(place", "-1)\n    return along.replaced(all_max(place",
+      "ops/test_order.py -k places_of_extremes")
+fault("argmax-does-not-see-nan", "ops/order.py",
+      "is_here = (value == extreme) | ((value != value) & (extreme != extreme))", "is_here = value == extreme",
+      "ops/test_order.py -k places_of_extremes")
+fault("places-of-the-k-largest-are-local", "ops/order.py",
+      "all_gather_equal(places + along.start(), along.axes, at)", "all_gather_equal(places, along.axes, at)",
+      "ops/test_order.py -k largest_are_in_order", _CONTRACT.format("order"))
+fault("cumsum-carries-the-neighbour-alone", "ops/order.py",
+      "before = scan(_totals(running, along, reverse), axis=0)", "before = _totals(running, along, reverse)",
+      _CONTRACT.format("order"))
+fault("reverse-cumsum-carries-from-the-wrong-end", "ops/order.py",
+      "here = along.ways - 1 - here if reverse else here", "here = along.ways - 1 - here if not reverse else here",
+      _CONTRACT.format("order"))
+fault("cummax-forgets-the-slices-before-at-ties", "ops/order.py",
+      "return ~(a <= b) & (b == b)  # NaN", "return ~(a < b) & (b == b)  # NaN",
+      "ops/test_order.py -k gradient_of_ties")
+fault("a-merge-keeps-the-lower-half-in-every-run", "ops/order.py",
+      "keeps_low = ((here & hop) == 0) == ((here & run) == 0)", "keeps_low = (here & hop) == 0",
+      "ops/test_order.py -k merging")
+fault("a-merge-orders-ties-by-local-places", "ops/order.py",
+      'places = lax.broadcasted_iota("int32", slices.shape, at) + along.start()',
+      'places = lax.broadcasted_iota("int32", slices.shape, at) + along.start() * 0',
+      "ops/test_order.py -k 'merging or zeros_in_order'")
+fault("prefixes-join-this-slices-own-total", "ops/prefixes.py",
+      "jnp.maximum(index(taken) - 1, 0)", "jnp.maximum(index(taken), 0)",
+      _CONTRACT.format("prefixes"))
+fault("prefixes-of-the-first-slice-have-a-second-gradient", "ops/prefixes.py",
+      "return jnp.where(is_first, lax.stop_gradient(array), array)", "return array",
+      "ops/test_order.py -k joined_before")
+
+# random numbers
+
+fault("random-bits-are-drawn-per-slice", "ops/random.py",
+      '* jnp.uint32(sizes[position])', '* jnp.uint32(0)',
+      "ops/test_meanings.py -k random_bits")
+fault("random-bits-depend-on-padding", "ops/random.py",
+      "total = low * jnp.uint32(dim.count) + here", "total = low * jnp.uint32(dim.size) + here",
+      "ops/test_uneven.py -k random_bits", _CONTRACT.format("uneven"))
+fault("random-bits-of-many-forget-the-high-word", "ops/random.py",
+      'high = high + (total < here).astype("uint32")', "high = high + 0",
+      "ops/test_meanings.py -k random", "ops/test_uneven.py -k random_bits")
+fault("dropout-does-not-scale", "ops/random.py",
+      "cast(x / keep, x.dtype)", "cast(x, x.dtype)",
+      "ops/test_meanings.py -k dropout")
+
+# windows, and moving along a dim
+
+fault("the-last-slice-sends-no-halo", "lower/exchange.py",
+      "if wraps or 0 <= i + hop.by < ways]", "if wraps or 0 <= i + hop.by < ways - 1]",
+      "ops/test_halos.py::test_a_kernel_of_3_gets_one_row_of_each_neighbour", _CONTRACT.format("moving"))
+fault("a-window-with-a-fill-wraps-round", "lower/exchange.py",
+      "is_there = (index(axes) + hop.by >= 0) & (index(axes) + hop.by < ways)",
+      "is_there = index(axes) + hop.by >= 0",
+      "ops/test_halos.py -k 'pools or pads'", _CONTRACT.format("moving"))
+fault("a-transfer-stands-one-place-off-at-the-end-of-a-slice", "lower/exchange.py",
+      "shifts = [p.offset - (p.start - min(p.start, own - length)) for p in known]",
+      "shifts = [p.offset for p in known]",
+      _CONTRACT.format("moving"), "ops/test_halos.py -k alike")
+fault("same-padding-begins-one-later", "lower/halos.py",
+      "+ reach - dim.size, 0) // 2, size)", "+ reach - dim.size + 1, 0) // 2, size)",
+      "ops/test_halos.py::test_a_convolution_under_a_layout_is_that_of_lax", _CONTRACT.format("conv"))
+fault("a-window-gets-rows-it-does-not-look-at", "lower/halos.py",
+      "if self.dilation == 1 and self.stride <= self.reach:", "if self.dilation == 1:",
+      "ops/test_halos.py -k 'rows_its_windows_see'", "ops/test_what_ops_send.py -k windows")
+fault("average-pool-counts-its-pads", "ops/pool.py",
+      "return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)", "return first * 0 + s.reach",
+      "ops/test_halos.py -k 'pads_are_never'", _CONTRACT.format("conv"))
+fault("max-pool-pads-with-zero", "ops/pool.py",
+      "seen = view.halos(x, fill=least)", "seen = view.halos(x)",
+      "ops/test_halos.py -k 'pads_are_never or pools_under'")
+fault("upsampling-keeps-the-edge-of-one-end", "ops/pool.py",
+      "here == view.ways(s) - 1, lax.slice_in_dim(inner, -1", "here == view.ways(s), lax.slice_in_dim(inner, -1",
+      "ops/test_halos.py -k upsampling_under", _CONTRACT.format("conv"))
+fault("a-transposed-convolution-pads-the-other-side", "ops/conv.py",
+      "low = reach - 1 if stride > reach - 1 else -(-total // 2)",
+      "low = reach - 1 if stride > reach - 1 else total // 2",
+      "ops/test_halos.py -k 'transposed_convolution_under'", _CONTRACT.format("conv"))
+fault("a-convolution-forgets-the-sum-over-channels", "ops/conv.py",
+      "partial = () if self.is_depthwise else placed.axes([self.channels_in])", "partial = ()",
+      "ops/test_halos.py -k 'split_input_channels or is_that_of_lax'", _CONTRACT.format("conv"))
+fault("concat-joins-at-local-places", "ops/slicing.py",
+      "places(name, left.dims, axes, a.shape[position]) < at", "places(name, left.dims, (), a.shape[position]) < at",
+      _CONTRACT.format("moving"))
+fault("roll-goes-the-long-way-round", "ops/slicing.py",
+      "if by > along.dim.size // 2:", "if by > along.dim.size:",
+      "ops/test_moving.py -k shorter_way")
+fault("flip-leaves-each-slice-where-it-is", "ops/slicing.py",
+      "[(i, along.ways - 1 - i) for i in builtins.range(along.ways)]", "[(i, i) for i in builtins.range(along.ways)]",
+      _CONTRACT.format("moving"))
+fault("shift-brings-padding-in", "ops/slicing.py",
+      "if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):", "if _is_number(along.x, fill):",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", _CONTRACT.format("uneven"))
+fault("update-past-the-end-is-lost", "ops/slicing.py",
+      "first = _clip(at, there - stretch) - first_place(axes, own)",
+      "first = _clip(at, there) - first_place(axes, own)",
+      _CONTRACT.format("moving"), "ops/test_moving.py")
+fault("a-slice-from-a-traced-start-runs-past-the-end", "ops/slicing.py",
+      "start = _clip(start, along.dim.count - size)", "start = _clip(start, along.dim.count)",
+      _CONTRACT.format("moving"), "ops/test_moving.py")
+fault("places-over-two-axes-are-counted-over-one", "ops/regroup.py",
+      "first = first * region.mesh.axes[axis] + at[axis]", "first = first + at[axis]",
+      _CONTRACT.format("moving"), "ops/test_what_ops_send.py", "properties/test_random_programs.py")
+fault("a-permute-counts-axes-in-their-own-order", "lower/collectives.py",
+      "grid.transpose([ordered.index(axis) for axis in axes]).reshape(-1)", "grid.reshape(-1)",
+      _CONTRACT.format("moving"), "ops/test_halos.py", "properties/test_random_programs.py")
+fault("the-sign-of-a-zero-is-lost-on-the-way", "lower/collectives.py",
+      "if not axes or not jnp.issubdtype(array.dtype, jnp.inexact):\n        return send(array)",
+      "if axes or not jnp.issubdtype(array.dtype, jnp.inexact):\n        return send(array)",
+      "ops/test_dtypes.py")
+fault("a-nan-with-a-sign-loses-a-maximum", "lower/collectives.py",
+      "lax.bitcast_convert_type(jnp.where(jnp.isnan(wide), jnp.full_like(wide, jnp.nan), wide), integer)",
+      "lax.bitcast_convert_type(wide, integer)",
+      "ops/test_order.py -k nan_with_a_sign", "ops/test_meanings.py -k nan")
+
+# loops, maps, gradients of one's own
+
+fault("a-gradient-of-ones-own-is-given-to-every-copy", "ops/custom.py",
+      "return jnp.where(index(axes) == 0, gradient, jnp.zeros_like(gradient))", "return gradient",
+      "ops/test_custom.py -k does_not_depend")
+fault("a-gradient-of-ones-own-flows-to-padding", "ops/custom.py",
+      "slice = fill(gradient.raw.astype(array.dtype), slot.dims, placement(gradient), 0)",
+      "slice = gradient.raw.astype(array.dtype)",
+      "ops/test_control_in_vmap.py -k gradient_of_ones_own")
+fault("remat-recomputes-nothing", "ops/remat.py",
+      "return jax.checkpoint(run, policy=policy)(values)", "return run(values)",
+      "program/test_work.py -k recomputation", "program/test_memory.py -k recomputing")
+fault("remat-keeps-nothing-by-name", "ops/remat.py",
+      "policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None", "policy = None",
+      "program/test_ledger.py -k recomputation", "program/test_listing.py -k recomputed", "program/test_work.py")
+fault("accumulate-loses-the-slope-of-its-weight", "ops/accumulate.py",
+      "return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)", "return (of_sum,)",
+      _CONTRACT.format("control"), "ops/test_control_in_vmap.py -k 'microbatches or accumulate'")
+fault("accumulate-adds-narrow-sums-narrow", "ops/accumulate.py",
+      'x.local_array.astype(jnp.promote_types(x.dtype, "float32"))', "x.local_array",
+      _CONTRACT.format("control"), "ops/test_control_in_vmap.py -k microbatches", "ops/test_meanings.py -k short")
+fault("scan-in-reverse-goes-forward", "ops/control.py",
+      "length=dim.size, reverse=reverse, unroll=unroll", "length=dim.size, unroll=unroll",
+      _CONTRACT.format("control"))
+fault("rows-that-are-done-go-on", "ops/control.py",
+      "jnp.where(as_varying(is_on, varying(new)), new, old) for new, old", "new for new, old",
+      "ops/test_control_in_vmap.py -k 'end_it_at_different or in_a_map_does_not'")
+fault("the-branch-not-taken-has-a-gradient", "ops/branches.py",
+      "return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))", "return array",
+      "ops/test_control_in_vmap.py -k 'branch or in_a_map_does_not'")
+fault("local-forgets-what-it-is-to-sum", "ops/local.py",
+      "meeting.region, partial=meeting.axes(gone))", "meeting.region)",
+      "ops/test_local_kernels.py -k added_up_once", _CONTRACT.format("control"))
+fault("a-gradient-flows-into-padding", "lower/padding.py",
+      "return primals[0], fill(tangents[0], dims, placement, 0)", "return primals[0], tangents[0]",
+      "ops/test_uneven.py -k 'changes_no_value or does_not_matter'", "ops/test_control_in_vmap.py -k padding")
+fault("a-weight-is-summed-at-each-use", "lower/meet.py",
+      "    if not _is_kept(x):\n        with operand_scope(i):", "    if _is_kept(x):\n        with operand_scope(i):",
+      "spmd/test_what_is_sent.py -k 'three_times or scan'")
+fault("gradient-sums-travel-as-they-are", "lower/meet.py",
+      "total = gradient.astype(kind.sums)", "total = gradient",
+      "spmd/test_what_is_sent.py -k dtype_asked_for")
+fault("a-loop-may-turn-differently-on-each-processor", "lower/predicates.py",
+      "if differing and (branches is None or", "if differing and (branches is not None and",
+      "errors/test_control.py")
+
+# ---- the border
+
+fault("parameters-are-put-as-they-are-used", "spmd/place.py",
+      "wanted = sharding_of(leaf.dims, leaf.kind.store, region)", "wanted = sharding_of(leaf.dims, None, region)",
+      "spmd/test_border.py -k 'put_places or optimizer_state'", "spmd/test_storage.py -k sharded_as")
+fault("padding-comes-out", "spmd/place.py",
+      "return array[leaf.dims.values] if is_tensor(leaf) and leaf.dims.is_padded else array", "return array",
+      "spmd/test_values.py -k padding")
+fault("gradients-of-copies-are-not-summed", "spmd/gradients.py",
+      "gradient = all_reduce(gradient, tuple(sorted(x.kind.equal)))",
+      "gradient = all_reduce(gradient, tuple(sorted(x.kind.equal))[1:])",
+      "spmd/test_border.py -k 'gathered'")
+fault("the-update-is-done-whole-by-all", "spmd/update.py",
+      'for store in ("params", "optimizer"))', 'for store in ("params", "params"))',
+      "program/test_update.py", "spmd/test_what_is_sent.py -k optimizer_state")
+fault("what-is-static-is-not-in-the-key", "spmd/border.py",
+      "key = skeleton, tuple(", "key = skeleton.structure, tuple(",
+      "spmd/test_border.py -k 'static'")
+fault("a-donated-state-is-used-again", "spmd/step.py",
+      "        if has_given_up(held.arrays):\n", "        if not held.arrays:\n",
+      "spmd/test_leaves.py -k donated_state")
+fault("an-array-is-given-up-twice", "spmd/arguments.py",
+      "if len(set(gone)) < len(gone):", "if len(set(gone)) < 0:",
+      "spmd/test_border.py -k donated", "errors/test_regions.py", "errors/test_wrong_inputs.py")
+fault("arrays-shared-in-a-state-are-given-up-twice", "spmd/step.py",
+      "return unshare(state) if self.donate else state", "return state",
+      "spmd/test_leaves.py", "spmd/test_border.py")
+fault("what-a-function-closes-over-is-not-looked-at", "spmd/cache.py",
+      "values += [_content(cell) for name, cell in cells if name not in bound]",
+      "values += [name for name, _ in cells]",
+      "spmd/test_leaves.py -k names_something_else")
+fault("checks-raise-in-the-first-call-alone", "spmd/running.py",
+      "self._has_checks = self._has_checks or failures.checks_traced > before",
+      "self._has_checks = failures.checks_traced > before",
+      "ops/test_debug.py")
+fault("plain-functions-look-along-slices", "spmd/guard.py",
+      "if check.offence and not check.sends:", "if check.offence and check.sends:",
+      "spmd/test_guard.py -k refused_by")
+fault("what-leaves-is-joined-in-another-order", "spmd/leaving.py",
+      "placed[position] = placed[position] + excess", "placed[position] = excess + placed[position]",
+      "spmd/test_border.py -k 'gathered_tensor_may_leave'", _CONTRACT.format("move"))
+fault("the-step-does-not-count", "spmd/step.py",
+      "TrainState(params, optimizer, state.step + 1)", "TrainState(params, optimizer, state.step)",
+      "spmd/test_border.py -k training_is_the_same", "spmd/test_leaves.py", "train/test_resume.py -k another_mesh")
+fault("metrics-of-ones-own-hide-the-loss", "spmd/step.py",
+      'return {**more, "loss": value}', 'return {"loss": value, **more}',
+      "spmd/test_border.py -k metrics_hold")
+fault("a-batch-placed-once-is-taken-as-placed", "spmd/step.py",
+      "(self._batches.get(form) == shardings and", "(form in self._batches and",
+      "spmd/test_partition.py")
+fault("what-a-region-inside-gives-stays-where-it-was", "spmd/border.py",
+      "return _move(results, outer)", "return results",
+      "spmd/test_border.py -k another_layout_inside")
+fault("rules-that-match-nothing-pass", "spmd/border.py",
+      "            region.check_all_rules_matched()\n            out_specs", "            out_specs",
+      "errors/test_layouts.py")
+fault("frozen-weights-are-stored-as-trained", "spmd/state.py",
+      "if not is_trained(x) or x.kind.store is not None:", "if x.kind.store is not None:",
+      "spmd/test_leaves.py -k 'trained or stored'", "train/test_starting.py -k frozen")
+
+# ---- what reads programs
+
+fault("a-maximum-is-no-collective", "primitives.py",
+      '"pmax pmin psum psum_invariant"', '"psum psum_invariant"',
+      "program/test_reasons.py -k softmax", "program/test_ledger.py")
+fault("a-loop-inside-a-loop-counts-once", "graph.py",
+      "count=around.count * (loop.turns or 1),", "count=loop.turns or 1,",
+      "program/test_ledger.py -k loops_inside")
+fault("a-loop-of-unknown-length-is-forgotten-inside", "graph.py",
+      "is_each_turn=around.is_each_turn or row.kind is Role.WHILE", "is_each_turn=row.kind is Role.WHILE",
+      "program/test_ledger.py -k unknown_length")
+fault("a-branch-counts-its-smaller-side", "graph.py",
+      "[max(step.bodies, key=larger)]", "[min(step.bodies, key=larger)]",
+      "program/test_ledger.py -k larger_branch")
+fault("what-is-recomputed-is-called-backward", "graph.py",
+      'return "recompute" if "rematted_computation" in scopes[at:] else "backward"', 'return "backward"',
+      "program/test_ledger.py -k recomputation")
+fault("a-gather-counts-what-it-is-given", "program/ledger.py",
+      'step.eqn.outvars if step.collective == "all_gather" else step.eqn.invars', "step.eqn.invars",
+      "program/test_ledger.py -k payload", "program/test_exact.py")
+fault("an-all-reduce-goes-round-once-on-the-wire", "program/ledger.py",
+      'return 2 * sent if self.collective == "all_reduce" else sent', "return sent",
+      "program/test_ledger.py -k wire")
+fault("axes-of-size-one-send", "program/ledger.py",
+      "    if ways == 1:\n        return []\n    site", "    site",
+      "program/test_ledger.py -k size_one")
+fault("what-goes-over-two-axes-counts-for-none", "program/ledger.py",
+      "(axis is None or axis in row.axes)", "(axis is None or (axis,) == row.axes)",
+      "program/test_ledger.py -k two_axes")
+fault("a-gradient-of-all-examples-has-another-reason", "program/reasons.py",
+      "data += reading.mapped_dims(entry)", "data += []",
+      "program/test_reasons.py -k every_example")
+fault("an-update-gathers-what-is-left-after-all-dims", "program/update.py",
+      "size = _local_bytes(aval, tuple(split), mesh_axes)", "size = _local_bytes(aval, want, mesh_axes)",
+      "program/test_update.py", "program/test_ledger.py -k stored_finer")
+fault("a-convolution-multiplies-its-spread-out-zeros", "primitives.py",
+      "* numbers // dilation\n", "* numbers\n",
+      "program/test_work.py", "plan/test_cost.py -k peak")
+fault("the-work-of-an-update-is-that-of-whole-arrays", "program/work.py",
+      "return flops // _split_ways(step.eqn, mesh_axes) if flops and step.is_global else flops", "return flops",
+      "program/test_work.py -k update")
+fault("work-of-mapped-rows-is-called-repeated", "program/work.py",
+      ".union(entry.taken)", "",
+      "program/test_work.py")
+fault("a-loops-own-memory-is-left-out-of-the-peak", "program/memory_course.py",
+      "            now += inner[0]\n", "            now += 0\n",
+      "program/test_memory.py -k 'loop_is_what or adds_up'")
+fault("donated-arguments-are-kept-to-the-end", "program/memory.py",
+      "kept=[not is_gone for is_gone in donated]", "kept=[True for _ in donated]",
+      "program/test_memory.py -k 'donated or writes_its_state'")
+fault("memory-of-split-arguments-is-that-of-the-whole", "program/liveness.py",
+      "shape[dim] = -(-shape[dim] // math.prod(self.mesh_axes.get(axis, 1) for axis in axes))",
+      "shape[dim] = -(-shape[dim] // max(len(axes), 1))",
+      "program/test_memory.py")
+fault("what-is-folded-does-not-keep-its-operands", "program/memory_course.py",
+      "value.last = max(value.last, last)", "value.last = max(value.last, 0)",
+      "program/test_memory.py")
+fault("few-rows-fill-a-whole-tile-of-a-tpu", "program/liveness.py",
+      "next((rows for rows in (1, 2, 4) if height <= rows), -(-height // 8) * 8)", "-(-height // 8) * 8",
+      "program/test_memory.py -k tiles")
+
+# ---- plans
+
+fault("latency-is-dropped", "plan/links.py",
+      "return link.call + row.wire_bytes / rate + link.latency * steps", "return link.call + row.wire_bytes / rate",
+      "plan/test_cost.py -k 'ring or collectives'")
+fault("a-ring-over-hosts-goes-at-the-inner-rate", "plan/links.py",
+      "flat = _ring(row, row.ways, outer, 1)", "flat = _ring(row, row.ways, inner, 1)",
+      "plan/test_cost.py -k 'order_of_the_axes or bar_in'")
+fault("between-hosts-go-all-bytes", "plan/links.py",
+      "between = row.bytes / inside * (hosts - 1) / hosts", "between = row.bytes * (hosts - 1) / hosts",
+      "plan/test_cost.py -k sums_inside")
+fault("a-torus-uses-one-axis", "plan/links.py",
+      "        rate *= axes\n", "        rate *= 1\n",
+      "plan/test_cost.py -k torus")
+fault("a-kernel-takes-the-shorter-of-two", "plan/roofline.py",
+      "found = max(moving, computing)\n    return", "found = min(moving, computing)\n    return",
+      "plan/test_cost.py -k 'thin_product or as_its_flops'")
+fault("what-goes-on-beside-costs-nothing", "plan/cost.py",
+      "shown = took * (left[kernel.body] if kernel.is_beside else 1.0)",
+      "shown = took * (0.0 if kernel.is_beside else 1.0)",
+      "plan/test_cost.py -k 'nothing_waits_for'")
+fault("useful-work-has-what-is-recomputed", "plan/cost.py",
+      "useful = program.flops_useful * (1 - again)", "useful = program.flops_useful * (1 + 0 * again)",
+      "plan/test_cost.py -k share_of_the_peak")
+fault("a-loop-in-a-loop-costs-its-own-turns", "plan/values.py",
+      "turn = Routine(routine.count * (loop.turns or 1), is_turn=True)",
+      "turn = Routine(loop.turns or 1, is_turn=True)",
+      "plan/test_cost.py")
+fault("a-search-bound-is-above-the-cost", "plan/search.py",
+      "bound = self.candidates.seconds[candidate] * self._slack",
+      "bound = self.candidates.seconds[candidate] / self._slack",
+      "plan/test_search.py -k best_of_all")
+fault("a-trace-below-its-bound-widens-nothing", "plan/search.py",
+      "self._slack = min(self._slack, result.seconds / self.candidates.seconds[trial.number])",
+      "self._slack = min(self._slack, 1.0)",
+      "plan/test_search.py")
+fault("the-best-need-not-fit", "plan/search.py",
+      "if result.fits and (self.best is None", "if (self.best is None",
+      "plan/test_search.py -k 'memory'")
+fault("work-left-on-a-larger-axis-is-that-of-the-traced-one", "plan/compose.py",
+      "left[index] = max(1 - divided * (1 - 1 / size), 0.0)", "left[index] = max(1 - divided * (1 - 1 / traced), 0.0)",
+      "plan/test_search.py -k 'best_of_all or a_trace_says'")
+fault("stored-weights-are-not-divided-in-memory", "plan/compose.py",
+      ' or any(f"params.{dim}" in rules for dim in names)', "",
+      "plan/test_search.py -k memory")
+fault("causal-attention-computes-all-scores", "plan/attention.py",
+      "return (tiles + 1) / (2 * tiles)", "return 1.0",
+      "plan/test_cost.py", "plan/test_search.py -k language_model")
+
+# ---- training
+
+fault("a-run-goes-on-one-batch-back", "train/trainer.py",
+      "run.batches.seek(at + saver.skipped)\n    stop.check()",
+      "run.batches.seek(max(at - 1, 0) + saver.skipped)\n    stop.check()",
+      "train/test_resume.py -k 'crashed or another_mesh'")
+fault("noise-is-the-same-in-every-step", "train/step.py",
+      "key = jax.random.fold_in(_key(config, _NOISE), number)", "key = _key(config, _NOISE)",
+      "train/test_optimizers.py", "train/test_resume.py")
+fault("shares-of-the-average-are-swapped", "train/step.py",
+      "decay * a + (1 - decay) * b", "(1 - decay) * a + decay * b",
+      "train/test_optimizers.py -k averaged")
+fault("clipping-ignores-the-norm", "train/step.py",
+      "x / norm.astype(x.dtype) * clip)", "x * clip)",
+      "train/test_optimizers.py -k clipped")
+fault("the-scale-of-the-loss-stays-in-gradients", "train/step.py",
+      "parts.insert(0, optax.scale(1 / config.train.loss_scale))", "parts.insert(0, optax.identity())",
+      "train/test_optimizers.py -k scaled_loss")
+fault("the-scale-of-the-loss-stays-in-the-log", "train/log.py",
+      'row["loss"] /= config.train.loss_scale or 1.0', 'row["loss"] /= 1.0',
+      "train/test_nonfinite.py -k scaled", "train/test_optimizers.py -k scaled_loss", "train/test_endings.py")
+fault("microbatches-count-alike-whatever-they-hold", "train/step.py",
+      'return value * metrics["tokens"], metrics["tokens"]', 'return value, metrics["tokens"] * 0 + 1',
+      "train/test_optimizers.py -k microbatches")
+fault("a-bad-step-changes-the-moments", "train/step.py",
+      "lambda a, b: jnp.where(is_good, a, b), new, state.inner)", "lambda a, b: a, new, state.inner)",
+      "train/test_nonfinite.py -k bad_step_changes_nothing")
+fault("bad-steps-in-a-row-are-all-bad-steps", "train/step.py",
+      "(state.in_a_row + 1) * bad", "state.in_a_row + bad",
+      "train/test_nonfinite.py -k 'bad_batch or bad_step or in_a_row'")
+fault("all-weights-decay", "train/optimizers.py",
+      "return not any(fnmatch", "return True or any(fnmatch",
+      "train/test_optimizers.py -k decay")
+fault("the-warm-up-begins-at-zero", "train/optimizers.py",
+      "optax.linear_schedule(rate / warmup, rate, warmup - 1)", "optax.linear_schedule(0.0, rate, warmup)",
+      "train/test_optimizers.py -k schedule")
+fault("the-cosine-ends-after-the-run", "train/optimizers.py",
+      "optax.cosine_decay_schedule(rate, rest, config.end)", "optax.cosine_decay_schedule(rate, steps, config.end)",
+      "train/test_optimizers.py -k schedule")
+fault("evaluation-is-done-as-in-training", "train/evaluation.py",
+      "return model.loss_and_metrics(batch)[1]",
+      "return model.loss_and_metrics(batch, jax.random.fold_in(jax.random.key(0), number))[1]",
+      "train/test_evaluation.py")
+fault("a-run-is-judged-by-its-last-weights", "train/evaluation.py",
+      "self._evaluate(evaluated_model(state), between=", "self._evaluate(state.params, between=",
+      "train/test_starting.py -k average", "train/test_optimizers.py -k averaged", "train/test_evaluation.py")
+fault("batches-of-an-evaluation-count-alike", "train/evaluation.py",
+      "return np.array([nll * tokens, hits * tokens, tokens])", "return np.array([nll, hits, 1.0])",
+      "train/test_evaluation.py -k counts_once")
+fault("bits-a-byte-are-nats", "train/evaluation.py",
+      "nll / size / math.log(2)", "nll / size / math.log(math.e)",
+      "train/test_evaluation.py")
+fault("the-end-of-a-run-is-not-judged", "train/evaluation.py",
+      "(at % self._every == 0 or at == self._last)", "(at % self._every == 0)",
+      "train/test_endings.py", "train/test_resume.py", "train/test_spikes.py")
+fault("the-best-checkpoint-is-removed", "train/checkpoints.py",
+      "kept = set(steps[-self.keep :]) | ({self.best_step()} if self.best else set())",
+      "kept = set(steps[-self.keep :])",
+      "train/test_bad_runs.py -k 'best or old_checkpoints'", "train/test_starting.py -k average")
+fault("the-best-checkpoint-has-the-highest-loss", "train/checkpoints.py",
+      "return min(finite, key=lambda step: (finite[step], step))",
+      "return max(finite, key=lambda step: (finite[step], step))",
+      "train/test_bad_runs.py -k best")
+fault("bits-may-change-places-in-a-checkpoint", "train/checkpoints.py",
+      "return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)", "return jnp.sum(bits + 0 * place, dtype=jnp.uint32)",
+      "train/test_checkpoint_files.py", "train/test_resume.py -k broken")
+fault("a-state-gone-wrong-takes-the-place-of-a-good-one", "train/saver.py",
+      'if not is_last and read_scalar(optimizer_metrics(state)["bad_in_a_row"]):', "if not is_last and at < 0:",
+      "train/test_nonfinite.py -k gone_wrong")
+fault("metrics-stand-twice-after-a-restart", "train/metrics.py",
+      'return row["step"] <= from_step and not forgets(row)', "return not forgets(row)",
+      "train/test_metrics.py -k forgets")
+fault("spikes-are-looked-for-one-step-late", "train/spikes.py",
+      "is_known = before.seen >= window", "is_known = before.seen > window",
+      "train/test_spikes.py -k 'leaps'")
+fault("a-rollback-keeps-the-batch-of-the-spike", "train/rollback.py",
+      "skipped = spike.step - saver.at\n", "skipped = spike.step - saver.at - 1\n",
+      "train/test_spikes.py -k 'rollback_goes_on'")
+fault("smoothed-labels-count-more-than-once", "nn/loss.py",
+      "loss = (1 - smoothing) * nll + smoothing * others", "loss = nll + smoothing * others",
+      _ENTROPY)
+fault("the-z-loss-is-not-squared", "nn/loss.py",
+      "loss = loss + z_loss * total * total", "loss = loss + z_loss * total",
+      _ENTROPY)
+# fmt: on
