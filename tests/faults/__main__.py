@@ -21,7 +21,7 @@ from .table import FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "faults", "*.egg-info", "build", "dist")
 _PYTEST = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (?P<test>.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
 _NOTHING_FAILED, _NOTHING_RAN = 0, 5
 
 
@@ -31,7 +31,7 @@ class Outcome:
 
     fault: Fault
     caught_by: str
-    """The first test that failed; empty where all passed."""
+    """The first test that failed, and by what; empty where all passed."""
     seconds: float
 
 
@@ -72,7 +72,9 @@ class Tree:
             return ""
         if (found := _FAILED.search(text)) is None and status >= 0:
             raise RuntimeError(f"pytest {shlex.join(arguments)} ended with {status}:\n{text[-2000:]}")
-        return found[1] if found else f"ended by signal {-status}"
+        if found is None:
+            return f"ended by signal {-status}"
+        return f"{found['test'].removeprefix('tests/'):.100} ({(found['why'] or 'no reason').split(':')[0]:.40})"
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
@@ -99,11 +101,8 @@ def try_fault(fault: Fault, tree: Tree, whole: bool, timeout: float) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """A line for each fault: its name, the test that caught it, seconds."""
-    lines = [
-        f"{one.fault.name:44}  {one.caught_by.removeprefix('tests/') or 'SURVIVED':90.90}  {one.seconds:6.1f}"
-        for one in outcomes
-    ]
+    """A line for each fault: its name, seconds, the test that caught it."""
+    lines = [f"{one.fault.name:60}  {one.seconds:6.1f} s  {one.caught_by or 'SURVIVED'}" for one in outcomes]
     survived = [one.fault.name for one in outcomes if not one.caught_by]
     rooms = {room: sum(one.fault.room == room for one in outcomes) for room in dict.fromkeys(f.room for f in FAULTS)}
     lines += ["", ", ".join(f"{count} of {room}" for room, count in rooms.items() if count)]

@@ -341,3 +341,15 @@ def test_a_rule_may_name_a_dim_that_only_constants_have(make):
         return x * wf.sum(make(wf.Dim("t", 4)), over="t")
 
     np.testing.assert_allclose(wf.spmd(net, mesh=MESH, layout="n:x,t:y")(Z).array, net(Z).array)
+
+
+@pytest.mark.parametrize("layout", ["", "rows:x"])
+def test_microbatches_of_short_floats_are_added_up_in_f32(layout):
+    rows = wf.tensor(np.array([256, 1, 1, 1, 0, 0, 0, 0], jnp.bfloat16), [wf.Dim("rows", 8)])
+
+    def mean(x):
+        part = lambda _, x: (wf.sum(x, over="rows"), wf.full([], 2.0, dtype="bfloat16"))  # noqa: E731
+        return wf.accumulate(part, (), x, over="rows", count=4)
+
+    found = wf.spmd(mean, mesh="x=2", layout=layout)(rows)
+    assert float(found.array) == 259 / 8  # in bf16 256 + 1 is 256

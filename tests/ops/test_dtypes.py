@@ -6,6 +6,7 @@ ops go along the other dim, which is split. Sums are of small whole numbers, so 
 """
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -456,3 +457,16 @@ def test_so_it_is_in_64_bits(family, dtype, mesh, layout):
         plain = {n: row.plain(*(jnp.asarray(arrays[word]) for word in row.given.split())) for n, row in rows.items()}
         compare(family, dtype, mine, plain, "the whole against jnp")
         compare(family, dtype, split(family, dtype, mesh, layout), mine, f"{layout} against the whole")
+
+
+def test_gradients_of_a_product_summed_in_f32_are_products_of_narrow_floats_again():
+    x, w = (
+        wf.tensor(np.ones((8, 8), jnp.bfloat16), [wf.Dim("length", 8), wf.Dim(name, 8)]) for name in ("rows", "columns")
+    )
+
+    def loss(x, w):
+        return wf.sum(wf.square(wf.einsum(x, w, over="length", dtype="float32")), over="rows columns")
+
+    text = str(jax.make_jaxpr(lambda x, w: jax.tree.leaves(wf.grad(loss, argnums=(0, 1))(x, w)))(x, w))
+    products = re.findall(r":(\w+)\[[^\n]*\] = dot_general\[", text)
+    assert products.count("f32") == 1 and products.count("bf16") >= 2

@@ -376,6 +376,12 @@ def test_einsum_promotes_and_takes_a_dtype(place):
     assert all((np.asarray(got[name].array) == 8).all() for name in ("asked", "integers", "small", "scaled"))
 
 
+def test_a_product_of_floats_asked_for_as_integers_is_cast_once_it_is_summed(place):
+    halves, ones = (wf.tensor(np.full((8, 16), x, "float32"), [vocab, batch]) for x in (0.5, 1.0))
+    got = run(place, lambda a, b: wf.einsum(a, b, over="vocab", dtype="int32"), halves, ones)
+    assert str(got.dtype) == "int32" and (np.asarray(got.array) == 4).all()
+
+
 def test_sums_of_short_floats_accumulate_in_f32_on_each_processor(place):
     x = np.full((8, 16), 1.0, jnp.bfloat16)
     x[0, 0] = 256

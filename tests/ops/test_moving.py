@@ -76,6 +76,33 @@ def test_a_slice_from_a_traced_start_sends_what_it_gives():
     ]
 
 
+@pytest.mark.parametrize("layout", ["", "length:x", "length:x+y"])
+def test_what_would_run_past_an_end_is_moved_inside_on_every_layout(layout):
+    x, new = np.arange(8.0, dtype="float32"), np.array([-1, -2, -3, -4], "float32")
+
+    def moved(x, new, at):
+        return wf.slice(x, over=T, start=at, size=4), wf.update(x, new, over=T, at=at)
+
+    fn = wf.spmd(moved, mesh="x=2,y=2", layout=layout)
+    for at, first in ((-3, 0), (3, 3), (6, 4), (8, 4), (2**30, 4)):
+        part, whole = fn(wf.tensor(x, [T]), wf.tensor(new, [wf.Dim("length", 4)]), np.int32(at))
+        np.testing.assert_array_equal(part.array, x[first : first + 4])
+        np.testing.assert_array_equal(whole.array, np.concatenate([x[:first], new, x[first + 4 :]]))
+
+
+@pytest.mark.parametrize("layout", ["outer:y, inner:x", "outer:x, inner:y", "inner:x+y", "inner:y+x"])
+@pytest.mark.parametrize("length", ["x+y", "y+x"])
+def test_parts_of_a_dim_over_two_axes_may_take_one_each(length, layout):
+    x = np.arange(2 * 8.0, dtype="float32").reshape(2, 8)
+    outer, inner = wf.dims(outer=2, inner=4)
+    fn = lambda x: (y := wf.split(x, length=[outer, inner]), wf.merge(y + 1, [outer, inner], into=T))  # noqa: E731
+    parts, whole = wf.spmd(fn, mesh="x=2,y=2", layout=f"length:{length}, {layout}")(
+        wf.tensor(x, [wf.Dim("rows", 2), T])
+    )
+    np.testing.assert_array_equal(parts.array, x.reshape(2, 2, 4))
+    np.testing.assert_array_equal(whole.array, x + 1)
+
+
 def test_the_program_says_why():
     (row,) = wf.trace(lambda x: wf.shift(x, over=T, by=1), shape(B, T, D), mesh="x=4", layout="length:x").ledger
     assert row.reason == "because shift goes over length, split over x"

@@ -78,6 +78,25 @@ def test_the_largest_are_in_order_with_nan_first_and_ties_by_place(place):
     assert_same(got, want)
 
 
+@pytest.mark.parametrize("layout", ["length:x", "length:x+y", "length:y+x", "batch:x,length:y"])
+def test_the_few_largest_of_long_slices_are_found_with_their_places(layout):
+    x = np.random.default_rng(8).integers(0, 40, (4, 64)).astype("float32")
+    found = wf.spmd(lambda x: wf.top_k(x, over="length", k=top), mesh="x=2,y=4", layout=layout)(
+        wf.tensor(x, [wf.Dim("batch", 4), wf.Dim("length", 64)])
+    )
+    assert_same(found, tuple(lax.top_k(x, 3)))
+
+
+@pytest.mark.parametrize("layout", ["", "tokens:x", "words:x"])
+def test_narrow_floats_are_added_up_at_an_index_in_float32(layout):
+    tokens, words = wf.dims(tokens=320, words=4)
+    ids, ones = wf.tensor(np.zeros(320, "int32"), [tokens]), wf.tensor(np.ones(320, jnp.bfloat16), [tokens])
+    x = wf.tensor(np.zeros(4, jnp.bfloat16), [words])
+    add = wf.spmd(lambda x, ids, ones: wf.scatter_add(x, ids, ones, over="words"), mesh="x=4", layout=layout)
+    # In bf16 256 + 1 is 256.
+    np.testing.assert_array_equal(np.asarray(add(x, ids, ones).array, "float32"), [320, 0, 0, 0])
+
+
 @everywhere
 def test_a_nan_with_a_sign_is_a_nan(place):
     x = few_values()

@@ -7,6 +7,8 @@ import pytest
 
 import weft as wf
 from tests.errors.raised import error_of
+from weft.dims import Shape
+from weft.ops import random
 
 B, D = wf.dims(batch=4, d_model=8)
 FIVE = wf.Dim("vocab", 5)
@@ -286,3 +288,12 @@ def test_random_bits_do_not_depend_on_the_layout_whatever_jax_is_set_to():
     with jax.threefry_partitionable(False):
         net = wf.spmd(lambda x: wf.random.normal(jax.random.key(0), x.dims, like=x), mesh="x=4", layout="length:x")
         np.testing.assert_array_equal(net(x).array, wf.random.normal(jax.random.key(0), x.dims).array)
+
+
+def test_places_past_32_bits_are_counted_in_two_words():
+    # Three times the second size is 2**32 - 1: the next place has its carry.
+    sizes = 16, 0xFFFFFFFF // 3, 5
+    shape = wf.dims(a=sizes[0], b=sizes[1], c=sizes[2])
+    high, low = (np.asarray(word, "uint64") for word in random._global_index(Shape(shape), ((),) * 3, (5, 4, 5)))
+    a, b, c = np.indices((5, 4, 5), "uint64")
+    np.testing.assert_array_equal((high << np.uint64(32)) + low, (a * sizes[1] + b) * sizes[2] + c)

@@ -8,6 +8,7 @@ import pytest
 
 import weft as wf
 from weft.plan import HARDWARE, Hardware, Link, links, roofline
+from weft.plan.attention import FusedGroup
 from weft.plan.traffic import Kernel
 from weft.program.ledger import Row
 
@@ -157,6 +158,13 @@ def test_both_directions_of_a_torus_are_used():
     )
 
 
+def test_over_two_axes_of_a_torus_rings_go_both_ways_along_each():
+    ring = row("all_gather", 10**9, ["x", "y"], 16)
+    assert links.seconds(ring, wf.Mesh("x=4,y=4"), HARDWARE["v5p"]) == pytest.approx(
+        15 / 16 * 1e9 / (0.9 * 400e9), rel=0.01
+    )
+
+
 def test_a_gradient_that_nothing_waits_for_hides_under_a_share_of_the_compute(monkeypatch):
     def loss(w, x):
         return wf.sum(wf.einsum(x, w, over="k"), over="m n")
@@ -242,6 +250,25 @@ def test_the_share_of_the_peak_is_the_models_flops_over_what_could_be_done():
     assert product_plan(mesh="x=4", layout="").mfu == pytest.approx(0.25)  # four do the same
 
 
+def test_what_is_recomputed_is_no_use_to_the_model():
+    def loss(x, w):
+        layer = lambda x: wf.square(wf.einsum(wf.square(x), w, over="k", rename={"n": "k"}))  # noqa: E731
+        return wf.sum(wf.remat(lambda x: wf.einsum(layer(x), w, over="k"))(x), over="m n")
+
+    args = shaped("m k", m=512, k=512), shaped("k n", k=512, n=512)
+    program = wf.trace(wf.grad(loss, argnums=(0, 1)), *args, mesh="x=1", layout="")
+    assert program.flops_recomputed > 0
+    plan = wf.Plan(program, ROUND)
+    useful = program.flops - program.flops_recomputed
+    assert plan.mfu == pytest.approx(useful / plan.seconds / 1e12)
+
+
+def test_a_fused_kernel_of_causal_attention_leaves_out_the_tiles_above_the_diagonal():
+    for length, share in ((128, 1.0), (256, 3 / 4), (1024, 9 / 16)):
+        assert FusedGroup(length, length, 64, length**2, is_causal=True).seen_share == pytest.approx(share)
+        assert FusedGroup(length, length, 64, length**2, is_causal=False).seen_share == 1.0
+
+
 def test_a_plan_becomes_json(step_program):
     told = wf.Plan(step_program, "h100").to_dict()
     read = json.loads(json.dumps(told))
@@ -278,6 +305,18 @@ def test_a_loop_takes_as_long_as_all_its_turns():
     plan = wf.Plan(wf.trace(looped, *args, mesh="x=1", layout=""), ROUND)
     assert plan.kinds["product"] == pytest.approx(6 * 2 * 512**3 / 1e12)
     assert max(op.count for op in plan.ops) == 6
+
+
+def test_a_loop_in_a_loop_takes_as_long_as_all_turns_of_both():
+    def inner(x, w):
+        return wf.scan(lambda x, w: (wf.einsum(x, w, over="k", rename={"n": "k"}), None), x, w, over="layers")[0]
+
+    def looped(x, w):
+        return wf.scan(lambda x, _: (inner(x, w), None), x, None, over=wf.Dim("rounds", 3))[0]
+
+    args = shaped("m k", m=512, k=512), shaped("layers k n", layers=6, k=512, n=512)
+    plan = wf.Plan(wf.trace(looped, *args, mesh="x=1", layout=""), ROUND)
+    assert plan.kinds["product"] == pytest.approx(3 * 6 * 2 * 512**3 / 1e12)
 
 
 def test_the_text_says_how_long_and_why(step_program):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import random
+import types
 import warnings
 
 import numpy as np
@@ -15,9 +16,10 @@ from weft.cli.model import load_preset
 from weft.errors import LayoutError, MeshError, WeftError
 from weft.plan import HARDWARE, Plan, search
 from weft.plan.choices import Choices, shapes
-from weft.plan.compose import Composer
+from weft.plan.compose import Composer, Facts
 from weft.plan.facts import facts_of
 from weft.plan.roofline import BESIDE
+from weft.plan.search import _BestFirst
 
 from .nets import ARGS, DIMS, shaped, step
 
@@ -92,6 +94,51 @@ def composed_and_traced(fn, args, mesh, dims, count, seed=0):
     for at in random.Random(seed).sample(list(map(tuple, legal)), min(count, len(legal))):
         layout = choices.layout([choices.sets[i] for i in at], list(mesh.axes))
         yield str(layout), grid.bytes[at], traced(mesh, layout, fn, args).ledger.bytes()
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1, 8.0), (2, 4.0), (4, 2.0), (8, 1.0)])
+def test_what_is_traced_on_one_axis_is_divided_as_a_mesh_of_another_size_divides_it(size, seconds):
+    whole, traced_on_four = (Facts({(0, "forward"): (work, 0.5)}, {}, [], 0.0, 0.0) for work in (8.0, 2.0))
+    choices = types.SimpleNamespace(sets=[(), ("m",)], rules=("m",), parameters={})
+    grid = Composer(choices, whole, {1: (4, traced_on_four)}, 0.0).grid((size,), lambda *_: (0.0, 0.0))
+    assert grid.compute.tolist() == pytest.approx([8.0, seconds])
+
+
+class FewCandidates:
+    """Layouts with known bounds, in order."""
+
+    def __init__(self, *seconds):
+        self.seconds, self.memory, self.order = np.array(seconds), np.zeros(len(seconds)), np.arange(len(seconds))
+
+    def trial(self, candidate):
+        return types.SimpleNamespace(number=int(candidate))
+
+    def ways(self, candidate):
+        return frozenset([candidate]), self.seconds[candidate]
+
+
+def tried(bounds, results, keep=1):
+    """Which of the layouts are traced, given the bound of each and what a trace says: seconds, whether it fits."""
+    search, numbers = _BestFirst(FewCandidates(*bounds), 1, keep), []
+    for trial in search.trials():
+        seconds, fits = results[trial.number]
+        numbers.append(trial.number)
+        search.add(trial, types.SimpleNamespace(seconds=seconds, fits=fits))
+    return numbers
+
+
+def test_a_layout_is_traced_while_its_bound_less_the_slack_is_below_the_best():
+    assert tried([1.0, 1.02, 1.2], [(1.01, True)] * 3) == [0, 1]
+    assert tried([1.0, 1.02, 1.2], [(1.01, True)] * 3, keep=3) == [0, 1, 2]
+
+
+def test_a_trace_that_is_cheaper_than_its_bound_widens_the_slack():
+    assert tried([1.0, 1.001, 1.06], [(1.0, True), (1.1, False), (1.2, True)]) == [0, 1]
+    assert tried([1.0, 1.001, 1.06], [(1.0, True), (0.9, False), (1.2, True)]) == [0, 1, 2]
+
+
+def test_what_does_not_fit_ends_no_search():
+    assert tried([1.0, 1.5, 2.0], [(1.0, False), (1.5, True), (2.0, True)]) == [0, 1]
 
 
 # A number that leaves a region is taken from the first of equal copies where a gather has made it so; what is put

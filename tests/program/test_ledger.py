@@ -247,6 +247,27 @@ def test_state_stored_finer_is_gathered_in_the_update():
     assert all(row.source and row.reason for row in program.ledger)
 
 
+def test_state_stored_finer_along_two_dims_is_gathered_one_by_one():
+    step = wf.train_step(loss, ADAM)
+    layout = "batch:rows,optimizer.d_model:rows,optimizer.d_ff:cols"
+    update = [
+        row for row in traced(step, step.init(PARAMS), shape(B, D), layout=layout).ledger if row.phase == "update"
+    ]
+    whole = D.size * F.size * X
+    # What is gathered first is still split along the other dim: w is [d_model d_ff], v is [d_ff d_model].
+    assert sorted((row.axes, row.bytes) for row in update) == sorted(
+        [(("rows",), whole // 4), (("cols",), whole), (("cols",), whole // 2), (("rows",), whole)]
+    )
+
+
+def test_what_your_own_function_sends_over_an_axis_of_size_one_is_nothing():
+    program = traced(
+        lambda x: wf.local(lambda a: jax.lax.psum(a, "one"), x, out=[B, D]), shape(B, D), mesh="one=1,x=4",
+        layout="batch:x",
+    )  # fmt: skip
+    assert len(program.ledger) == 0
+
+
 def test_an_update_whose_collectives_cannot_be_known_says_so():
     step = wf.train_step(loss, optax.contrib.muon(1e-3))
     program = traced(step, step.init(PARAMS), shape(B, D), layout="batch:rows,d_ff:cols")

@@ -93,6 +93,17 @@ def test_recomputation_is_counted_and_told():
     assert (again.flops, again.flops_recomputed) == (7 * each, each)  # the last product of a layer is not needed again
 
 
+def test_what_a_recomputed_function_keeps_by_name_is_not_made_again():
+    def kept_at(name):
+        def loss(params, x):
+            h = wf.name(wf.einsum(x, params["w"], over=D), name)
+            return wf.sum(wf.square(wf.einsum(wf.square(h), params["v"], over=F)), over=[B, D])
+
+        return traced(wf.value_and_grad(wf.remat(loss, save=[name] if name == "kept" else [])), PARAMS, shape(B, D))
+
+    assert kept_at("made again").flops_recomputed == kept_at("kept").flops_recomputed + product(B, D, F)
+
+
 def test_a_loop_of_unknown_length_counts_one_turn():
     def grow(x, params):
         return wf.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + 1, net(params, s[1])), (0, x))[1]
@@ -137,6 +148,37 @@ def test_your_own_convolution_counts_its_kernel_at_every_place():
     args = shape(B, C_IN, W), weight(C_OUT, C_IN, taps)
     assert traced(kernel, *args).flops == product(B, C_OUT, W, C_IN, taps)
     assert traced(kernel, *args, layout="batch:rows").flops == product(B, C_OUT, W, C_IN, taps) // 2
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_a_spread_out_convolution_counts_no_zeros(stride):
+    C_IN, C_OUT, W, TAPS = wf.dims(c_in=4, c_out=8, width=16, taps=8)
+
+    def spread(x, w):
+        return wf.conv_transpose(x, w, over={"width": "taps"}, channels=(C_IN, C_OUT), stride=stride)
+
+    program = traced(spread, shape(B, C_IN, W), weight(C_IN, C_OUT, TAPS))
+    assert program.flops == product(B, C_OUT, W, C_IN, TAPS)  # as many more places as there are taps less
+
+
+def test_the_products_of_an_update_are_divided_as_its_arrays_are():
+    def of_update(layout):
+        steps = [wf.train_step(lambda params, x, key: loss(params, x), o(1e-3)) for o in (with_product, optax.sgd)]
+        one, other = (traced(s, s.init(PARAMS), shape(B, D), layout=layout).flops for s in steps)
+        return one - other
+
+    def with_product(rate):
+        """Adds to each update its product with a whole matrix."""
+
+        def update(gradients, state, params=None):
+            made = jax.tree.map(lambda g: g - rate * jnp.einsum("ab,bc->ac", g, jnp.eye(g.shape[1])), gradients)
+            return made, state
+
+        return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+    each = product(D, F, F) + product(F, D, D)
+    assert of_update("") == each
+    assert of_update("d_ff:cols") < each
 
 
 def test_the_products_of_an_update_are_counted():

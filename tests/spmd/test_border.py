@@ -75,6 +75,15 @@ def test_a_static_argument_is_compiled_in_by_position_or_name():
     np.testing.assert_allclose(run(X, power=2).array, np.asarray(X.array) ** 2, rtol=1e-6)
 
 
+def test_a_call_with_another_static_is_another_program():
+    def fn(x, mode, act):
+        return act(x) if mode == "train" else -act(x)
+
+    run = wf.spmd(fn, mesh=MESH, layout="batch:rows,d_model:cols")
+    for mode, act in [("train", wf.tanh), ("test", wf.tanh), ("test", wf.exp), ("train", wf.tanh)]:
+        np.testing.assert_allclose(run(X, mode, act).array, fn(X, mode, act).array, rtol=1e-6)
+
+
 def test_results_may_be_any_tree_with_numbers_and_statics():
     def fn(x):
         return {"y": x, "n": jnp.float32(3), "name": "kept", "none": None, "fn": wf.tanh}
@@ -294,8 +303,10 @@ def test_optimizer_state_lies_split_as_its_rules_say():
 
 def test_metrics_hold_what_comes_with_the_loss():
     def loss(p, x, key):
-        return wf.sum(product(x, p), over="batch d_ff"), {"norm": wf.sum(wf.square(p), over="d_model d_ff")}
+        value = wf.sum(product(x, p), over="batch d_ff")
+        return value, {"norm": wf.sum(wf.square(p), over="d_model d_ff"), "loss": value * 0 - 1}
 
     step = wf.train_step(loss, optax.sgd(0.1), mesh=MESH, layout="batch:rows,d_ff:cols", has_aux=True)
     _, metrics = step(step.init(W), X, None)
     np.testing.assert_allclose(float(metrics["norm"]), float(np.sum(np.square(W.array))), rtol=1e-5)
+    np.testing.assert_allclose(float(metrics["loss"]), float(np.sum(X.array @ W.array)), rtol=1e-4)
