@@ -20,7 +20,7 @@ from .table import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "faults", "*.egg-info", "build", "dist")
-_PYTEST = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
+_PYTEST = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=line"]
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?P<test>.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
 _NOTHING_FAILED, _NOTHING_RAN = 0, 5
 

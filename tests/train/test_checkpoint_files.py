@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.errors import WeftWarning
-from weft.train.checkpoints import CheckpointError, Checkpoints
+from weft.train.checkpoints import CheckpointError, Checkpoints, _sums_of_bits
 
 from .running import config_of, run
 
@@ -49,6 +49,22 @@ def test_any_flipped_bit_of_what_was_told_is_noticed(folder):
         assert (problem is None) == is_same, (bit, problem)
         assert is_same or str(path) in problem
         assert found.best_step() == 2 and found.steps == [2, 4]
+
+
+def test_a_sum_of_bits_is_another_where_a_bit_or_a_place_is_another():
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    others = [
+        x[::-1],
+        x[:, ::-1],
+        x.T.reshape(4, 6),
+        np.roll(x, 1),
+        np.where(x == x[1, 3], -x, x),
+        x.reshape(2, 12),
+    ]
+    sums = [
+        int(value) for value in _sums_of_bits({str(i): jnp.asarray(a) for i, a in enumerate([x, *others])}).values()
+    ]
+    assert len(set(sums)) == len(others) and sums[-1] == sums[0]  # as many numbers in the same order are the same
 
 
 def _parsed(content):
@@ -129,3 +145,12 @@ def test_a_run_whose_checkpoints_all_lost_their_small_file_does_not_begin_anew(t
         assert arrays_in(checkpoints) == {"set-aside-2", "set-aside-4", "set-aside-6"}
         assert "no checkpoint with its checkpoint.json" in caught.value.fact
         assert "set-aside-6" in caught.value.state and "begin anew" in caught.value.fix
+
+
+def test_the_best_is_kept_beside_the_last_ones(tmp_path):
+    for best, kept in ((True, [2, 4, 5]), (False, [4, 5])):
+        found = Checkpoints(tmp_path / str(best), keep=2, best=best)
+        for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
+            found.save(step, ARRAYS, {**TOLD, "loss": loss})
+        found.close()
+        assert found.steps == kept and found.best_step() == (2 if best else 5)

@@ -1,21 +1,27 @@
 """Evaluation: every example counts once, on every mesh and in every batch; translations are scored by sacreBLEU."""
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import sacrebleu
 
+import weft as wf
 from tests.train.toys import pairs, pairs_file, text_file
 from weft import data, models
 from weft.layout import as_layout
 from weft.mesh import as_mesh
+from weft.spmd.step import TrainState
 from weft.train import evaluation
 from weft.train.config import ONE, ConfigError, read
 from weft.train.datasets import open_data
-from weft.train.evaluation import Evaluator, TranslationScores, count_words_and_bytes, score
+from weft.train.evaluation import Evaluator, PeriodicEvaluation, TranslationScores, count_words_and_bytes, score
 from weft.train.feeding import Feed
+from weft.train.interface import NullListener
+from weft.train.step import Averaged
 
 SMALL = "layers = 1\nd_model = 16\nheads = 4\nd_kv = 4\nd_ff = 32\nvocab = 259"
 SPLIT = ("rows=2,cols=4", "batch:rows,heads:cols,d_ff:cols,vocab:cols")
@@ -129,3 +135,22 @@ def test_only_pairs_are_scored_as_translations(tmp_path):
     config = config_of(tmp_path, "tiny-lm", text_file(tmp_path), 'eval.metrics=["bleu"]')
     with pytest.raises(ConfigError, match=r"`eval.metrics` names 'bleu', .* the data are no pairs"):
         judged(config, tmp_path)
+
+
+def test_while_it_trains_a_run_is_judged_by_its_average_now_and_then_and_at_its_end(tmp_path):
+    judged, rows = [], []
+
+    def evaluate(model, between):
+        judged.append(np.asarray(model["w"].array).tolist())
+        return {"loss": 2.0}
+
+    changes = "eval.every=3", "train.steps=8"
+    config = config_of(tmp_path, "tiny-lm", text_file(tmp_path), *changes)
+    watchdog, stop = SimpleNamespace(paused=contextlib.nullcontext), SimpleNamespace(is_wanted=lambda: False)
+    periodic = PeriodicEvaluation(config, tmp_path, evaluate, rows.append, NullListener(), watchdog, stop)
+    assert [at for at in range(1, 9) if periodic.is_due(at)] == [3, 6, 8]
+    params = {"w": wf.parameter(np.zeros(2, "float32"), [wf.Dim("d_model", 2)])}
+    assert periodic(TrainState(params, (Averaged({"w": jax.numpy.ones(2)}),), 3), 3) == 2.0
+    assert periodic(TrainState(params, (), 6), 6) == 2.0
+    assert judged == [[1.0, 1.0], [0.0, 0.0]]
+    assert rows == [{"step": 3, "eval": {"loss": 2.0}}, {"step": 6, "eval": {"loss": 2.0}}]

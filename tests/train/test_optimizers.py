@@ -10,7 +10,7 @@ import pytest
 
 import weft as wf
 from weft.train.optimizers import decays, schedule
-from weft.train.step import Averaged, optimizer_metrics, update
+from weft.train.step import Averaged, first_model, make_step, optimizer_metrics, update
 from weft.train.tables import Optimizer, Schedule
 
 from .running import config_of, losses, run
@@ -216,6 +216,26 @@ def test_averaged_weights_are_the_running_mean_of_all_before():
     averaged = next(part.averaged for part in state if isinstance(part, Averaged))
     for part in params:
         np.testing.assert_allclose(averaged[part], mean[part], rtol=1e-5, atol=1e-6)
+
+
+def test_the_scale_of_the_loss_is_taken_out_of_gradients_before_anything_looks_at_them():
+    params, (gradients, *_) = draws()
+    changes = []
+    for scale in (1.0, 1024.0):
+        rule = update(config_of("x", train={"loss_scale": scale}, optimizer={"name": "sgd", "clip": 0.5}))
+        scaled = jax.tree.map(lambda x: jnp.float32(x * scale), gradients)  # noqa: B023
+        changes.append(rule.update(scaled, rule.init(params), params)[0])
+    np.testing.assert_allclose(changes[1]["w"], changes[0]["w"], rtol=1e-6)
+
+
+def test_the_noise_of_a_step_follows_from_its_number():
+    config = config_of("x", model={"dropout": 0.5, "layers": 1}, mesh="", layout="")
+    model, rows = first_model(config), [config.sized_model.dim("batch"), config.sized_model.dim("length")]
+    ids = wf.tensor(np.arange(8 * 16, dtype="int32").reshape(8, 16), rows)
+    batch = {"inputs": ids, "targets": ids, "weights": wf.tensor(np.ones((8, 16), "float32"), rows)}
+    loss = jax.jit(lambda number: make_step(config).loss(model, batch, number)[0].array)
+    first, again, second = (float(loss(np.int32(number))) for number in (3, 3, 4))
+    assert first == again and first != second
 
 
 # In whole runs.

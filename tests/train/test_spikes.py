@@ -94,6 +94,14 @@ def test_a_spike_is_what_leaps_above_the_mean_of_the_steps_before_by_so_many_dev
     assert found == [30, 45, 50] and int(state.in_all) == 3
 
 
+@pytest.mark.parametrize(("steps", "is_one"), [(WINDOW - 1, False), (WINDOW, True), (WINDOW + 1, True)])
+def test_a_leap_is_a_spike_as_soon_as_a_window_of_steps_is_known(steps, is_one):
+    state = no_history(WINDOW)
+    for _ in range(steps):
+        _, state = is_spike(state, 2.0, 1.0, 6.0)
+    assert bool(is_spike(state, 9.0, 1.0, 6.0)[0]) == is_one
+
+
 def test_what_lasts_is_a_spike_only_in_its_first_steps():
     state, found = no_history(32), []
     for at in range(100):
