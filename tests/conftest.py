@@ -1,8 +1,6 @@
 """Eight virtual processors for every test, asked for before anything starts JAX; `--accept` for the goldens.
 
-Most of the tests' time is XLA's, and what it compiles runs once: it is told to optimize little, here and in the
-programs that tests start. No meaning depends on it; where bits are compared, `compiled_as_usual` takes it back. And
-this machine is not measured: made-up figures lie in a cache of the tests' own.
+This machine is not measured: made-up figures lie in a cache of the tests' own.
 """
 
 import json
@@ -13,13 +11,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.environment import COMPILES_FAST
 from weft.plan import this_machine
 
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-if jax.__version_info__ < (0, 11):  # which then forgets the flag, and XLA ends the process for one it does not know
-    # The older emitters of XLA for CPUs: code a little slower, made in a quarter of the time.
-    fast_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {fast_to_compile}".strip()
+XLA_FLAGS = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), COMPILES_FAST.get("XLA_FLAGS")]))
+os.environ.update(COMPILES_FAST, **({"XLA_FLAGS": XLA_FLAGS} if XLA_FLAGS else {}))
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 
