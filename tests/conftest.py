@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 import jax
-import pytest
 
 from tests.environment import COMPILES_FAST
 from weft.plan import this_machine
 
+MOST_IN_SMOKE = 4  # seconds of a file
 XLA_FLAGS = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), COMPILES_FAST.get("XLA_FLAGS")]))
 os.environ.update(COMPILES_FAST, **({"XLA_FLAGS": XLA_FLAGS} if XLA_FLAGS else {}))
 jax.config.update("jax_disable_most_optimizations", True)
@@ -27,20 +27,20 @@ this_machine.cache_file().parent.mkdir()
 this_machine.cache_file().write_text(json.dumps(_figures | {"cpu": "made up", "cores": 2, "jax": jax.__version__}))
 
 
-@pytest.fixture(scope="module")
-def compiled_as_usual():
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.clear_caches()
-
-
 def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the printed programs in tests/goldens/ anew")
+    parser.addoption("--smoke", action="store_true", help="only files that take little time")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Files that take longest come first, so that no worker is left alone with one at the end; new ones before all."""
     seconds = json.loads((Path(__file__).parent / "durations.json").read_text(encoding="utf-8"))
-    items.sort(key=lambda item: -seconds.get(item.nodeid.split("::")[0].removeprefix("tests/"), 1e9))
+
+    def took(item):
+        return seconds.get(item.nodeid.split("::")[0].removeprefix("tests/"), 1e9)
+
+    items.sort(key=lambda item: -took(item))
+    if config.getoption("--smoke"):
+        left_out = [item for item in items if took(item) > MOST_IN_SMOKE]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if took(item) <= MOST_IN_SMOKE]

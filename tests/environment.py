@@ -1,7 +1,7 @@
 """How tests compile, in their own process and in those they start.
 
 Most of the tests' time is XLA's, and what it compiles runs once: it is told to optimize little. No meaning depends on
-it; where bits are compared, the fixture `compiled_as_usual` takes it back.
+it.
 """
 
 import os

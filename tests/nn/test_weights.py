@@ -14,8 +14,6 @@ from .cases import D, E, F, H, K, V, X
 KEY = jax.random.key(11)
 
 
-
-
 def blueprint():
     return [
         nn.FeedForward(D, F, gated=True, bias=True),
