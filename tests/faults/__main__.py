@@ -50,7 +50,7 @@ class Tree:
 
     def test(self, arguments: list[str], timeout: float) -> str:
         """The first test that fails, `timeout` where there is none in time; empty if all pass."""
-        environment = os.environ | {"PYTHONPATH": str(self.folder)}
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "COLUMNS": "300"}
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 [*_PYTEST, *arguments],

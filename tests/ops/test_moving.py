@@ -103,6 +103,19 @@ def test_parts_of_a_dim_over_two_axes_may_take_one_each(length, layout):
     np.testing.assert_array_equal(whole.array, x + 1)
 
 
+def test_windows_with_gaps_between_them_get_no_place_of_a_gap():
+    long, taps = wf.Dim("length", 24), wf.Dim("taps", 1)
+    how = {"over": {"length": "taps"}, "channels": ("d_model", "d_out"), "stride": 5, "padding": {"length": (0, 12)}}
+    fn = lambda x, w: wf.conv(x, w, **how)  # noqa: E731
+    kernel = D, wf.Dim("d_out", 4), taps
+    # Windows look at 0, 5, 10, 15 and 20; of those, only 15 is another's.
+    assert sent(fn, shape(long, D), shape(*kernel)) == [("permute", D.size * 4, 1)]
+    x, w = (np.random.default_rng(0).normal(size=size).astype("float32") for size in ((24, 4), (4, 4, 1)))
+    found = wf.spmd(fn, mesh="x=4", layout="length:x")(wf.tensor(x, [long, D]), wf.tensor(w, kernel))
+    np.testing.assert_allclose(found.array[:5], x[::5] @ w[:, :, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found.array[5:], 0)
+
+
 def test_the_program_says_why():
     (row,) = wf.trace(lambda x: wf.shift(x, over=T, by=1), shape(B, T, D), mesh="x=4", layout="length:x").ledger
     assert row.reason == "because shift goes over length, split over x"
