@@ -23,6 +23,18 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "faults", "*.egg
 _PYTEST = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=line"]
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?P<test>.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
 _NOTHING_FAILED, _NOTHING_RAN = 0, 5
+_TOO_LONG = "NOT CAUGHT IN TIME"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A test that failed; the name is empty where the process ended otherwise."""
+
+    test: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.test.removeprefix('tests/'):.110}  {self.why.split(':')[0]:.40}"
 
 
 @dataclass(frozen=True)
@@ -30,9 +42,20 @@ class Outcome:
     """What became of a fault."""
 
     fault: Fault
-    caught_by: str
-    """The first test that failed, and by what; empty where all passed."""
+    caught_by: Failure | None
+    """The first test that failed."""
+    fails_anyway: bool
+    """Whether that test fails without the fault too: then it caught nothing."""
     seconds: float
+
+    @property
+    def has_survived(self) -> bool:
+        return self.caught_by is None or self.fails_anyway or self.caught_by.why == _TOO_LONG
+
+    def __str__(self) -> str:
+        end = "SURVIVED" if self.caught_by is None else str(self.caught_by)
+        anyway = "SURVIVED, for without it too there fails: " if self.fails_anyway else ""
+        return f"{self.fault.name:60}  {self.seconds:6.1f} s  {anyway}{end}"
 
 
 class Tree:
@@ -48,8 +71,8 @@ class Tree:
         path.write_text(text, encoding="utf-8")
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
-    def test(self, arguments: list[str], timeout: float) -> str:
-        """The first test that fails, `timeout` where there is none in time; empty if all pass."""
+    def test(self, arguments: list[str], timeout: float) -> Failure | None:
+        """The first test that fails, if one does in time."""
         environment = os.environ | {"PYTHONPATH": str(self.folder), "COLUMNS": "300"}
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
@@ -63,18 +86,18 @@ class Tree:
             try:
                 status = process.wait(timeout)
             except subprocess.TimeoutExpired:
-                return "timeout"
+                return Failure("", _TOO_LONG)
             finally:
                 _end_group(process)
             output.seek(0)
             text = output.read()
         if status in (_NOTHING_FAILED, _NOTHING_RAN):
-            return ""
-        if (found := _FAILED.search(text)) is None and status >= 0:
-            raise RuntimeError(f"pytest {shlex.join(arguments)} ended with {status}:\n{text[-2000:]}")
-        if found is None:
-            return f"ended by signal {-status}"
-        return f"{found['test'].removeprefix('tests/'):.100} ({(found['why'] or 'no reason').split(':')[0]:.40})"
+            return None
+        if (found := _FAILED.search(text)) is not None:
+            return Failure(found["test"], found["why"] or "")
+        if status < 0:
+            return Failure("", f"ended by signal {-status}")
+        raise RuntimeError(f"pytest {shlex.join(arguments)} ended with {status}:\n{text[-2000:]}")
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
@@ -88,24 +111,23 @@ def try_fault(fault: Fault, tree: Tree, whole: bool, timeout: float) -> Outcome:
     """Puts a fault in, runs the tests near it, then all of them if these pass and it is asked for."""
     began, right = time.monotonic(), (ROOT / fault.file).read_text(encoding="utf-8")
     tree.write(fault, fault.put_into(right))
+    files = [near for near in fault.near if " -k " not in near]
+    calls = [*([files] if files else []), *(shlex.split(near) for near in fault.near if " -k " in near)]
     try:
-        calls = [[near] for near in fault.near if " -k " not in near]
-        calls = [[path for call in calls for path in call]] if calls else []
-        calls += [shlex.split(near) for near in fault.near if " -k " in near]
-        caught = next((found for call in calls if (found := tree.test(call, timeout))), "")
-        if not caught and whole:
+        caught = next((found for call in calls if (found := tree.test(call, timeout))), None)
+        if caught is None and whole:
             caught = tree.test(["tests"], 20 * timeout)
     finally:
         tree.write(fault, right)
-    return Outcome(fault, caught, time.monotonic() - began)
+    fails_anyway = caught is not None and bool(caught.test) and tree.test([caught.test], timeout) is not None
+    return Outcome(fault, caught, fails_anyway, time.monotonic() - began)
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """A line for each fault: its name, seconds, the test that caught it."""
-    lines = [f"{one.fault.name:60}  {one.seconds:6.1f} s  {one.caught_by or 'SURVIVED'}" for one in outcomes]
-    survived = [one.fault.name for one in outcomes if not one.caught_by]
+def summary(outcomes: list[Outcome]) -> str:
+    """How many faults there are of each room, and those that survived."""
+    survived = [one.fault.name for one in outcomes if one.has_survived]
     rooms = {room: sum(one.fault.room == room for one in outcomes) for room in dict.fromkeys(f.room for f in FAULTS)}
-    lines += ["", ", ".join(f"{count} of {room}" for room, count in rooms.items() if count)]
+    lines = [", ".join(f"{count} of {room}" for room, count in rooms.items() if count)]
     lines.append(f"{len(outcomes)} faults, {len(outcomes) - len(survived)} caught, {len(survived)} survived")
     return "\n".join([*lines, *(f"  survived: {name}" for name in survived)])
 
@@ -136,9 +158,9 @@ def main() -> int:
         with concurrent.futures.ThreadPoolExecutor(given.workers) as pool:
             for outcome in pool.map(run, chosen):
                 outcomes.append(outcome)
-                print(table([outcome]).splitlines()[0], flush=True)
-    print("\n" + table(outcomes))
-    return int(any(not outcome.caught_by for outcome in outcomes))
+                print(outcome, flush=True)
+    print("\n" + summary(outcomes))
+    return int(any(outcome.has_survived for outcome in outcomes))
 
 
 if __name__ == "__main__":
