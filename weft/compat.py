@@ -58,10 +58,7 @@ def is_differentiated(array: Any) -> bool:
 
 
 def is_operator_of_array(frame: FrameType) -> bool:
-    """Whether the caller is an operator of a JAX array.
-
-    It then lets the other operand's own operator run.
-    """
+    """Whether an operator of a JAX array calls, which lets the other operand's run."""
     name = frame.f_code.co_name
     return name == "deferring_binary_op" or name.startswith("_operator_")
 

@@ -40,10 +40,7 @@ class WeftError(Exception):
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
 
     def add_note(self, note: str) -> None:
-        """Adds a line below the text, but not JAX's note that it removed frames.
-
-        The fix is the last line.
-        """
+        """Adds a line below the text, but not JAX's note that it removed frames."""
         if FILTERING_NOTE not in note:
             super().add_note(note)
 
@@ -115,10 +112,7 @@ def user_stacklevel() -> int:
 
 
 def _users_frame() -> tuple[FrameType | None, int]:
-    """The innermost frame that is the user's own, and its level on the stack.
-
-    Level 1 is the caller's caller.
-    """
+    """The user's own innermost frame, and its level: 1 is the caller's caller."""
     frame: FrameType | None = sys._getframe(2)
     level = 1
     while frame is not None:
@@ -134,10 +128,7 @@ def _is_users_frame(frame: FrameType) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own.
-
-    It is neither Weft's, nor Python's, nor a library's that calls users' functions.
-    """
+    """Whether a file is the user's own: not Weft's, Python's or a calling library's."""
     if filename.startswith(_HERE) or filename.startswith("<frozen"):
         return False
     if filename.startswith(os.path.dirname(os.__file__)) and "site-packages" not in filename:
@@ -193,10 +184,7 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
 
 
 def fold_frames(fn: C) -> C:
-    """`fn`, which errors leave without our frames.
-
-    What cannot be called wrongly needs no more than this.
-    """
+    """`fn`, which errors leave without our frames: for what cannot be called wrongly."""
 
     @functools.wraps(fn)
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -268,10 +256,7 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def fold(error: BaseException) -> None:
-    """Takes our frames and JAX's out of the tracebacks of an error of ours.
-
-    Those of what led to it too.
-    """
+    """Takes our frames and JAX's out of the tracebacks of our error and its causes."""
     if _shows_all():
         return
     link: BaseException | None = error
@@ -282,10 +267,7 @@ def fold(error: BaseException) -> None:
 
 
 def _fold_around(error: Exception) -> None:
-    """Takes our frames from around an error that is not ours, and JAX's note.
-
-    One that began in our files is left whole.
-    """
+    """Takes our frames and JAX's note from around an error not begun in our files."""
     frames = list(traceback.walk_tb(error.__traceback__))
     if _shows_all() or not frames or frames[-1][0].f_code.co_filename.startswith(_HERE):
         return

@@ -126,10 +126,7 @@ class Loop(Step):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How many operands stay the same, and how many are carried over.
-
-        A scan cuts the rest into slices.
-        """
+        """How many operands stay the same, how many are carried; a scan slices the rest."""
         return loop_parts(self.eqn)
 
 
@@ -289,10 +286,7 @@ def _taken(loop: Loop) -> list[Sequence[Value]]:
 
 
 def steps(tree: Tree, larger: Callable[[Tree], float] | None = None) -> Iterator[Step]:
-    """All steps in order, those of loops too.
-
-    Of a branch only the body that measures larger, where a measure is given.
-    """
+    """All steps in order, those of loops too; of a branch only its `larger` body."""
     for step in tree:
         if not isinstance(step, Loop):
             yield step
@@ -337,10 +331,7 @@ def bodies_of(eqn: Any) -> list[ClosedJaxpr]:
 
 @dataclass
 class Visit:
-    """An equation on the way through a jaxpr.
-
-    Its bodies are gone into next, unless the reader takes them away.
-    """
+    """An equation on the way through a jaxpr; its bodies come next unless taken away."""
 
     eqn: Any
     scopes: str

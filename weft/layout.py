@@ -199,10 +199,7 @@ class Region:
         return math.prod(self.mesh.axes[axis] for axis in axes)
 
     def placement(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
-        """For each dim the axes it is split over.
-
-        `store` adds the rules of stored parameters, or of optimizer state (`_STORED_BY`).
-        """
+        """For each dim the axes it is split over, with the rules of a `store`."""
         key = (tuple(dims), store)
         if key not in self._placements:
             self._placements[key] = self._place(dims, store)

@@ -273,10 +273,7 @@ class Tensor(Operators):
 
 @public(form="wf.tensor(array, 'batch d_model')")
 def tensor(array: Any, dims: Dims) -> Tensor:
-    """A tensor of an array whose dims have these names.
-
-    The array may be NumPy's, JAX's, or a `jax.ShapeDtypeStruct`.
-    """
+    """A tensor of an array (NumPy's, JAX's, a ShapeDtypeStruct) with these dims."""
     return _name_dims(array, dims, PLAIN)
 
 
@@ -405,10 +402,7 @@ def check_not_donated(array: Any) -> None:
 
 
 def check_tensor(x: Tensor) -> Tensor:
-    """`x`, if its array is still what its dims say.
-
-    Something may have worked on it behind the names.
-    """
+    """`x`, if its array is still what its dims say, untouched behind the names."""
     if x.region is None:
         check_not_donated(x.raw)
     shape = getattr(x.raw, "shape", None)

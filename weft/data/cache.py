@@ -25,10 +25,7 @@ _READ = 1 << 22
 
 
 def make_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` in the cache, which `make` fills where it is not there.
-
-    One whose files are not what was written is made anew.
-    """
+    """The folder `name` in the cache, filled by `make` unless it is there and whole."""
     entry = cache / name
     if entry.is_dir() and not _damage(entry):
         return entry

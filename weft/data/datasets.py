@@ -27,10 +27,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        """The examples with these numbers, a row each.
-
-        Number -1 gives a row of padding, whose weights are 0.
-        """
+        """The examples with these numbers, a row each; -1 gives padding of weight 0."""
 
 
 def check_vocab_of(dataset: Dataset, vocab: int) -> None:

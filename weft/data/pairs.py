@@ -43,10 +43,7 @@ class Pairs:
     def write(
         self, side: int, members: np.ndarray, places: np.ndarray, into: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes one side of some pairs into an array, each from a flat place on.
-
-        Gives where their tokens went, and the position of each within its pair.
-        """
+        """Writes one side of pairs into an array; gives their places and positions."""
         lengths = self.lengths[side][members]
         within = count_each(lengths)
         went = np.repeat(places, lengths) + within
@@ -65,10 +62,7 @@ def count_each(counts: np.ndarray) -> np.ndarray:
 
 
 class PackedPairs:
-    """Packed rows of several pairs, which do not see each other.
-
-    Segments count from 1 on, and are 0 where nothing is.
-    """
+    """Packed rows of several pairs, told apart by segments from 1 on, 0 where empty."""
 
     bucket_of = None
 

@@ -180,10 +180,7 @@ def write(
     shard_bytes: int,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes the folder; `values` are those of `tensors`, held one at a time.
-
-    `beside` writes what else is to be in it.
-    """
+    """Writes the folder, tensors' `values` one at a time; `beside` writes the rest."""
     check_free(folder)
     with atomic_folder(folder) as partial:
         _write_json(partial / CONFIG, config)

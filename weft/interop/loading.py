@@ -100,10 +100,7 @@ class ModelFolder:
 
 
 def check_folder(source: ModelFolder, config: Any) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
-    """The model without values, its parameters, the names of its tensors.
-
-    Raises where the files do not fit it.
-    """
+    """The model without values, its parameters and tensors' names, if the files fit."""
     blueprint, weights = config.blueprint(), source.weights
     params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)

@@ -22,10 +22,7 @@ Pads = tuple[int, int]
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The window that slides along one spatial dim, stride, pads and size out.
-
-    All of the whole dim.
-    """
+    """The window that slides along one whole spatial dim: stride, pads, size out."""
 
     dim: Dim
     reach: int
@@ -51,10 +48,7 @@ class SlidingWindow:
 
     @property
     def pads(self) -> Pads:
-        """The pads of a dim that is whole.
-
-        What the windows leave over at its end is not looked at.
-        """
+        """The pads of a whole dim; what windows leave over at its end is not looked at."""
         return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
 
 
@@ -153,10 +147,7 @@ Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]
 
 
 def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0) -> Tensor:
-    """`x` with what each processor sees of these dims: its slice and halos.
-
-    `fill` stands outside a dim.
-    """
+    """`x` with what each processor sees of these dims: halos too, `fill` outside."""
     needed = []
     for dim, starts, size, looked in seen:
         own = meeting.local_sizes([dim])[0]

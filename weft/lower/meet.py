@@ -136,10 +136,7 @@ class Meeting:
         return padding.guard(array, dims, self.placement(dims))
 
     def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
-        """The local array of these dims with `value` in the padding.
-
-        Of the dims `over` alone, where they are given.
-        """
+        """The local array with `value` in the padding, of the dims `over` where given."""
         return padding.fill(array, dims, self.placement(dims), value, over)
 
 
@@ -308,10 +305,7 @@ def _move(x: Tensor, i: int, want: Placement, region: Region) -> Any:
 
 
 def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` makes of `x`, once, at the level of tracing where `x` was made.
-
-    Where a loop's body uses it, that is before the loop.
-    """
+    """What `make` makes of `x`, once, where `x` was made: before a loop that uses it."""
     if not _is_kept(x):
         return make()
     if key not in x._memo:
@@ -321,10 +315,7 @@ def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
 
 
 def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` makes of `x`, once for all uses where `x` was made.
-
-    Inside a loop it is made anew.
-    """
+    """What `make` makes of `x`, once for all uses where `x` was made; anew in a loop."""
     if not _is_kept(x) or not is_level_of(x.raw):
         return make()
     if key not in x._memo:
@@ -333,10 +324,7 @@ def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
 
 
 def _is_kept(x: Tensor) -> bool:
-    """Whether what is made of `x` can be kept with it.
-
-    A whole constant may have been made outside the region.
-    """
+    """Whether what is made of `x` can be kept: a whole constant may be from outside."""
     return x.region is not None and isinstance(x.raw, jax.core.Tracer)
 
 
@@ -420,10 +408,7 @@ def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
 
 
 def bring(x: Tensor, region: Region) -> Tensor:
-    """`x` as a tensor of this region, varying over the axes taken in it.
-
-    Made once, where `x` was made.
-    """
+    """`x` in this region, varying over the axes taken; made once, where `x` was."""
     if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
         return x
     if x.region is not None and not x.region.encloses(region):

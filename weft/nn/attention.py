@@ -265,10 +265,7 @@ def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:
 
 
 def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
-    """Whether the fused kernel takes these.
-
-    They are in a narrow float, and all positions of a head are on one processor.
-    """
+    """Whether the fused kernel takes these: narrow floats, a head's positions whole."""
     if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name

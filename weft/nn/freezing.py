@@ -30,10 +30,7 @@ def freeze(model: Any, *patterns: str) -> Any:
 
 @public
 def unfreeze(model: Any, *patterns: str) -> Any:
-    """The model with the parameters whose paths match a pattern trained again.
-
-    Without patterns all are.
-    """
+    """The model with the parameters whose paths match, or all, trained again."""
     return _mark(model, patterns or ("*",), False)
 
 

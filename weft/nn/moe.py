@@ -145,10 +145,7 @@ def expert_capacity(length: int, experts: int, gating: str, capacity: float) -> 
 
 
 def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
-    """The load-balancing loss and the router z-loss; the counts of tokens.
-
-    `routed` is how many places were taken, up to two by each token, and `dropped` how many tokens found none.
-    """
+    """Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens."""
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")

@@ -153,10 +153,7 @@ def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Te
 
 
 def _with_edges(array: Any, at: int, s: SlidingWindow, view: View) -> Any:
-    """The array with one place more on either side of a dim.
-
-    Beyond the ends of the whole it is the outermost value.
-    """
+    """The array with a place more on either side; beyond the whole, its outermost."""
     if not view.axes(s):
         return jnp.pad(array, [(1, 1) if i == at else (0, 0) for i in range(array.ndim)], mode="edge")
     low, inner, high = jnp.split(array, [1, array.shape[at] - 1], axis=at)

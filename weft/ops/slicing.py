@@ -91,10 +91,7 @@ def slice(x: Tensor, *, over: DimLike, start: Any, size: int) -> Tensor:
 
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
-    """A slice from a traced start.
-
-    Each processor puts in what it holds, and the parts are added up where they belong.
-    """
+    """A slice from a traced start: each puts in what it holds, and parts are summed."""
     start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = along.resized(size)
 
@@ -137,10 +134,7 @@ def pad(x: Tensor, *, over: DimLike, before: int = 0, after: int = 0, value: Any
 
 
 def _is_number(x: Tensor, value: Any) -> bool:
-    """Whether what `x` is to be filled with is known now.
-
-    Zero goes into any dtype; other numbers are checked.
-    """
+    """Whether `x`'s filling is known now: zero, or another number, which is checked."""
     if not isinstance(value, int | float):
         return False
     if value != 0:
@@ -176,10 +170,7 @@ def _fill_outside(x: Tensor, name: str, first: int, last: int, value: Any) -> Te
 
 @recorded
 def shift(x: Tensor, *, over: DimLike, by: int, fill: Any = 0) -> Tensor:
-    """`x` moved along the dim `over` by `by` places; what comes in is `fill`.
-
-    Towards higher indices, if `by` is positive.
-    """
+    """`x` moved `by` places up along the dim `over`; what comes in is `fill`."""
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
     if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):
         return _take_window(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
@@ -204,10 +195,7 @@ def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
 
 @recorded
 def flip(x: Tensor, *, over: DimLike) -> Tensor:
-    """`x` with the dim `over` in reverse order.
-
-    Each slice goes to the processor it is mirrored to.
-    """
+    """`x` with the dim `over` reversed; each slice goes to its mirror processor."""
     along = Along(x, over, "flip", padding=ANYTHING)
     along = along.rearranged(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
@@ -311,10 +299,7 @@ def update(x: Tensor, new: Tensor, *, over: DimLike, at: Any) -> Tensor:
 
 
 def _update_split(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
-    """`x` with new values that are split along the dim as well.
-
-    Each processor gets those that fall into its slice.
-    """
+    """`x` with new values split along the dim too; each gets those of its slice."""
     note_together([x, new])
     spread = _take_window(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
     here = arange(spread.dim(dim.name), like=spread)
@@ -398,10 +383,7 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
 
 
 def _slice_strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
-    """Places along a dim at equal distances, in either direction.
-
-    Each processor gets its own from those that hold them.
-    """
+    """Places along a dim at equal distances, either way; each gets its own."""
     along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
     dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position

@@ -60,10 +60,7 @@ class Facts:
 
 @dataclass
 class Grid:
-    """What all layouts of one mesh cost, as arrays.
-
-    They have a dimension for each axis of the mesh, and along it the sets of rules.
-    """
+    """What all layouts of one mesh cost: arrays with sets of rules along each axis."""
 
     shape: MeshShape
     compute: np.ndarray
@@ -153,10 +150,7 @@ class Composer:
         return product
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
-        """For each set, the share of one side of an op's work that is left.
-
-        A part of the work is divided, the rest is not.
-        """
+        """For each set the share left of one side of an op's work, partly divided."""
         whole = self.whole.work[key][side]
         left = np.ones(len(self.choices.sets))
         for index, (traced, facts) in self.alone.items():
@@ -220,10 +214,7 @@ class Composer:
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
     def _stored(self, index: int, dims: tuple[str, ...]) -> str | None:
-        """The dim by which a set shards a parameter where it is stored (FSDP).
-
-        None where the set splits it where it is used too, or not at all.
-        """
+        """The dim by which a set shards a parameter only where stored (FSDP), or None."""
         if dims not in self.choices.parameters or self._splits(index, dims):
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)

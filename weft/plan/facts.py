@@ -14,10 +14,7 @@ from .traffic import Kernel, kernels
 
 
 def facts_of(plan: Plan) -> Facts:
-    """The work, the collectives and the memory of a plan.
-
-    Each stands under a name that is the same in every layout.
-    """
+    """A plan's work, collectives and memory, by names the same in every layout."""
     run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
     held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]

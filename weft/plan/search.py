@@ -245,10 +245,7 @@ class _LayoutSearch:
 
 
 def _distinct(plans: Sequence[Ranked]) -> list[Ranked]:
-    """The plans, without those that are an earlier one under other names.
-
-    An axis written as two is one, and axes may stand in another order.
-    """
+    """The plans without those equal to an earlier one under other names or orders."""
     distinct: dict[Any, Ranked] = {}
     for plan in plans:
         rules = {**plan.layout.rules, **{f"params.{dim}": axes for dim, axes in plan.layout.params.items()}}

@@ -71,10 +71,7 @@ class Kernel:
 
 
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on some hardware.
-
-    With `fused=False` attention is as it is written, on a GPU too.
-    """
+    """The kernels of a program on hardware; `fused=False`: attention as written."""
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
@@ -309,10 +306,7 @@ def product(node: Node) -> Kernel:
 
 
 def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention that was traced for a GPU.
-
-    Of its mask only whether it is causal is known.
-    """
+    """The kernel of an attention traced for a GPU; of its mask only causal is known."""
     step = node.step
     (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
     share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share

@@ -123,10 +123,7 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 
 def fold(lines: Sequence[Line]) -> list[Line]:
-    """The lines, with repeated layers once, in a block that says how often.
-
-    Lines are alike where they differ in the numbers of layers alone.
-    """
+    """The lines, layers that differ only in numbers folded into a counted block."""
     anonymous = [_anonymous(line) for line in lines]
     keys = [_key(line) for line in anonymous]
     folded: list[Line] = []
@@ -168,10 +165,7 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
 
 
 def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text.
-
-    With `lines=False` functions stand in place of files and line numbers.
-    """
+    """The listing as text; `lines=False`: functions in place of files and lines."""
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]

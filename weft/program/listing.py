@@ -42,10 +42,7 @@ class _Group:
 
     @property
     def times(self) -> int:
-        """How often the same equations stand here.
-
-        More than once where a function of the user's is traced once and called again.
-        """
+        """How often these equations stand here: a function traced once and called again."""
         # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
         work = [step for step in self.steps if not step.is_trivial and step.collective is None]
         return min(Counter(id(step.eqn) for step in work).values(), default=1)
@@ -99,10 +96,7 @@ class _Level:
         return later is not None
 
     def _is_made_again(self, group: _Group) -> bool:
-        """Whether a recomputation gives the op's result.
-
-        Otherwise it makes only an index or a mask that the gradient needs.
-        """
+        """Whether a recomputation gives the op's result, not just an index or a mask."""
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
@@ -130,10 +124,7 @@ class _Level:
         ]
 
     def _place(self, item: "_Group | Loop") -> tuple[int, int] | None:
-        """Where a forward item stands: in the order of the source.
-
-        What was taken out of a loop stands just before it.
-        """
+        """Where a forward item stands in the source; if out of a loop, just before it."""
         entry = self.reading.entry(item.op)
         if entry is None:
             return None
@@ -272,10 +263,7 @@ class _Level:
         return [*(found or [plain]), *_collectives(left)]
 
     def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
-        """The operands whose gradients a group of equations makes.
-
-        Those are taken of whose size it makes an array.
-        """
+        """The operands whose gradients a group makes: those whose size an array has."""
         work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
         if entry.traits.is_product:
             work = [step for step in work if step.kind is Role.PRODUCT] or work

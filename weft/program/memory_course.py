@@ -67,10 +67,7 @@ class Point:
 
 
 class Course:
-    """What is alive at each task of a schedule.
-
-    Its `owned` inputs count, and end with their last use.
-    """
+    """What is alive at each task of a schedule; `owned` inputs end at their last use."""
 
     def __init__(
         self,

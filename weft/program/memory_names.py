@@ -78,10 +78,7 @@ class Names:
         return Label(f"gradient of {text}" if phase == "backward" else text, phase, str(self.reading.site(entry)), op)
 
     def _matched(self, value: Buffer, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
-        """The tensor of an op that a value is, by its size.
-
-        It may be a result, an operand that was brought there, or a gradient.
-        """
+        """The tensor of an op that a value is, by size: result, operand or gradient."""
         elements, dtype = math.prod(value.aval.shape), value.aval.dtype
         own = self.reading.name(entry) or self.reading.text(entry)
         if phase == "backward":
@@ -135,10 +132,7 @@ class Names:
         return Called(given.name, named_type(value.aval.dtype, given.dims, placement))
 
     def _of_loop(self, value: Buffer, work: Task, course: Course) -> Called:
-        """A loop's result by what makes it inside.
-
-        One that is stacked turn by turn has the loop's dim before its own.
-        """
+        """A loop's result by what makes it inside; if stacked, the loop's dim is first."""
         index = next(i for i, result in enumerate(work.results) if result is value)
         inner = course.inner(work)
         body = inner.body

@@ -38,10 +38,7 @@ _LOCAL_ALONG_WHOLE_DIMS = frozenset({Role.RESHAPE, Role.SLICE, Role.CONCATENATE}
 
 
 def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """The collectives XLA adds for an equation on sharded global arrays.
-
-    An equation that holds others (a jit, a loop) is not asked about itself: ask about those.
-    """
+    """Collectives XLA adds for an equation on sharded arrays, not for ones inside it."""
     if any(is_untyped(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
     row, split = row_of(eqn), [var for var in eqn.invars if any(split_of(var))]

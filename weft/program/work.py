@@ -14,10 +14,7 @@ from .update import split_of
 
 
 class Duplicated(float):
-    """FLOPs that others do too: of work that n processors do alike, (n - 1) / n.
-
-    `reason` says in words how much is done how often, where, and why.
-    """
+    """FLOPs that others do too, (n - 1) / n of what n do alike; `reason` says where."""
 
     reason: str
 
@@ -93,10 +90,7 @@ class Work:
         return "; ".join(found) or "no work is done twice"
 
     def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
-        """The functions that repeat most work.
-
-        Where an axis splits some of their products, the lines of the others.
-        """
+        """The functions that repeat most work, with lines where only some repeat."""
         found = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
             lines = sorted(self._lines[unused, name])

@@ -37,10 +37,7 @@ class Static:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor among the arguments.
-
-    One whose array does not fit its dims goes whole to every processor.
-    """
+    """A tensor among the arguments; one that does not fit its dims goes whole to all."""
 
     dims: Shape
     kind: Kind

@@ -130,10 +130,7 @@ class SpmdFunction(Bound):
         return run
 
     def _shardings(self, call: Call, mesh: Any) -> list[NamedSharding]:
-        """The shardings the program wants.
-
-        Put there first, nothing is copied inside, and donation works.
-        """
+        """The shardings the program wants: put so first, nothing is copied inside."""
         return [NamedSharding(mesh, placed) for placed in call.specs(Region(self.mesh, self.layout))]
 
     def _shapes(self, call: Call, arrays: Sequence[Any], mesh: Any) -> list[jax.ShapeDtypeStruct]:

@@ -23,10 +23,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def check_slices(closed: Any, state: str) -> None:
-    """Raises where a plain function looks along slices in a region of a program.
-
-    `state` is what the error says of the region.
-    """
+    """Raises, with the region's `state`, where a plain function looks along slices."""
     for visit in visits(closed.jaxpr):
         if kind_of(visit.eqn) is Role.REGION:
             (region,), visit.bodies = visit.bodies, []

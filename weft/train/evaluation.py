@@ -99,10 +99,7 @@ class Evaluator:
 
 
 def count_words_and_bytes(ids: np.ndarray, tokenizer: data.Tokenizer) -> tuple[int, int]:
-    """How many words and bytes some ids are.
-
-    The end of a document is one of each, as it must be predicted too.
-    """
+    """How many words and bytes some ids are; a document's end is one of each."""
     ends = np.flatnonzero(ids == tokenizer.end) if tokenizer.end is not None else np.array([], int)
     words, size = len(ends), len(ends)
     for part in np.split(ids, ends + 1):

@@ -70,10 +70,7 @@ class Folder:
             raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
 
     def write(self, tokenizer: data.Tokenizer | None) -> None:
-        """Writes what the run goes on with, once its state is there.
-
-        A start that fails leaves the folder as it was.
-        """
+        """Writes what the run goes on with, once its state is there."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
         (self.path / OUTCOME).unlink(missing_ok=True)

@@ -32,10 +32,7 @@ class MetricsError(WeftError):
 
 
 class Metrics:
-    """The rows of a run, on disk as soon as they are told.
-
-    When it opens those after `from_step`, and those that it `forgets`, are gone.
-    """
+    """A run's rows, on disk at once; those after `from_step` or `forgets` are gone."""
 
     def __init__(
         self,
@@ -153,10 +150,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def forget(path: Path, is_kept: Callable[[Row], bool], say: Say = lambda text: None) -> int | None:
-    """Removes rows that are not kept and torn lines from the file.
-
-    Gives the bytes there were, or None without a file.
-    """
+    """Removes torn lines and rows not kept; gives the bytes there were, or None."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
@@ -232,10 +226,7 @@ class _RecordFile:
         self.whole: int | None = None  # bytes in it, where the last write may have left a part of a record behind them
 
     def add(self, record: bytes) -> None:
-        """Writes the record, after those that could not be written.
-
-        Says when that begins to fail, and when it ends.
-        """
+        """Writes the record after those left over; says when that fails and when not."""
         if record:
             self.lost += len(self.waiting) == self.waiting.maxlen
             self.waiting.append(record)
@@ -295,10 +286,7 @@ class _RecordFile:
 
 
 class _Events:
-    """TensorBoard's file of one start of a run.
-
-    It hides what files before it told of later steps.
-    """
+    """TensorBoard's file of one start; hides what earlier ones told of later steps."""
 
     def __init__(self, folder: Path, from_step: int, say: Say):
         self.folder, self.from_step, self.say = folder, from_step, say

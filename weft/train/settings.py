@@ -79,10 +79,7 @@ class RunConfig:
 
     @property
     def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches.
-
-        Weights that are there already keep all their positions.
-        """
+        """The model's configuration for the run's batches; old weights keep positions."""
         most = self.model.max_length
         if self.init_from is not None and self.model.max_positions > self.length:
             most = self.model.max_positions

@@ -118,10 +118,7 @@ def _near_changes(lines: Sequence[Change]) -> list[bool]:
 
 
 def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterator[tuple[int, str]]:
-    """The phases and loops that a line is in and the one before is not.
-
-    A loop that has just had its own line needs no heading.
-    """
+    """The phases and loops a line newly enters, but for a loop that had its own line."""
     same = 0
     while same < min(len(before), len(path)) and before[same] == path[same]:
         same += 1
