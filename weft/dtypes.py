@@ -1,7 +1,4 @@
-"""Dtypes and values of arrays: what a caller means, what has room, what is known.
-
-Imports errors alone; JAX says which dtypes there are.
-"""
+"""Dtypes and values of arrays: what a caller means, what has room, what is known."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Datasets, and how a source is split into training and evaluation.
-
-Imports the errors of the house alone.
-"""
+"""Datasets, and how a source is split into training and evaluation."""
 
 from typing import Protocol
 

@@ -1,7 +1,4 @@
-"""Image classification: images and labels from idx files (MNIST and its kin).
-
-Imports the errors of the house alone.
-"""
+"""Image classification: images and labels from idx files (MNIST and its kin)."""
 
 import math
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""From a folder to a model: all is checked, then each processor reads its slices.
-
-Imports the architectures, `mapping` and `files`.
-"""
+"""From a folder to a model: all is checked, then each processor reads its slices."""
 
 import dataclasses
 import re

@@ -1,7 +1,4 @@
-"""Placing global tensors on a mesh, and bringing them back.
-
-Stands beside spmd at the border; imports what stands left of the ops.
-"""
+"""Placing global tensors on a mesh, and bringing them back."""
 
 from collections.abc import Sequence
 from typing import Any

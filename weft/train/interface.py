@@ -1,7 +1,4 @@
-"""One start of a run: its options, who listens to it, and its outcome.
-
-Imports the errors alone.
-"""
+"""One start of a run: its options, who listens to it, and its outcome."""
 
 import contextlib
 from dataclasses import dataclass

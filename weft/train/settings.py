@@ -1,7 +1,4 @@
-"""All that a run's file says, as values: checked when read, trusted afterwards.
-
-Imports the models' configurations.
-"""
+"""All that a run's file says, as values: checked when read, trusted afterwards."""
 
 import dataclasses
 from collections.abc import Mapping
