@@ -69,7 +69,7 @@ class Dim:
 
     @property
     def is_shown(self) -> bool:
-        """Whether printed programs show it: it is no dim that an operation made for itself."""
+        """Whether programs show it: no operation made it for itself."""
         return not self.name.startswith(UNSHOWN)
 
     @public

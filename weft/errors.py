@@ -34,7 +34,7 @@ class WeftError(Exception):
         # What a user gave may hold half a character, which no terminal and no file takes.
         fact, state, fix = map(_writable, (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
-        around = "" if "layout:" in state else _region_state()
+        around = "" if "layout:" in state or _describe_region is None else _describe_region()
         self.state = _writable("   ".join(part for part in (state, around, f"at {at or user_line()}") if part))
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
@@ -47,10 +47,6 @@ class WeftError(Exception):
 
 def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _region_state() -> str:
-    return _describe_region() if _describe_region is not None else ""
 
 
 _describe_region: Callable[[], str] | None = None
@@ -89,8 +85,8 @@ class CheckError(WeftError):
 class UnknownNameError(WeftError, AttributeError):
     """A name that Weft or a tensor lacks; `hasattr` is False, as for any other."""
 
-    def __init__(self, fact: str, *, fix: str, state: str = ""):
-        super().__init__(fact, fix=fix, state=state)
+    def __init__(self, fact: str, *, fix: str):
+        super().__init__(fact, fix=fix)
         self.obj = None  # else Python fills it in, and writes a guess of its own below the fix
 
 

@@ -206,7 +206,7 @@ class Region:
         return self._placements[key]
 
     def can_meet(self, dims: Sequence[Dim]) -> bool:
-        """Whether tensors of these dims can meet in one op: no two of them are split over one axis."""
+        """Whether these dims can meet in one op: no two are split over one axis."""
         explicit, inherited = self._rules_for(dims)
         held = axes_in(explicit.values())
         held += tuple(axis for axis in axes_in(inherited.values()) if axis not in held)
@@ -252,10 +252,8 @@ class Region:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims, level)
                 placed[dim.name] = placed.get(dim.name, ()) + more
-        return tuple(self._used_axes(placed.get(dim.name, ())) for dim in dims)
-
-    def _used_axes(self, axes: Axes) -> Axes:
-        return tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
+        sizes = self.mesh.axes
+        return tuple(tuple(axis for axis in placed.get(dim.name, ()) if sizes[axis] > 1) for dim in dims)
 
     def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
         rules = {

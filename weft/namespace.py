@@ -82,13 +82,9 @@ def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
     for name in sorted(names, key=lambda name: (name.lower(), name)):
-        file = _file_of(names[name])
+        file = "weft.rooms" if isinstance(names[name], ModuleType) else names[name].__module__
         found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")
         for title, under in found.items()
     )
-
-
-def _file_of(value: Any) -> str:
-    return "weft.rooms" if isinstance(value, ModuleType) else value.__module__

@@ -186,17 +186,14 @@ def write(
         _write_json(partial / CONFIG, config)
         beside(partial)
         shards, left = _shards(tensors, shard_bytes), iter(values)
-        files = [WEIGHTS] if len(shards) == 1 else [_file(i, len(shards)) for i in range(1, len(shards) + 1)]
+        files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+        files = [WEIGHTS] if len(shards) == 1 else files
         for file, shard in zip(files, shards, strict=True):
             _write_shard(partial / file, shard, left)
         if len(shards) > 1:
             names = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}
             total = sum(tensor.bytes for tensor in tensors)
             _write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
-
-
-def _file(number: int, count: int) -> str:
-    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(tensors: Sequence[Stored], most: int) -> list[list[Stored]]:

@@ -101,7 +101,9 @@ class Meeting:
         if self.region is not None:
             note_operands(self.region, self._axes, xs, wants, stay_stored=self.kind.store is not None)
         if self.kind.cast_to is not None:
-            xs = [_uncast(x) if is_tensor(x) else x for x in xs]  # the result is cast where it meets data
+            xs = [
+                with_kind(x, cast_to=None) if is_tensor(x) else x for x in xs
+            ]  # the result is cast where it meets data
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
@@ -204,10 +206,6 @@ def _can_stay_stored(
 def _axes_along(dim: Dim, x: Tensor, store: str | None) -> Axes:
     assert x.region is not None
     return x.region.placement(x.dims, store)[x.dims.position(dim.name)]
-
-
-def _uncast(x: Tensor) -> Tensor:
-    return with_kind(x, cast_to=None)
 
 
 def note_together(xs: Sequence[Tensor]) -> None:

@@ -80,7 +80,8 @@ class MixtureOfExperts(eqx.Module):
         send, combine, report = self.route(h, key, drops=drops)
         router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
-        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in _batch_of(others)}
+        first = [dim for dim in others if dim.name == "batch"] or others[:1]  # it goes to the experts' processors
+        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in first}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
         z = z.rename(**batch, router=experts)
@@ -125,11 +126,6 @@ class MixtureOfExperts(eqx.Module):
         else:
             send, combine = _token_choice(share, self.slots(h.dim("length").count, drops), choices)
         return send, combine, _report(scores, share, send)
-
-
-def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
-    """The dim that goes to the experts' processors: `batch`, or else the first."""
-    return [dim for dim in dims if dim.name == "batch"] or dims[:1]
 
 
 _CHOICES = {"switch": 1, "top2": 2, "choice": 1}

@@ -70,7 +70,10 @@ def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Call
     else:
         check_agreed(chosen, "cond", traced)
         results = lax.cond(chosen, *(_vary_results(closed, unions) for closed in traced), *arrays)
-    slots = [_join_slots(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
+    slots = [
+        replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
+        for a, b in zip(branches[0].slots, branches[1].slots, strict=True)
+    ]
     return put_together(results, slots, branches[0].structure)
 
 
@@ -110,10 +113,6 @@ def outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
     """What a program makes of other constants and inputs."""
     count = len(closed.jaxpr.constvars)
     return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
-
-
-def _join_slots(a: Slot, b: Slot) -> Slot:
-    return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
 
 
 class _Branch:

@@ -103,7 +103,7 @@ class _Fusion:
         """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
         for node in body.nodes:
-            node.is_joined = self._is_joined(node)
+            node.is_joined = node.step.op not in self.groups and node.kind not in _ALONE
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
@@ -116,10 +116,6 @@ class _Fusion:
         stored.update(body.kept)
         stored.update(body.stacked)
         return {value for value in stored if value.maker is not None and value.maker.is_joined}
-
-    def _is_joined(self, node: Node) -> bool:
-        """Whether an equation runs together with others."""
-        return node.step.op not in self.groups and node.kind not in _ALONE
 
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""

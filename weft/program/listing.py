@@ -272,7 +272,7 @@ class _Level:
         wanted = {
             index: self._local_elements(entry, placed)
             for index, placed in enumerate(entry.operands)
-            if placed is not None and entry.gradients[index] is not False and _is_float(placed)
+            if placed is not None and entry.gradients[index] is not False and jnp.issubdtype(placed.dtype, jnp.inexact)
         }
         # What surely has a gradient comes before what may have one.
         order = sorted(wanted, key=lambda index: (entry.gradients[index] is None, -index))
@@ -300,10 +300,6 @@ def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> li
             left.remove(wanted[index])
             found.append(index)
     return sorted(found)
-
-
-def _is_float(placed: Placed) -> bool:
-    return bool(jnp.issubdtype(placed.dtype, jnp.inexact))
 
 
 def _elements(var: Any) -> int:

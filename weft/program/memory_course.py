@@ -164,13 +164,9 @@ class Course:
         if others:
             is_folded = all(use.kind is Role.PRODUCT for use in others) and len(others) <= self.rules.into_products
             return value.maker is None or not is_folded
-        return (
-            self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
-        )
-
-    def _is_random(self, task: Task) -> bool:
-        """Whether a task tells random bits apart: they are not drawn again for each use."""
-        return task.kind is Role.COMPARE and self._is_of_random_bits(task)
+        # A mask of random bits: they are not drawn again for each use.
+        is_mask = value.maker is not None and value.maker.kind is Role.COMPARE and self._is_of_random_bits(value.maker)
+        return self.rules.keeps_masks and len(value.uses) > 1 and is_mask
 
     def _is_of_random_bits(self, task: Task) -> bool:
         return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
@@ -320,9 +316,9 @@ class Course:
         """Whether products of this body itself are computed again for its gradients."""
         return any(task.recomputes for task in self.body.tasks)
 
-    def alive(self, at: int | None = None) -> Iterator[tuple[Buffer, "Course"]]:
+    def alive(self) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
-        at = self.at if at is None else at
+        at = self.at
         reused = {id(value) for value in self._overwritten(self.body.tasks[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 from ..graph import Step, Tree, steps
+from ..text import percent_text
 from .reading import Reading
 from .update import split_of
 
@@ -82,9 +83,8 @@ class Work:
             share = sum(functions.values()) / self.total
             often = "twice" if times == 2 else f"{times} times"
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
-            found.append(
-                f"{_percent(share)} of the work is done {often}: {axes} nothing in {self._listed(unused, functions)}"
-            )
+            where = self._listed(unused, functions)
+            found.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
         if not self._reading.update_known:
             found.append("the update's products are not counted")
         return "; ".join(found) or "no work is done twice"
@@ -101,10 +101,6 @@ class Work:
         return ", ".join(found) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
-
-
 def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
     """The FLOPs of one turn of a step on one processor."""
     flops = step.flops
@@ -115,15 +111,3 @@ def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
     """Over how many processors a product of sharded global arrays is divided."""
     used = {axis for var in (*eqn.invars, *eqn.outvars) for axes in split_of(var) for axis in axes}
     return math.prod(mesh_axes[axis] for axis in used)
-
-
-def flops_text(flops: float) -> str:
-    """FLOPs as people read them.
-
-    >>> flops_text(2_500_000_000)
-    '2.5 GFLOP'
-    """
-    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
-        if flops >= scale:
-            return f"{flops / scale:.4g} {unit}"
-    return f"{flops:.0f} FLOP"

@@ -118,9 +118,7 @@ class Call:
         return [next(donated_left if is_donated else kept_left) for is_donated in self.donated]
 
 
-def read_call(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str
-) -> tuple[Call, list[Any]]:
+def read_call(args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str) -> tuple[Call, list[Any]]:
     """A call taken apart, and its arrays; errors say `state` of the region."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
     owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)] if donate else []
