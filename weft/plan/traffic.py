@@ -193,7 +193,7 @@ class _Fusion:
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
-        for value in set(body.stacked):
+        for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
             if maker is None or self._is_score(value):
                 continue
