@@ -241,7 +241,7 @@ class _Builder:
             count=around.count * (loop.turns or 1),
             is_each_turn=around.is_each_turn or row.kind is Role.WHILE,
         )
-        for closed, taken in zip(inner, _taken(loop), strict=True):
+        for closed, taken in zip(inner, _operands_of_bodies(loop), strict=True):
             pairs = zip(closed.jaxpr.invars, taken, strict=True)
             inputs = [Value(var.aval, origin=outer.origin) for var, outer in pairs]
             loop.bodies.append(self.body(closed.jaxpr, closed.consts, inputs, inside))
@@ -274,7 +274,7 @@ def loop_parts(eqn: Any) -> tuple[int, int]:
     return len(eqn.invars) - carried - sliced, carried
 
 
-def _taken(loop: Loop) -> list[Sequence[Value]]:
+def _operands_of_bodies(loop: Loop) -> list[Sequence[Value]]:
     """Which operands each body is given."""
     operands = loop.operands
     if loop.kind is Role.SCAN:

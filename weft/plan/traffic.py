@@ -93,13 +93,13 @@ class _Fusion:
                 yield from max((list(self.of(side)) for side in sides), key=_size)
 
     def _body(self, body: Routine) -> Iterator[Kernel]:
-        stored = self._staged(body)
-        yield from self._alone(body)
-        yield from self._attention(body)
+        stored = self._set_stages(body)
+        yield from self._lone_kernels(body)
+        yield from self._attention_kernels(body)
         yield from _elementwise(body, stored)
         yield from self._copies(body)
 
-    def _staged(self, body: Routine) -> set[Array]:
+    def _set_stages(self, body: Routine) -> set[Array]:
         """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
         for node in body.nodes:
@@ -126,23 +126,23 @@ class _Fusion:
         is_short = is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row
         return not is_short and max((leaf.bytes for leaf in node.leaves), default=0) > _CACHED * self.cache
 
-    def _alone(self, body: Routine) -> Iterator[Kernel]:
+    def _lone_kernels(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
         for node in body.nodes:
             if node.step.is_global and not node.is_loop:
-                yield from self._implied(node)
+                yield from self._implied_collectives(node)
             if node.step.op in self.groups:
                 continue
             if node.kind is Role.COLLECTIVE:
-                yield from self._sent(node, carried)
+                yield from self._collectives(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node)
             elif node.kind is Role.ATTENTION:
                 yield _fused_attention(node)
             elif node.kind in _MOVED:
-                yield _moved(node)
+                yield _move_kernel(node)
 
-    def _implied(self, node: Node) -> Iterator[Kernel]:
+    def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
         mesh = self.reading.mesh.axes
         for found in implied(node.step.eqn, mesh):
@@ -150,7 +150,7 @@ class _Fusion:
             row = _row(found.collective, found.axes, found.dtype, found.bytes, ways, "update")
             yield Kernel("sent", None, "update", bytes=found.bytes, row=row)
 
-    def _sent(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+    def _collectives(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
         collective = node.step.collective
         if collective is None:
             return
@@ -165,7 +165,7 @@ class _Fusion:
             row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
             yield Kernel("sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside)
 
-    def _attention(self, body: Routine) -> Iterator[Kernel]:
+    def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
         found: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
@@ -317,7 +317,7 @@ def _fused_attention(node: Node) -> Kernel:
     )
 
 
-def _moved(node: Node) -> Kernel:
+def _move_kernel(node: Node) -> Kernel:
     """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
     given, made = _bytes(node.ins[1:]), _bytes(node.outs)
     if node.kind is Role.GATHER:

@@ -172,7 +172,7 @@ class _Search:
 
         def origin(value: Value) -> _Origin:
             if value not in origins:
-                origins[value] = None if value.number is None else _written(value.number)
+                origins[value] = None if value.number is None else _written_number(value.number)
             return origins[value]
 
         for i, (step, note) in enumerate(zip(body, notes, strict=True)):
@@ -310,7 +310,7 @@ def _bad_in(x: Any, dims: Shape | None = None) -> Bad | None:
     return _bad(NAN if nan.any() else INFINITE, found, array.shape, dims)
 
 
-def _written(value: Any) -> BadArgument | None:
+def _written_number(value: Any) -> BadArgument | None:
     """A number written in the program, if it is not finite."""
     bad = _bad_in(value)
     return None if bad is None else BadArgument("", bad)

@@ -67,9 +67,9 @@ class _Level:
 
     def __init__(self, reading: Reading, tree: Tree, block: Entry | None, phase: str = "forward"):
         self.reading, self.block, self.phase = reading, block, phase
-        self.items: list[_Group | Loop] = self._in_order(self._grouped(tree))
+        self.items: list[_Group | Loop] = self._in_order(self._group_steps(tree))
 
-    def _grouped(self, tree: Tree) -> list[_Group | Loop]:
+    def _group_steps(self, tree: Tree) -> list[_Group | Loop]:
         groups: dict[tuple[int | None, str, int], _Group] = {}
         found: list[_Group | Loop] = []
         for item in tree:
@@ -169,7 +169,7 @@ class _Level:
             lines = [self._forward(entry), *sent]
         if item.times > 1:
             lines = [replace(line, times=item.times) if line.kind == "op" else line for line in lines]
-        return self._mapped(entry, lines)
+        return self._put_under_heading(entry, lines)
 
     def _has_line(self, item: _Group, entry: Entry) -> bool:
         """Whether an op runs here; of one in a loop only a part may, taken out of it."""
@@ -177,7 +177,7 @@ class _Level:
             return item.has_work or bool(item.rows)
         return (self.phase == "forward" and self._is_here(entry)) or self._is_made_again(item)
 
-    def _mapped(self, entry: Entry, lines: list[Line]) -> list[Line]:
+    def _put_under_heading(self, entry: Entry, lines: list[Line]) -> list[Line]:
         """Lines of a function mapped over a dim stand under a heading that says so."""
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
@@ -249,7 +249,7 @@ class _Level:
         found: list[Line] = []
         shown: set[tuple[str, str]] = set()
         left = list(group.rows)
-        for index in self._differentiated(group, entry):
+        for index in self._operands_differentiated(group, entry):
             placed = entry.operands[index]
             assert placed is not None
             used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
@@ -262,7 +262,7 @@ class _Level:
             left = [pair for pair in left if pair[1] != index]
         return [*(found or [plain]), *_collectives(left)]
 
-    def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
+    def _operands_differentiated(self, group: _Group, entry: Entry) -> list[int]:
         """The operands whose gradients a group makes: those whose size an array has."""
         work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
         if entry.traits.is_product:
@@ -276,7 +276,7 @@ class _Level:
         }
         # What surely has a gradient comes before what may have one.
         order = sorted(wanted, key=lambda index: (entry.gradients[index] is None, -index))
-        return _found(wanted, order, made) or _found(wanted, order, shaped) or list(wanted)
+        return _match_sizes(wanted, order, made) or _match_sizes(wanted, order, shaped) or list(wanted)
 
 
 def _gradient_name(of: str) -> str:
@@ -292,7 +292,7 @@ def _gradient_name(of: str) -> str:
 _NAME = re.compile(r"[\w.\[\]'\"]+")
 
 
-def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
+def _match_sizes(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
     """Those whose size is among the sizes, each of which counts once."""
     left, found = list(sizes), []
     for index in order:

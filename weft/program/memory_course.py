@@ -97,7 +97,7 @@ class Course:
     def _put_off_gradients(self) -> None:
         """Moves products whose results are sent or added up last behind the last loop."""
         last = max((at for at, task in enumerate(self.body.tasks) if task.kind is Role.SCAN), default=0)
-        products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
+        products = self._scattered_products(last) if self.rules.scatters_last else self._products_added_up(last)
         late = {id(task) for task in products}
         for task in self.body.tasks[: last + 1] if late else ():
             if any(value.maker is not None and id(value.maker) in late for value in task.operands):
@@ -111,7 +111,7 @@ class Course:
             at = 0 if self.rules.scatters_last else next(needed, 0)
             self.body.tasks = [*kept, *rest[:at], *put_off, *rest[at:]]
 
-    def _scattered(self, last: int) -> Iterator[Task]:
+    def _scattered_products(self, last: int) -> Iterator[Task]:
         """The products before a place whose results are scattered."""
         for task in self.body.tasks[:last]:
             if task.step.collective == "reduce_scatter":
@@ -121,7 +121,7 @@ class Course:
                 if maker is not None and maker.kind is Role.PRODUCT:
                     yield maker
 
-    def _added_up(self, last: int) -> Iterator[Task]:
+    def _products_added_up(self, last: int) -> Iterator[Task]:
         """The products before a place that a sum after it adds up: of a tied weight."""
         for task in self.body.tasks[last + 1 :]:
             for value in task.operands if task.kind in (Role.ADD, Role.ADD_GRADIENTS) else ():
@@ -241,7 +241,7 @@ class Course:
             self._deaths[min(max(value.last, 0), self.end)].append(value)
         for task in self.body.tasks:
             alive += sum(value.bytes for value in self._births[task.at])
-            now = alive - sum(value.bytes for value in self._overwritten(task))
+            now = alive - sum(value.bytes for value in self._operands_written_over(task))
             inner = self._loop(task)
             self.points.append(Point(task, now + inner[0], now, inner[1]))
             now += inner[0]
@@ -251,7 +251,7 @@ class Course:
         if alive > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _overwritten(self, task: Task) -> list[Buffer]:
+    def _operands_written_over(self, task: Task) -> list[Buffer]:
         """The operands that end here and that a result of the same size is written over."""
         ending = [value for value in self._over(task) if value.last == task.at and self._counts(value)]
         if not ending:
@@ -319,7 +319,7 @@ class Course:
     def alive(self) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
         at = self.at
-        reused = {id(value) for value in self._overwritten(self.body.tasks[at])} if at < self.end else set()
+        reused = {id(value) for value in self._operands_written_over(self.body.tasks[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
             if not value.bytes or not value.is_stored or id(value) in reused:

@@ -83,13 +83,13 @@ class Work:
             share = sum(functions.values()) / self.total
             often = "twice" if times == 2 else f"{times} times"
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
-            where = self._listed(unused, functions)
+            where = self._list_functions(unused, functions)
             found.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
         if not self._reading.update_known:
             found.append("the update's products are not counted")
         return "; ".join(found) or "no work is done twice"
 
-    def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
+    def _list_functions(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
         """The functions that repeat most work, with lines where only some repeat."""
         found = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
