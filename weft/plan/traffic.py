@@ -145,10 +145,10 @@ class _Fusion:
     def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
         mesh = self.reading.mesh.axes
-        for found in implied(node.step.eqn, mesh):
-            ways = math.prod(mesh[axis] for axis in found.axes)
-            row = _row(found.collective, found.axes, found.dtype, found.bytes, ways, "update")
-            yield Kernel("sent", None, "update", bytes=found.bytes, row=row)
+        for sent in implied(node.step.eqn, mesh):
+            ways = math.prod(mesh[axis] for axis in sent.axes)
+            row = _row(sent.collective, sent.axes, sent.dtype, sent.bytes, ways, "update")
+            yield Kernel("sent", None, "update", bytes=sent.bytes, row=row)
 
     def _collectives(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
         collective = node.step.collective
@@ -167,14 +167,14 @@ class _Fusion:
 
     def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
-        found: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
+        groups: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
         for node in body.nodes:
             if node.step.op in self.groups and node.kind is Role.PRODUCT:
                 group = self.groups[node.step.op]
-                found[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
-        for (group, phase, _), nodes in found.items():
-            each = product(nodes[0])  # all its products are as large
+                groups[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
+        for (group, phase, _), nodes in groups.items():
+            one = product(nodes[0])  # all its products are as large
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             yield Kernel(
@@ -182,8 +182,8 @@ class _Fusion:
                 nodes[0].step.op,
                 phase,
                 bytes=moved * _bytes(ends),
-                flops=times * each.flops * group.seen_share,
-                dtype=each.dtype,
+                flops=times * one.flops * group.seen_share,
+                dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
             )
 
@@ -216,17 +216,17 @@ def _ready(value: Array) -> int:
 
 def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
     """The values in memory that an elementwise equation is made from."""
-    found: set[Array] = set()
+    leaves: set[Array] = set()
     for value in node.ins:
         maker = value.maker
         if maker is None or not maker.is_joined or maker.is_hard or maker.step.is_global != node.step.is_global:
-            found.add(value)
+            leaves.add(value)
         elif maker.stage == node.stage or _bytes(maker.leaves) <= _HARDLY_MORE * value.bytes:
-            found |= maker.leaves
+            leaves |= maker.leaves
         else:
-            found.add(value)
+            leaves.add(value)
             stored.add(value)
-    return frozenset(found)
+    return frozenset(leaves)
 
 
 def _is_late(value: Array, carried: set[Array]) -> bool:
@@ -275,10 +275,10 @@ def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
                 continue
             if maker.step.is_global == node.step.is_global:
                 root[find(maker)] = find(node)
-    found: dict[Node, list[Node]] = defaultdict(list)
+    groups: dict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
-        found[find(node)].append(node)
-    return found.values()
+        groups[find(node)].append(node)
+    return groups.values()
 
 
 def _work(node: Node) -> float:
@@ -335,8 +335,8 @@ def _row(collective: str, axes: tuple[str, ...], dtype: str, size: int, ways: in
     return Row(collective, axes, (), dtype, size, 1, phase, "", "", "", exact=True, ways=ways)
 
 
-def _size(found: list[Kernel]) -> float:
-    return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in found)
+def _size(kernels: list[Kernel]) -> float:
+    return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in kernels)
 
 
 def _bytes(values: Iterable[Array]) -> int:

@@ -181,7 +181,7 @@ class _ValueReader:
         if loop.is_branch:
             routine.choices.append(sides)
         else:
-            self.routines += [each for side in sides for each in side]
+            self.routines += [inner for side in sides for inner in side]
         return self._node(loop, ins, routine)
 
 

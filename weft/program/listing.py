@@ -50,16 +50,16 @@ class _Group:
 
 def listing(reading: Reading) -> list[Line]:
     """The program as sections of lines."""
-    found = []
+    sections = []
     level = _Level(reading, reading.graph, None)
     for phases in (("forward",), ("recompute", "backward"), ("update",)):
         items = [item for item in level.items if item.phase in phases]
         lines = _update_lines(reading, items) if phases == ("update",) else level.lines(items)
         if any(line.kind == "section" for line in lines):
-            found.extend(lines)
+            sections.extend(lines)
         elif lines:
-            found.append(Line("section", words=phases[-1], lines=tuple(lines)))
-    return found
+            sections.append(Line("section", words=phases[-1], lines=tuple(lines)))
+    return sections
 
 
 class _Level:
@@ -71,20 +71,20 @@ class _Level:
 
     def _group_steps(self, tree: Tree) -> list[_Group | Loop]:
         groups: dict[tuple[int | None, str, int], _Group] = {}
-        found: list[_Group | Loop] = []
+        items: list[_Group | Loop] = []
         for item in tree:
             entry = self.reading.entry(item.op)
             if isinstance(item, Loop) and (entry.is_block if entry is not None else not item.is_branch):
-                found.append(item)
+                items.append(item)
                 continue
             for step in steps([item]):
                 key = (step.op, step.phase, step.order)
                 if key not in groups:
                     groups[key] = _Group(*key)
-                    found.append(groups[key])
+                    items.append(groups[key])
                 groups[key].steps.append(step)
                 groups[key].rows.extend((row, step.operand) for row in rows_of(self.reading, step))
-        return [item for item in found if not self._is_merged(item, groups)]
+        return [item for item in items if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
         """Whether a group is a gather repeated for the gradient, and listed there."""
@@ -135,12 +135,12 @@ class _Level:
 
     def _is_here(self, entry: Entry) -> bool:
         """Whether an entry stands in this body, or in a function mapped in it."""
-        own = None if self.block is None else self.block.id
+        block = None if self.block is None else self.block.id
         for outer in self.reading.around(entry):
-            if entry.parent == own or not outer.traits.is_mapped:
+            if entry.parent == block or not outer.traits.is_mapped:
                 break
             entry = outer
-        return entry.parent == own
+        return entry.parent == block
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
         """The lines of some items; several phases have a heading each."""
@@ -227,15 +227,15 @@ class _Level:
 
     def _join_mapped(self, lines: Sequence[Line]) -> list[Line]:
         """Lines with neighbouring parts of one mapped function under one heading."""
-        found: list[Line] = []
+        joined: list[Line] = []
         for line in lines:
             entry = self.reading.entry(line.op) if line.kind == "block" else None
             is_mapped = entry is not None and entry.traits.is_mapped
-            if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
-                found[-1] = replace(line, lines=tuple(self._join_mapped((*found[-1].lines, *line.lines))))
+            if joined and is_mapped and replace(line, lines=()) == replace(joined[-1], lines=()):
+                joined[-1] = replace(line, lines=tuple(self._join_mapped((*joined[-1].lines, *line.lines))))
             else:
-                found.append(line)
-        return found
+                joined.append(line)
+        return joined
 
     def _forward(self, entry: Entry) -> Line:
         types = tuple(map(placed_type, entry.results))
@@ -246,7 +246,7 @@ class _Level:
         """A line for each operand whose gradient is made, and under it what that sends."""
         words = f"gradient of {self.reading.text(entry, operands_only=True)}"
         plain = Line("op", words=words, site=self.reading.site(entry))
-        found: list[Line] = []
+        lines: list[Line] = []
         shown: set[tuple[str, str]] = set()
         left = list(group.rows)
         for index in self._operands_differentiated(group, entry):
@@ -256,11 +256,11 @@ class _Level:
             name = _gradient_name(self.reading.operand_name(entry.id, index))
             line = replace(plain, name=name, types=(placed_type(used),))
             if (name, line.type) not in shown:
-                found.append(line)
+                lines.append(line)
             shown.add((name, line.type))
-            found += _collectives([pair for pair in left if pair[1] == index])
+            lines += _collectives([pair for pair in left if pair[1] == index])
             left = [pair for pair in left if pair[1] != index]
-        return [*(found or [plain]), *_collectives(left)]
+        return [*(lines or [plain]), *_collectives(left)]
 
     def _operands_differentiated(self, group: _Group, entry: Entry) -> list[int]:
         """The operands whose gradients a group makes: those whose size an array has."""
@@ -294,12 +294,12 @@ _NAME = re.compile(r"[\w.\[\]'\"]+")
 
 def _match_sizes(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
     """Those whose size is among the sizes, each of which counts once."""
-    left, found = list(sizes), []
+    left, matches = list(sizes), []
     for index in order:
         if wanted[index] in left:
             left.remove(wanted[index])
-            found.append(index)
-    return sorted(found)
+            matches.append(index)
+    return sorted(matches)
 
 
 def _elements(var: Any) -> int:
@@ -330,8 +330,8 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
 
 def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
     """The lines of what is sent, those that are alike taken together."""
-    found: dict[Row, int] = {}
+    counts: dict[Row, int] = {}
     for row, _ in rows:
         alike = replace(row, count=0, dtype="", dims=())
-        found[alike] = found.get(alike, 0) + row.count
-    return [Line("collective", sent=replace(row, count=count)) for row, count in found.items()]
+        counts[alike] = counts.get(alike, 0) + row.count
+    return [Line("collective", sent=replace(row, count=count)) for row, count in counts.items()]

@@ -190,11 +190,11 @@ class Course:
     def sources(self, task: Task) -> tuple[Buffer, ...]:
         """The stored values a task reads, through those that are folded into it."""
         if id(task) not in self._sources:
-            found: dict[int, Buffer] = {}
+            buffers: dict[int, Buffer] = {}
             for value in task.operands:
                 for one in (value,) if value.is_stored or value.maker is None else self.sources(value.maker):
-                    found[id(one)] = one
-            self._sources[id(task)] = tuple(found.values())
+                    buffers[id(one)] = one
+            self._sources[id(task)] = tuple(buffers.values())
         return self._sources[id(task)]
 
     def _born(self, value: Buffer) -> int:
@@ -256,15 +256,15 @@ class Course:
         ending = [value for value in self._over(task) if value.last == task.at and self._counts(value)]
         if not ending:
             return []
-        found = []
+        operands = []
         carried = task.step.parts[1] if isinstance(task.step, Loop) else len(task.results)
         for result in task.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
                     ending.remove(match)
-                    found.append(match)
-        return found
+                    operands.append(match)
+        return operands
 
     def _over(self, task: Task) -> Sequence[Buffer]:
         """The values a task may write its results over: of a loop, what it starts with."""

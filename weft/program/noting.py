@@ -101,9 +101,9 @@ def _run_branch(branch: Loop, args: Sequence[Any], note: Note, path: Path) -> tu
     shapes = [jax.eval_shape(side, list(args[1:]))[1] for side in sides]
 
     def alone(i: int, args: Sequence[Any]) -> Any:
-        results, own = sides[i](args)
+        results, notes = sides[i](args)
         unseen = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape) for shape in shapes]
-        return results, [*unseen[:i], own, *unseen[i + 1 :]]
+        return results, [*unseen[:i], notes, *unseen[i + 1 :]]
 
     results, notes = lax.switch(args[0], [functools.partial(alone, i) for i in range(len(sides))], list(args[1:]))
     return results, (jnp.clip(args[0], 0, len(sides) - 1), notes)

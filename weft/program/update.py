@@ -88,14 +88,14 @@ def _of_reshard(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     have, want, aval = split_of(eqn.invars[0]), split_of(eqn.outvars[0]), eqn.outvars[0].aval
     if any(a[: len(b)] != b[: len(a)] for a, b in zip(have, want, strict=True)):
         return [_guess(eqn, eqn.invars[0], mesh_axes)]
-    split, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
+    split, sent = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
     for dim, (held, wanted) in enumerate(zip(split, want, strict=True)):
         if gone := held[len(wanted) :]:
             split[dim] = wanted
             size = _local_bytes(aval, tuple(split), mesh_axes)
             reason = "because optimizer state is stored finer than the parameter (`optimizer.` rules)"
-            found.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
-    return found
+            sent.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
+    return sent
 
 
 def _split_dims(var: Any) -> list[tuple[int, Axes]]:

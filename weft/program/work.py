@@ -78,27 +78,27 @@ class Work:
         """
         if not self.total:
             return "there are no products or convolutions"
-        found = []
+        parts = []
         for (times, unused), functions in sorted(self._repeated.items(), key=lambda item: -sum(item[1].values())):
             share = sum(functions.values()) / self.total
             often = "twice" if times == 2 else f"{times} times"
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
             where = self._list_functions(unused, functions)
-            found.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
+            parts.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
         if not self._reading.update_known:
-            found.append("the update's products are not counted")
-        return "; ".join(found) or "no work is done twice"
+            parts.append("the update's products are not counted")
+        return "; ".join(parts) or "no work is done twice"
 
     def _list_functions(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
         """The functions that repeat most work, with lines where only some repeat."""
-        found = []
+        names = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
             lines = sorted(self._lines[unused, name])
             is_all = functions[name] == self._in_function[name]
-            found.append(
+            names.append(
                 f"`{name}`" if is_all else f"`{name}` at {', '.join(lines[:3])}{' ...' if len(lines) > 3 else ''}"
             )
-        return ", ".join(found) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
+        return ", ".join(names) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
 
 
 def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
