@@ -35,8 +35,8 @@ def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float,
         return _on_one_machine(kernel, hardware, processors)
     moving = kernel.bytes / (hardware.bandwidth * _MEMORY[hardware.kind])
     computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
-    longer = max(moving, computing)
-    return longer + kernel.calls * hardware.call, "flops" if computing >= moving else "memory"
+    found = max(moving, computing)
+    return found + kernel.calls * hardware.call, "flops" if computing >= moving else "memory"
 
 
 def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
@@ -45,8 +45,8 @@ def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tupl
     share = _SHARED_SMALL_PRODUCTS if kernel.shape[0] > 1 else _SHARED_PRODUCT
     computing = kernel.flops / (hardware.flops_of(kernel.dtype) * share)
     computing += kernel.work / (hardware.vector * _SHARED_VECTOR)
-    longer = max(moving, computing) + kernel.calls * hardware.call
-    return processors * longer, "flops" if computing >= moving else "memory"
+    found = max(moving, computing) + kernel.calls * hardware.call
+    return processors * found, "flops" if computing >= moving else "memory"
 
 
 def _computing(kernel: Kernel, hardware: Hardware) -> float:
