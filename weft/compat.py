@@ -1,7 +1,6 @@
 """What Weft needs of JAX that JAX does not promise, each with its reason.
 
-It stands here, and nowhere else. Imports nothing of the house. A release of JAX that renames one of these is met in
-this file.
+It stands here, and nowhere else. A release of JAX that renames one of these is met in this file.
 """
 
 import contextlib

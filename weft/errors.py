@@ -248,9 +248,6 @@ def _name_of(fn: Callable[..., Any]) -> str:
     return owner if name == "__init__" else value if name == "__call__" else f"{value}.{name}"
 
 
-# Tracebacks.
-
-
 def fold(error: BaseException) -> None:
     """Takes our frames and JAX's out of the tracebacks of our error and its causes."""
     if _shows_all():

@@ -142,10 +142,7 @@ class BucketedPairs:
 def pack(
     input_lengths: np.ndarray, target_lengths: np.ndarray, rooms: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sequence packing: the pairs of each row, and where each row begins.
-
-    Greedy: pairs come in a fixed mixed order, and each goes into the oldest of some open rows that has room for it.
-    """
+    """Greedy sequence packing: the pairs of each row, and where each row begins."""
     count = len(input_lengths)
     order = permute(np.arange(count), count, "rows")
     inputs, targets = input_lengths[order].tolist(), target_lengths[order].tolist()

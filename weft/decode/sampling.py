@@ -17,10 +17,7 @@ from ..tensor import Tensor
 
 @dataclass(frozen=True)
 class Sampler:
-    """Chooses the next token: the likeliest at temperature 0, else one drawn.
-
-    It is drawn from the `top_k` best, or from the best that make up `top_p`.
-    """
+    """Takes the likeliest token, or draws one of the `top_k` best or of `top_p`."""
 
     temperature: float = 0.0
     top_k: int | None = None

@@ -1,8 +1,7 @@
 """Folders of weights: safetensors files and their index, `config.json`.
 
-Pickles are never read. Imports errors and small files alone of the house. Whatever is wrong with a folder is found when
-it is opened; afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved
-there, so it is whole or not there.
+Pickles are never read. Whatever is wrong with a folder is found when it is opened; afterwards reading a slice of a
+tensor cannot fail. A folder is written beside its place and then moved there, so it is whole or not there.
 """
 
 import contextlib
@@ -161,9 +160,6 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
                 fix="fetch the file again",
             )
     return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")
-
-
-# Writing.
 
 
 def check_free(folder: Path) -> None:

@@ -72,11 +72,7 @@ class ModelFolder:
                 )
 
     def _dtypes(self) -> dict[str, str]:
-        """The dtype of the largest tensor; and that to compute in.
-
-        That is bfloat16 where the tensors are, else float32: float16 has too small a range to compute in, and bfloat16
-        would round its numbers again.
-        """
+        """The largest tensor's dtype, and to compute in: bfloat16, or else float32."""
         stored = [x for x in self.weights.stored.values() if not re.fullmatch(self.architecture.unused, x.name)]
         if not stored:
             raise WeightsError(f"{self.weights.folder} holds no weights", fix="fetch them again")

@@ -17,10 +17,7 @@ ANYTHING = object()  # for the padding of an op whose values do not depend on it
 
 
 class Along:
-    """The dim `over` of a tensor, which an op goes along.
-
-    An op that can go along padding says what to put there, or `ANYTHING`.
-    """
+    """The dim `over` that an op goes along; what to put in padding, or `ANYTHING`."""
 
     def __init__(self, x: Any, over: Any, what: str, *, padding: Any = None):
         self.x = need_tensor(x, what)

@@ -67,9 +67,6 @@ def sliding_window(dim: Dim, reach: int, stride: int, dilation: int, padding: st
     return SlidingWindow(dim, reach, stride, dilation, low, (padded - reach) // stride + 1)
 
 
-# ---- what a caller may write for each spatial dim
-
-
 def _by_dim(given: Any, dims: Shape, what: str, name: str) -> dict[str, Any]:
     """A dict by dims or their names, with names for keys."""
     found: dict[str, Any] = {}
@@ -110,9 +107,6 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
     return {
         dim.name: tuple(found) if isinstance(found := values.get(dim.name, (0, 0)), list) else found for dim in dims
     }
-
-
-# ---- what each processor sees
 
 
 class View:

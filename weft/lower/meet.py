@@ -1,8 +1,7 @@
 """Where operands meet: one region, one placement; then the local work.
 
-Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal
-over an axis are made to vary here (which is where their gradients are summed), once per value however often it is
-used.
+Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal over an
+axis are made to vary here (which is where their gradients are summed), once per value however often it is used.
 """
 
 import contextlib
@@ -62,10 +61,7 @@ def is_rematted() -> bool:
 
 
 class Meeting:
-    """The region, the dims and the placement that the operands of one op agree on.
-
-    Of parameters that are only rearranged, `kind` is what the result is too: they stay stored as they are.
-    """
+    """The region, dims, placement and `kind` that the operands of one op agree on."""
 
     def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
         self.region, self.dims, self.kind = region, dims, kind
@@ -269,10 +265,7 @@ def need_tensor(x: Any, what: str) -> Tensor:
 
 
 def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
-    """The array of `x`, split as `want`, made to vary over `over`.
-
-    Once for each value, where the value was made: there its gradient is summed.
-    """
+    """`x`'s array, split as `want`, varying over `over`: once, where `x` was made."""
     missing = over - varying(array)
     if not missing:
         return array if x.kind.cast_to is None else array.astype(x.kind.cast_to)

@@ -26,10 +26,7 @@ Product = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RingGather:
-    """The operand `number`, needed whole along `dim`, as the piece held here.
-
-    `dim` is split over `axes`; the pieces go round.
-    """
+    """Operand `number`, needed whole along `dim`, as a piece; pieces go round `axes`."""
 
     number: int
     dim: Dim

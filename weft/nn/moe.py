@@ -157,10 +157,7 @@ def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
 
 
 def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[Tensor, Tensor]:
-    """Top-1 or top-2 routing: each token to its best experts, while they have room.
-
-    First choices come before second ones, earlier tokens before later ones.
-    """
+    """Top-1 or top-2 routing while experts have room: first choices first, in order."""
     taken: Any = 0
     sends = []
     best, parts = _top_experts(share, choices)

@@ -269,11 +269,7 @@ _TURNED_TOGETHER = "because rows split over {axes} end the loop at different tur
 
 
 def _turn_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    """The last carry of a mapped loop that all processors turn equally often.
-
-    So what they send to each other in it matches. It turns until it is done for every row of every processor; a row for
-    which it is done stays as it is.
-    """
+    """The last carry of a mapped loop; all turn till every row is done: sends match."""
 
     def turn_all(state: Any) -> Any:
         carry, is_on = state

@@ -121,10 +121,7 @@ def prepare(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, ta
 
 
 def _fill_padding(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
-    """A mapped tensor with its first row in place of padding.
-
-    With padding a loop might never end, and a slope be infinite.
-    """
+    """A mapped tensor with its first row as padding: loops end, slopes are finite."""
     if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
         return leaf
     array, at = leaf.raw, leaf.dims.position(dim)

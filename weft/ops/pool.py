@@ -109,9 +109,6 @@ def _counts(s: SlidingWindow, view: View) -> Any:
     return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)
 
 
-# ---- upsampling
-
-
 @recorded
 def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Tensor:
     """`x` with dims so many times as large, `by={"height": 2}`, as jax.image.resize.

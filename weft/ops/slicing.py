@@ -39,10 +39,7 @@ def _take_window(
     place: int = 0,
     fill: Any = 0,
 ) -> Tensor:
-    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`.
-
-    What it is made of has the first place among the op's operands, if not said otherwise.
-    """
+    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`."""
     dims, region, kind = along.resized(size), along.meeting.region, along.meeting.kind
     local = Meeting(region, dims, kind).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]

@@ -186,8 +186,6 @@ def tensors_of(program: Program, args: Any) -> list[TensorDims]:
 def shapes(processors: int, most_axes: int) -> list[MeshShape]:
     """Every mesh shape of so many processors with at most so many axes.
 
-    Each size is at least 2; sizes stand in every order.
-
     >>> shapes(8, 2)
     [(8,), (2, 4), (4, 2)]
     """

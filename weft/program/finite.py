@@ -122,9 +122,6 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
     return NotFinite(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
 
 
-# Finding where values come from.
-
-
 @dataclass(frozen=True)
 class _Context:
     """What holds for every step of a body."""
@@ -193,10 +190,7 @@ class _Search:
         return [self._result(step, i, _code(total), origins, around) for i, total in enumerate(note or ())]
 
     def _result(self, step: Step, i: int, code: int, origins: list[_Origin], around: _Context) -> _Origin:
-        """Where one result of a step comes from.
-
-        NaN comes of NaN, an infinity of what is not finite; else the step made it.
-        """
+        """Where a result comes from: NaN of NaN, infinity of nonfinite, else this step."""
         if code == FINITE:
             return None
         if (step.kind in _PARTS or step.collective == "all_gather") and origins[0] is not None:
@@ -255,9 +249,6 @@ def _dims_of(entry: Entry | None, phase: str, shape: tuple[int, ...]) -> Shape |
     if phase == "backward":
         near = [*entry.operands, *entry.results]
     return next((placed.dims for placed in near if placed is not None and placed.dims.sizes == shape), None)
-
-
-# Values.
 
 
 def _is_float(x: Any) -> bool:

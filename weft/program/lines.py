@@ -161,9 +161,6 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
     return best
 
 
-# Printing.
-
-
 def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
     """The listing as text; `lines=False`: functions in place of files and lines."""
     flat = list(_flat(sections, 0))

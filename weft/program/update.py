@@ -1,9 +1,8 @@
 """The collectives of a train step's update, which XLA adds to global arrays.
 
 Nobody wrote them. The update is traced on a mesh where JAX types every value with how it is sharded
-(`TrainStep.abstract`). What an equation
-then sends follows from the types around it by the few rules below, which are XLA's; where none is known the row says
-that it is not exact. Imports the table of primitives alone.
+(`TrainStep.abstract`). What an equation then sends follows from the types around it by the few rules below, which are
+XLA's; where none is known the row says that it is not exact.
 """
 
 import itertools

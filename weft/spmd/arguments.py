@@ -203,10 +203,7 @@ def _parameter_names(fn: Callable[..., Any]) -> list[str]:
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> ArgumentName:
-    """What an array is called.
-
-    `layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree.
-    """
+    """What an array is called: `layers.q`, `params.q`, `params[0]`, `x`."""
     (kind, first, *rest) = path
     if kind.idx == 1:
         argument = first.key

@@ -45,10 +45,7 @@ class Evaluator:
         self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
 
     def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The loss in nats a token and what follows from it; scores of translations.
-
-        `between` is called before every batch; what it raises leaves the evaluation.
-        """
+        """The loss in nats a token, and scores; what `between` batches raises leaves it."""
         began = time.perf_counter()
         nll, hits, tokens = self._sums(model, between)
         loss = nll / max(tokens, 1.0)
@@ -120,9 +117,6 @@ def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
 
 
-# While a run trains.
-
-
 class EvaluationStopped(Exception):
     """An evaluation that is left, as a stop is wanted."""
 
@@ -166,9 +160,6 @@ class PeriodicEvaluation:
     def _leave_if_stopped(self) -> None:
         if self._stop.is_wanted():
             raise EvaluationStopped
-
-
-# Translations.
 
 
 class TranslationScores:

@@ -78,17 +78,11 @@ class Metrics:
             self._events.go_back(to)
 
     def __call__(self, row: Row) -> None:
-        """Writes a row.
-
-        `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`.
-        """
+        """Writes a row: `{"step": 10, "loss": 2.3}`, or `{"step": 10, "eval": {...}}`."""
         if self._rows is not None:
             self._rows.add(line_of(row).encode() + b"\n")
         if self._events is not None:
             self._events.add(row)
-
-
-# Rows.
 
 
 def line_of(row: Row) -> str:
@@ -206,9 +200,6 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(value.item())
     return str(value)
-
-
-# Files.
 
 
 class _RecordFile:

@@ -36,9 +36,6 @@ class ProcessError(WeftError):
     """Processes that cannot become one program."""
 
 
-# Joining.
-
-
 def join(
     coordinator: str | None = None,
     processes: int | None = None,
@@ -216,10 +213,7 @@ def _initialize(timeout: int, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _giving_up_after(seconds: int, error: WeftError) -> Iterator[None]:
-    """Ends the process with this error after so many seconds: JAX would abort it.
-
-    Meanwhile Ctrl-C ends it too, which JAX does not hear.
-    """
+    """Ends the process with this error after so many seconds, or at once by Ctrl-C."""
 
     def give_up() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -248,9 +242,6 @@ def _keep_stdout_for_python() -> None:
             os.dup2(nowhere, 1)
             os.close(nowhere)
             sys.stdout = stdout
-
-
-# Clusters.
 
 
 @dataclass(frozen=True)
@@ -310,9 +301,6 @@ def _join_cluster(cluster: _Cluster, used: int | None, timeout: int) -> int:
         cluster_detection_method=cluster.method,
     )
     return cluster.processes or jax.process_count()
-
-
-# Failing.
 
 
 @contextlib.contextmanager
