@@ -39,9 +39,6 @@ def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
 
 
-# Tracers.
-
-
 def trace_of(tracer: jax.core.Tracer) -> Any:
     """The trace that a value was made in, to work in it again."""
     return tracer._trace  # set_current_trace is public; what to give it is not
@@ -65,9 +62,6 @@ def is_operator_of_array(frame: FrameType) -> bool:
 def is_check_of_scalar(frame: FrameType | None) -> bool:
     """Whether the caller is `jax.grad`, which checks that a function gave a number."""
     return frame is not None and frame.f_code.co_name == "_check_scalar"
-
-
-# Jaxprs.
 
 
 def without_dead_code(jaxpr: Any) -> Any:

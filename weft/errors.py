@@ -150,8 +150,6 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f"use one of: {', '.join(f'`{word}`' for word in known)}" if known else "there is none to choose from"
 
 
-# What users call.
-
 C = TypeVar("C", bound=Callable[..., Any])
 
 

@@ -257,9 +257,6 @@ def _value(var: Any, values: dict[Any, Value]) -> Value:
     return Value(var.aval, number=var.val, is_literal=True) if isinstance(var, Literal) else values[var]
 
 
-# Loops.
-
-
 def loop_parts(eqn: Any) -> tuple[int, int]:
     """How many operands of a loop stay the same, and how many are carried over."""
     if kind_of(eqn) is Role.WHILE:
@@ -296,8 +293,6 @@ def steps(tree: Tree, larger: Callable[[Tree], float] | None = None) -> Iterator
             yield from steps(body, larger)
 
 
-# Phases.
-
 _GRADIENT = re.compile(r"\bwf\d+_gradient\b")
 _UPDATE = re.compile(r"(?:^|[/(])update(?:[/)]|$)")
 
@@ -311,8 +306,6 @@ def phase_of(scopes: str, is_global: bool) -> str:
         return "backward"
     return "update" if is_global and _UPDATE.search(scopes) else "forward"
 
-
-# Jaxprs as they are.
 
 _WITH_BODIES = CALLS | LOOPS | {Role.OTHER}
 

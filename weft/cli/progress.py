@@ -316,9 +316,6 @@ def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> An
     return grid
 
 
-# Text.
-
-
 _NOT_TOLD = ("tokens", "byte_perplexity", "seconds")
 _WORDLESS = 1e5  # a perplexity by word beyond this says only that the text is not made of words
 

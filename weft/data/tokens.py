@@ -104,9 +104,6 @@ def _check_end(tokenizer: Tokenizer) -> None:
         )
 
 
-# The files.
-
-
 def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[DocumentPiece]) -> int:
     """Writes ids and offsets; gives the number of ids."""
     dtype, total = id_type(tokenizer.vocab), 0

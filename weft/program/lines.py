@@ -96,8 +96,6 @@ class Line:
 _PLAIN = ("name", "type", "text", "source", "function", "reason", "count", "is_each_turn")
 
 
-# Folding.
-
 _LAYER = re.compile(r"(?<=[.\[\w])\d+\b")
 _LEAST_SAVED = 5
 

@@ -157,8 +157,6 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     return [f"{x:.{places}f}{unit}" if x else "0" if places == 0 or unit else f"{x:.{places}f}" for x in scaled]
 
 
-# A chart in characters.
-
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille letter, by row and column
 _POINT = "◆"
 _ASCII = str.maketrans({_POINT: "o", "│": "|", "┤": "+", "└": "+", "─": "-", "┬": "+"})
