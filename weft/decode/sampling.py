@@ -44,10 +44,6 @@ class Sampler:
     def is_greedy(self) -> bool:
         return not self.temperature
 
-    @property
-    def needs_seen(self) -> bool:
-        return self.repetition_penalty != 1
-
     def __call__(self, logits: Tensor, key: Any, seen: Tensor | None) -> Tensor:
         """The token chosen from f32[.. vocab]: i32[..]."""
         if seen is not None:

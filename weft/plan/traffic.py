@@ -129,7 +129,7 @@ class _Fusion:
     def _lone_kernels(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
         for node in body.nodes:
-            if node.step.is_global and not node.is_loop:
+            if node.step.is_global and node.kind not in LOOPS:
                 yield from self._implied_collectives(node)
             if node.step.op in self.groups:
                 continue

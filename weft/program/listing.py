@@ -208,15 +208,12 @@ class _Level:
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
             lines = level.lines(level.items) or [Line("note", words="nothing")]
             parts.append(Line("block", words=name, lines=tuple(lines)))
-        sent = [sum(row.bytes * row.count for row in self._rows(body)) for body in loop.bodies]
+        rows = [[row for step in steps(body) for row in rows_of(self.reading, step)] for body in loop.bodies]
+        sent = [sum(row.bytes * row.count for row in of_body) for of_body in rows]
         if max(sent) > min(sent):
             at = sent.index(max(sent))
             parts[at] = replace(parts[at], aside=", which sends more and is counted")
         return [self._header(entry, "cond", parts[::-1])]
-
-    def _rows(self, tree: Tree) -> Iterator[Row]:
-        for step in steps(tree):
-            yield from rows_of(self.reading, step)
 
     def _header(
         self, entry: Entry | None, words: str, lines: Sequence[Line], *, times: int | None = None, aside: str = ""

@@ -202,18 +202,15 @@ class Course:
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
-        if not self._is_busy or at < self._loops[0]:
+        # Collectives between loops leave a compiler time for other work.
+        is_busy = self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
+        if not is_busy or at < self._loops[0]:
             return at
         if self._is_piled(value) and at > self._loops[0]:
             return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
         if _is_filled(value) and any(use.kind is Role.SCATTER for use in value.uses):
             return max((loop for loop in self._loops if loop < at), default=at)
         return at
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether collectives between loops leave a compiler time for other work."""
-        return self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
 
     def _is_piled(self, value: Buffer) -> bool:
         """Whether a value is filled by a loop turn by turn."""

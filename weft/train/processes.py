@@ -313,10 +313,8 @@ def failing_at_once() -> Iterator[None]:
             raise
         status = _status_of(error)
         if status == CRASHED and is_of_others(error):
-            print(
-                f"error: another process is gone; this one ends to be restarted\n  {_first_line(error)}",
-                file=sys.stderr,
-            )
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            print(f"error: another process is gone; this one ends to be restarted\n  {first_line}", file=sys.stderr)
         elif status == CRASHED:
             traceback.print_exception(error)
         if status == 0:
@@ -333,10 +331,6 @@ def is_of_others(error: BaseException | None) -> bool:
         return False
     is_one = isinstance(error, jax.errors.JaxRuntimeError) and _OF_OTHERS.search(str(error)) is not None  # JAX, Gloo
     return is_one or is_of_others(error.__cause__ or error.__context__)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def _status_of(error: BaseException) -> int:
