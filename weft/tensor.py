@@ -279,10 +279,7 @@ def tensor(array: Any, dims: Dims) -> Tensor:
 
 @public(form="wf.parameter(array, 'd_model d_ff')")
 def parameter(array: Any, dims: Dims | None = None) -> Tensor:
-    """A tensor stored by the `params.` rules, gathered where it is used (FSDP).
-
-    `dims` may be left out where `array` is a tensor already.
-    """
+    """An array or tensor stored by the `params.` rules, gathered where used (FSDP)."""
     if isinstance(array, Tensor) and (
         dims is None or Shape(new_dims(dims, what="dims", known=array.dims)) == array.dims
     ):

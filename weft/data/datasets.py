@@ -12,11 +12,7 @@ PARTS = ("train", "evaluation", "all")
 
 
 class Dataset(Protocol):
-    """Examples by number.
-
-    `bucket_of` says of each which bucket it is in, where there are several; `vocab` is None where the examples are no
-    ids.
-    """
+    """Examples by number, and the bucket of each; `vocab` is None if they are no ids."""
 
     vocab: int | None
     bucket_of: np.ndarray | None

@@ -1,9 +1,9 @@
 """Halo exchange along one split dim: parts of the whole beyond a slice.
 
-`window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where all windows stand alike
-around their slices, what they lack comes from neighbours by permutes of just that; otherwise by as few permutes as can
-be, in each of which a processor sends and gets once. `picked` does that for indices in any order. Where it would be
-more than the whole, the whole is gathered.
+`exchange_window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where all windows stand
+alike around their slices, what they lack comes from neighbours by permutes of just that; otherwise by as few permutes
+as can be, in each of which a processor sends and gets once. `exchange_indices` does that for indices in any order.
+Where it would be more than the whole, the whole is gathered.
 """
 
 import bisect

@@ -1,6 +1,6 @@
 """Sliding windows of convolutions and pools: strides, pads and halos.
 
-Pads are those of the global size. A split dim is seen through `exchange.window`, one dim after the other; a whole one
+Pads are those of the global size. A split dim is seen through `exchange_window`, one dim after the other; a whole one
 is padded in place, by the op itself.
 """
 

@@ -1,6 +1,6 @@
 """Along a dim: slice, pad, concat, flip, roll, shift, update, indexing by name.
 
-Along a split dim each processor gets its part of the result from those that hold it (`exchange.window`); the dim keeps
+Along a split dim each processor gets its part of the result from those that hold it (`exchange_window`); the dim keeps
 its name with its new size.
 """
 

@@ -143,7 +143,7 @@ def plain_size(shape: Sequence[int], itemsize: int) -> int:
 
 
 def tiled_size(shape: Sequence[int], itemsize: int) -> int:
-    """The bytes of an array in the tiles of a TPU, 8 by 128, padding as little as can be.
+    """The bytes of an array in a TPU's tiles of 8 by 128, padded as little as can be.
 
     >>> tiled_size((6, 1024), 4), tiled_size((384,), 4), tiled_size((), 4)
     (32768, 2048, 512)

@@ -61,10 +61,7 @@ def has_room(config: RunConfig, count: int, per_process: int) -> bool:
 
 
 def largest_part(config: RunConfig, count: int, per_process: int, below: int | None = None) -> Part:
-    """The most processors, fewer than `below`, that a layout of the run divides over.
-
-    Each process that takes part has as many of them; no more are used than the run's own mesh has.
-    """
+    """The most processors, fewer than `below`, that a layout of the run divides over."""
     step = make_step(config)
     shapes = shapes_of_call(config, step)
     choices = Choices(trace(step, *shapes, mesh=Mesh({AXES[0]: 1}), layout=""), shapes, None)

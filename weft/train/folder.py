@@ -32,10 +32,7 @@ _MOST_NAMED = 3
 
 
 class Folder:
-    """The folder of a run, and what it was begun with; `may_change` lets that change.
-
-    It is made for one start: the data and the tokenizer before it are looked at once.
-    """
+    """The folder of a run at one start, and what it began with, which `may_change`."""
 
     def __init__(
         self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, say: Callable[[str], None]

@@ -37,10 +37,7 @@ _FIRST = 'document.documentElement.classList.add("live");'
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
 ) -> str:
-    """The HTML text of a page about a program.
-
-    With a plan it is about its time too; with `against`, about both side by side.
-    """
+    """The HTML of a page about a program and its plan, or about two side by side."""
     programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [
         Side(i, shown, Tensors(shown), (shown if its is None else its).memory, its)
