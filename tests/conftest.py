@@ -1,8 +1,6 @@
 """Eight virtual processors for every test, asked for before anything starts JAX; `--accept` for the goldens.
 
-Most of the tests' time is XLA's, and what it compiles runs once: it is told to optimize little, here and in the
-programs that tests start. No meaning depends on it; where bits are compared, `compiled_as_usual` takes it back. And
-this machine is not measured: made-up figures lie in a cache of the tests' own.
+This machine is not measured: made-up figures lie in a cache of the tests' own.
 """
 
 import json
@@ -11,15 +9,13 @@ import tempfile
 from pathlib import Path
 
 import jax
-import pytest
 
+from tests.environment import COMPILES_FAST
 from weft.plan import this_machine
 
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-if jax.__version_info__ < (0, 11):  # which then forgets the flag, and XLA ends the process for one it does not know
-    # The older emitters of XLA for CPUs: code a little slower, made in a quarter of the time.
-    fast_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {fast_to_compile}".strip()
+MOST_IN_SMOKE = 4  # seconds of a file
+XLA_FLAGS = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), COMPILES_FAST.get("XLA_FLAGS")]))
+os.environ.update(COMPILES_FAST, **({"XLA_FLAGS": XLA_FLAGS} if XLA_FLAGS else {}))
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -31,20 +27,20 @@ this_machine.cache_file().parent.mkdir()
 this_machine.cache_file().write_text(json.dumps(_figures | {"cpu": "made up", "cores": 2, "jax": jax.__version__}))
 
 
-@pytest.fixture(scope="module")
-def compiled_as_usual():
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.clear_caches()
-
-
 def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the printed programs in tests/goldens/ anew")
+    parser.addoption("--smoke", action="store_true", help="only files that take little time")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Files that take longest come first, so that no worker is left alone with one at the end; new ones before all."""
     seconds = json.loads((Path(__file__).parent / "durations.json").read_text(encoding="utf-8"))
-    items.sort(key=lambda item: -seconds.get(item.nodeid.split("::")[0].removeprefix("tests/"), 1e9))
+
+    def took(item):
+        return seconds.get(item.nodeid.split("::")[0].removeprefix("tests/"), 1e9)
+
+    items.sort(key=lambda item: -took(item))
+    if config.getoption("--smoke"):
+        left_out = [item for item in items if took(item) > MOST_IN_SMOKE]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if took(item) <= MOST_IN_SMOKE]

@@ -7,6 +7,7 @@ Nothing of weft is imported here.
 
 import ast
 import contextlib
+import functools
 import graphlib
 import io
 import re
@@ -95,6 +96,7 @@ UNPROMISED = frozenset(
 PRIVATE_TENSOR = frozenset("_array _region _kind _dims _memo _fill".split())
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
+MAX_FIRST_LINE = 79
 
 # Written in pieces, so that this file passes its own test. `<`: a closing tag is not a path.
 MACHINE_PATH = re.compile(r"(?<![\w./<-])/(?:(?:work|root|home|Users)\b|tmp/\w)")
@@ -358,6 +360,44 @@ def undocumented(module: Module) -> list[str]:
     return [f"{module.name} has no docstring"]
 
 
+def long_first_lines(module: Module) -> list[str]:
+    """Docstrings whose first line does not fit where editors and `help` show it alone."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    complaints = []
+    for node in ast.walk(module.tree):
+        first = (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, documented) else ""
+        if len(first) > MAX_FIRST_LINE:
+            where = f"{module.name}:{getattr(node, 'lineno', 1)}"
+            complaints.append(f"{where} first line of a docstring has {len(first)} characters: {first}")
+    return complaints
+
+
+def rooms_by_name(module: Module) -> list[str]:
+    """Rooms that code names by a string in another: `"weft.plan.cost"`, `("nn", "models")`; a sentence may."""
+    others = {room for room in LEFT_OF if room != module.room and (ROOT / "weft" / room).is_dir()}
+    complaints = []
+    for constant in strings(module):
+        path = re.fullmatch(r"weft[./](\w+)[\w./]*", constant.value)
+        if path and path[1] in others:
+            complaints.append(f"{module.name}:{constant.lineno} names the room `{path[1]}` by a string")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) > 1:
+            words = [item.value for item in node.elts if isinstance(item, ast.Constant)]
+            if len(words) == len(node.elts) and others.issuperset(words):
+                complaints.append(f"{module.name}:{node.lineno} lists the rooms {', '.join(words)} by strings")
+    return complaints
+
+
+def classes_of_one_name(modules: list[Module]) -> list[str]:
+    """Class names with two meanings; a leading underscore makes no difference to a reader."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.strip("_"), []).append(f"{module.name}:{node.lineno}")
+    return [f"class {name} stands in {' and '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
 def machine_paths(file: str, text: str) -> list[str]:
     """Lines that name a folder of the machine they were written on."""
     return [
@@ -367,6 +407,7 @@ def machine_paths(file: str, text: str) -> list[str]:
     ]
 
 
+@functools.cache
 def package_modules() -> list[Module]:
     modules = []
     for path in sorted((ROOT / "weft").rglob("*.py")):
@@ -410,8 +451,10 @@ def repository_texts() -> Iterator[tuple[str, str]]:
         primitives_by_name,
         other_walkers,
         parsed_texts,
+        rooms_by_name,
         too_long,
         undocumented,
+        long_first_lines,
     ],
 )
 def test_every_module_keeps(rule):
@@ -420,6 +463,10 @@ def test_every_module_keeps(rule):
 
 def test_no_import_cycle():
     assert import_cycle(package_modules()) == []
+
+
+def test_a_class_name_has_one_meaning():
+    assert classes_of_one_name(package_modules()) == []
 
 
 def test_no_machine_path_in_the_repository():
@@ -679,3 +726,33 @@ def test_a_module_without_docstring_is_caught(name, source, caught):
 )
 def test_a_machine_path_is_caught(line, caught):
     assert bool(machine_paths("notes.md", line.replace("{}", "/"))) == caught
+
+
+@pytest.mark.parametrize("length", [MAX_FIRST_LINE, MAX_FIRST_LINE + 1])
+def test_a_long_first_line_is_caught(length):
+    sources = [f'"""{"x" * length}"""', f'def f():\n    """{"x" * length}\n\n    More.\n    """']
+    for source in sources:
+        assert bool(long_first_lines(Module("weft.dims", source))) == (length > MAX_FIRST_LINE)
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ('SHOWN = "weft/nn/linear.py"', True),
+        ('importlib.import_module("weft.plan.cost")', True),
+        ('own = "weft.train.log"', False),
+        ('"""What weft.plan reads."""', False),
+        ('said = "weft plan"', False),
+        ('fix = "make it by weft.models.preset"', False),
+        ('PROGRAMS = ("nn", "models")', True),
+        ('parts = ["nn", "dropout"]', False),
+    ],
+)
+def test_a_room_named_by_a_string_is_caught(source, caught):
+    assert bool(rooms_by_name(Module("weft.train.log", source))) == caught
+
+
+def test_a_class_name_of_two_meanings_is_caught():
+    first, second = Module("weft.dims", "class Row: ..."), Module("weft.plan.cost", "class _Row: ...")
+    assert classes_of_one_name([first, second]) == ["class Row stands in weft.dims:1 and weft.plan.cost:1"]
+    assert classes_of_one_name([first]) == []

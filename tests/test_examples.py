@@ -1,7 +1,6 @@
 """Every example runs as a user runs it, in a fresh interpreter, and prints what it promises."""
 
 import gzip
-import os
 import re
 import struct
 import subprocess
@@ -11,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.environment import of_a_user
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(name, *arguments, status=0):
     """What an example prints, and what it says on stderr; it must end with this status."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_NUM", "XLA_"))}
     command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=of_a_user())
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
 

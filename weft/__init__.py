@@ -51,7 +51,7 @@ _FAMILIES = {
     "Dims, meshes, layouts and tensors": "dims mesh layout tensor",
     "Running, differentiating and training": "spmd",
     "Reading a program before it runs": "program plan",
-    "Rooms with names of their own": "rooms",
+    "Modules with names of their own": "rooms",
     "Products": "ops.einsum",
     "Elementwise": "ops.elementwise",
     "Reductions": "ops.reduce ops.moments",

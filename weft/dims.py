@@ -69,7 +69,7 @@ class Dim:
 
     @property
     def is_shown(self) -> bool:
-        """Whether programs show it: no operation made it for itself."""
+        """Whether printed programs show it: no operation made it for itself."""
         return not self.name.startswith(UNSHOWN)
 
     @public

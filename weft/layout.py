@@ -206,7 +206,7 @@ class Region:
         return self._placements[key]
 
     def can_meet(self, dims: Sequence[Dim]) -> bool:
-        """Whether these dims can meet in one op: no two are split over one axis."""
+        """Whether one op can take tensors of these dims: no axis splits two of them."""
         explicit, inherited = self._rules_for(dims)
         held = axes_in(explicit.values())
         held += tuple(axis for axis in axes_in(inherited.values()) if axis not in held)

@@ -1,6 +1,5 @@
 """What the tests of the command line share: running it, in this process or in one of its own."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from tests.environment import of_a_user
 from weft.cli import app
 
 HERE = Path(__file__).parent
@@ -44,8 +44,7 @@ def misuse_of(*words):
 
 def started(*words, cwd=ROOT, **streams):
     """`python -m weft WORDS` in a process of its own, as a user's shell starts it."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    environment = of_a_user(PYTHONPATH=str(ROOT))
     environment.pop("FORCE_COLOR", None)
-    environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "weft", *map(str, words)]
     return subprocess.Popen(command, cwd=cwd, env=environment, text=True, stderr=subprocess.PIPE, **streams)

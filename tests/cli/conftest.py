@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.train.steps import compile_each_step_once  # noqa: F401  (a fixture)
 from tests.train.toys import text_file, trained
 
 

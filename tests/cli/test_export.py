@@ -19,7 +19,7 @@ INPUTS = np.array([[3, 4, 5, 6, 1]] * 2)
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
-    """A run with thin weights beside those of T5's form."""
+    """A run with LoRA adapters beside those of T5's form."""
     folder = tmp_path_factory.mktemp("adapted")
     form = ["model.positions=relative", "model.scale_scores=false", "model.vocab_multiple=1", "lora.rank=2"]
     return trained(folder, "seq2seq", pairs_file(folder, 100), *form)[0]

@@ -169,14 +169,14 @@ def test_a_signal_ends_a_command_that_has_nothing_to_save(monkeypatch, tmp_path)
 
 
 def stopped_by(number, words, cwd):
-    """What a run in a process of its own prints that gets a signal after its first rows; it must end with 0."""
+    """What a run in a process of its own prints that gets a signal after its first row; it must end with 0."""
     process = started(*words, cwd=cwd, stdout=subprocess.PIPE)
     printed = []
     try:
         until = time.monotonic() + 240
         for line in process.stdout:
             printed.append(line)
-            if line.startswith("step ") and sum(each.startswith("step ") for each in printed) == 2:
+            if line.startswith("step ") and sum(other.startswith("step ") for other in printed) == 1:
                 process.send_signal(number)
             assert time.monotonic() < until
         assert process.wait(60) == 0, process.stderr.read()

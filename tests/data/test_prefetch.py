@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -23,17 +22,18 @@ def test_batches_come_in_order_and_through_put():
 
 
 def test_it_is_ahead_by_so_many_and_no_more():
-    made = []
-    with data.prefetched(itertools.count(), made.append, size=2) as found:
-        deadline = time.time() + 5
-        while len(made) < 3 and time.time() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.05)
-        assert made == [0, 1, 2]  # two wait, and one stands at the door
-        next(found)
-        while len(made) < 4 and time.time() < deadline:
-            time.sleep(0.001)
-        assert made == [0, 1, 2, 3]
+    made, is_made = [], threading.Semaphore(0)
+
+    def put(number):
+        made.append(number)
+        is_made.release()
+
+    with data.prefetched(itertools.count(), put, size=2) as found:
+        for number in range(20):
+            for _ in range(3 if number == 0 else 1):  # two wait, and one stands at the door
+                assert is_made.acquire(timeout=60)
+            assert made == list(range(number + 3))
+            next(found)
 
 
 @pytest.mark.parametrize("where", ["put", "batches"])

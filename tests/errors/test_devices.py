@@ -1,6 +1,5 @@
 """Too few devices, and JAX started too early: each in a process of its own."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -10,16 +9,16 @@ import numpy as np
 import pytest
 
 import weft as wf
+from tests.environment import of_a_user
 
 from .raised import error_of
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh Python, with an environment in which nobody has asked for processors."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**kept, "JAX_PLATFORMS": "cpu", **environment},
+        env=of_a_user(**{"JAX_PLATFORMS": "cpu", **environment}),
         capture_output=True,
         text=True,
         timeout=120,

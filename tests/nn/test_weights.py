@@ -14,9 +14,6 @@ from .cases import D, E, F, H, K, V, X
 KEY = jax.random.key(11)
 
 
-pytestmark = pytest.mark.usefixtures("compiled_as_usual")  # bits are compared
-
-
 def blueprint():
     return [
         nn.FeedForward(D, F, gated=True, bias=True),

@@ -1,6 +1,5 @@
 """Runs that are killed at any moment come back from a whole checkpoint, and end as if they had not been."""
 
-import os
 import random
 import re
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import of_a_user
 from weft.train.checkpoints import Checkpoints
 
 from .running import MODEL, sums, text_in
@@ -46,8 +46,7 @@ keep = 3
 
 
 def started(config: Path, folder: Path) -> subprocess.Popen:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("XLA_")}
-    environment |= {"JAX_NUM_CPU_DEVICES": "2"}
+    environment = of_a_user(JAX_NUM_CPU_DEVICES="2")
     command = [sys.executable, "-m", "weft", "train", str(config), "--run", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import of_a_user
+
 from .running import losses
 from .test_crashes import write_config
 
@@ -17,7 +19,7 @@ BOTH = ["--set", "mesh=rows=2,cols=4", "--set", "layout=batch:rows,heads:cols,d_
 
 
 def launched(processes: int, config: Path, folder: Path, *changes: str, how: Sequence[str] = ()) -> subprocess.Popen:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_NUM"))}
+    environment = of_a_user()
     alone = [sys.executable, "-m", "weft", "train", str(config), "--run", str(folder), *changes]
     many = [*alone[:3], "launch", "-n", str(processes), *how, "--", *alone[3:]]
     return subprocess.Popen(

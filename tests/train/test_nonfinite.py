@@ -158,7 +158,7 @@ def test_a_layer_whose_weights_are_bad_is_named(ready):
     assert re.fullmatch(
         r"before it began, `decoder\.layers\.attention\.q` has NaN in 1 of 512 values, "
         r"the first at layers 1, d_model 2, heads 0, d_kv 3; "
-        r"`einsum` at weft/nn/attention\.py:\d+ in _projected \(forward, layers 1\) gave NaN in 16 of 256 values, "
+        r"`einsum` at weft/nn/attention\.py:\d+ in _project \(forward, layers 1\) gave NaN in 16 of 256 values, "
         r"the first at .*",
         said,
     )

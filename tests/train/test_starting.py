@@ -81,7 +81,7 @@ def test_the_model_may_differ_in_what_is_no_weight(ids):
 
 @pytest.fixture(scope="module")
 def lora(ids, tmp_path_factory):
-    """A run of three steps with thin weights beside GPT-2's, on 8 processors."""
+    """A run of three steps with LoRA adapters beside GPT-2's, on 8 processors."""
     folder = tmp_path_factory.mktemp("lora")
     both = {"mesh": "rows=2,cols=4", "layout": "batch:rows,heads:cols,d_ff:cols,vocab:cols"}
     outcome, _ = run(started(GPT2, ids, lora={"rank": 2}, checkpoint=EVERY, **both), folder)
@@ -89,7 +89,7 @@ def lora(ids, tmp_path_factory):
     return folder
 
 
-def test_only_thin_weights_are_trained_beside_frozen_ones(lora):
+def test_only_adapters_are_trained_beside_frozen_weights(lora):
     thin = {f"decoder.layers.attention.{name}.{part}" for name in "qv" for part in ("down", "up")}
     assert moved(lora) == thin
     kept = tensors_by_path(Run(lora).load())

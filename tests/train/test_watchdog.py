@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.environment import of_a_user
 from weft.train.watchdog import STALLED, Watchdog
 
 from ..cli.command import ROOT
@@ -134,7 +135,7 @@ def test_a_run_whose_step_hangs_is_restarted_and_ends_with_the_same_losses(tmp_p
     finished(launched(1, config, tmp_path / "one", *few))
     words = [str(tmp_path / "hung"), "train", str(config), "--run", str(tmp_path / "two"), *few]
     command = [str(JOBS / "supervisor.py"), "2", str(JOBS / "hanging.py"), *words]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_NUM"))}
+    environment = of_a_user()
     environment |= {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -51,7 +51,7 @@ def evaluate(
     layout: Layout = None,
     json: Json = False,
 ) -> None:
-    """Judge a checkpoint of a run by its held-out data, or by other data."""
+    """Evaluate a checkpoint of a run on its held-out data, or on other data."""
     with reported(layout=layout):
         opened = Run(run)
         trained = settings = opened.settings  # raises where there is no run

@@ -29,7 +29,7 @@ class Reporter:
         self.at, self.steps = 0, 0
         self._row: dict[str, Any] = {}
         self._pace = _Pace()
-        self._memory = _Memory()
+        self._memory = _MemoryText()
         self._stage: ProgressTask | None = None
         self._long: ProgressTask | None = None
         self._live: Any = None
@@ -241,7 +241,7 @@ class _Pace:
         return (ended - began) / (last - first) * (steps - at)
 
 
-class _Memory:
+class _MemoryText:
     """Memory of this process and its fullest device, looked up once a second."""
 
     def __init__(self) -> None:

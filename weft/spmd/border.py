@@ -92,7 +92,7 @@ class SpmdFunction(Bound):
         def run(donated: Sequence[Any], kept: Sequence[Any]) -> Partition:
             return hashable_partition(self._run(call, call.join(donated, kept), self.mesh.jax_mesh()))
 
-        return Jitted(run, self.mesh, self._state, donate=0)
+        return Jitted(run, self.__name__, self.mesh, self._state, donate=0)
 
     def on(self, mesh: Any, *args: Any, **kwargs: Any) -> Any:
         """The program as part of a larger one that is being traced, on any mesh."""

@@ -13,10 +13,25 @@ from .partition import Partition
 
 
 class Jitted:
-    """A jitted function that gives a partition; errors say `state` of its region."""
+    """A jitted function that gives a partition; errors say `state` of its region.
 
-    def __init__(self, fn: Callable[..., Partition], mesh: Mesh | None, state: str, donate: int | tuple[int, ...] = ()):
-        self.jitted: Any = jax.jit(fn, donate_argnums=donate)
+    Profiles and compiled code call it by `name`.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Partition],
+        name: str,
+        mesh: Mesh | None,
+        state: str,
+        *,
+        donate: int | tuple[int, ...] = (),
+    ):
+        def run(*args: Any) -> Partition:
+            return fn(*args)
+
+        run.__name__ = name
+        self.jitted: Any = jax.jit(run, donate_argnums=donate)
         self.mesh, self.state = mesh, state
         self._is_read = self._has_checks = False
 

@@ -113,7 +113,7 @@ class TrainStep(Bound):
         self._update = Update(optimizer, mesh, layout)
         self._gradients_on_mesh = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
         self._state = f"layout: {layout}   mesh: {mesh}"
-        self._jitted = Jitted(self._run_parts, mesh, self._state, donate)
+        self._jitted = Jitted(self._run_parts, self.__name__, mesh, self._state, donate=donate)
         self._bound: dict[Any, TrainStep] = {}
         self._batches: dict[Any, list[Any]] = {}
         """The shardings of the arrays of batches placed before, by the structure of a batch and their shapes."""
