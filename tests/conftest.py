@@ -3,6 +3,7 @@
 This machine is not measured: made-up figures lie in a cache of the tests' own.
 """
 
+import collections
 import json
 import os
 import tempfile
@@ -13,6 +14,7 @@ import jax
 from tests.environment import COMPILES_FAST
 from weft.plan import this_machine
 
+DURATIONS = Path(__file__).parent / "durations.json"
 MOST_IN_SMOKE = 4  # seconds of a file
 XLA_FLAGS = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), COMPILES_FAST.get("XLA_FLAGS")]))
 os.environ.update(COMPILES_FAST, **({"XLA_FLAGS": XLA_FLAGS} if XLA_FLAGS else {}))
@@ -30,17 +32,35 @@ this_machine.cache_file().write_text(json.dumps(_figures | {"cpu": "made up", "c
 def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the printed programs in tests/goldens/ anew")
     parser.addoption("--smoke", action="store_true", help="only files that take little time")
+    parser.addoption("--write-durations", action="store_true", help="write tests/durations.json: seconds of each file")
 
 
 def pytest_collection_modifyitems(config, items):
     """Files that take longest come first, so that no worker is left alone with one at the end; new ones before all."""
-    seconds = json.loads((Path(__file__).parent / "durations.json").read_text(encoding="utf-8"))
+    seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
 
     def took(item):
-        return seconds.get(item.nodeid.split("::")[0].removeprefix("tests/"), 1e9)
+        return seconds.get(file_of(item.nodeid), 1e9)
 
     items.sort(key=lambda item: -took(item))
     if config.getoption("--smoke"):
         left_out = [item for item in items if took(item) > MOST_IN_SMOKE]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if took(item) <= MOST_IN_SMOKE]
+
+
+_seconds = collections.Counter()
+
+
+def file_of(test):
+    return test.split("::")[0].removeprefix("tests/")
+
+
+def pytest_runtest_logreport(report):
+    _seconds[file_of(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
+        rounded = {file: round(seconds, 1) for file, seconds in sorted(_seconds.items())}
+        DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n", encoding="utf-8")

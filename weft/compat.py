@@ -1,7 +1,6 @@
 """What Weft needs of JAX that JAX does not promise, each with its reason.
 
-It stands here, and nowhere else. Imports nothing of the house. A release of JAX that renames one of these is met in
-this file.
+It stands here, and nowhere else. A release of JAX that renames one of these is met in this file.
 """
 
 import contextlib
@@ -40,9 +39,6 @@ def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
 
 
-# Tracers.
-
-
 def trace_of(tracer: jax.core.Tracer) -> Any:
     """The trace that a value was made in, to work in it again."""
     return tracer._trace  # set_current_trace is public; what to give it is not
@@ -58,10 +54,7 @@ def is_differentiated(array: Any) -> bool:
 
 
 def is_operator_of_array(frame: FrameType) -> bool:
-    """Whether the caller is an operator of a JAX array.
-
-    It then lets the other operand's own operator run.
-    """
+    """Whether an operator of a JAX array calls, which lets the other operand's run."""
     name = frame.f_code.co_name
     return name == "deferring_binary_op" or name.startswith("_operator_")
 
@@ -69,9 +62,6 @@ def is_operator_of_array(frame: FrameType) -> bool:
 def is_check_of_scalar(frame: FrameType | None) -> bool:
     """Whether the caller is `jax.grad`, which checks that a function gave a number."""
     return frame is not None and frame.f_code.co_name == "_check_scalar"
-
-
-# Jaxprs.
 
 
 def without_dead_code(jaxpr: Any) -> Any:

@@ -26,10 +26,7 @@ def groups_of(devices: Sequence[Any]) -> list[list[Any]]:
 
 
 def take(devices: Sequence[Any], count: int) -> list[Any]:
-    """The first `count` devices, as many of each process where that is even.
-
-    A process without any cannot take part.
-    """
+    """The first `count` devices, as many of each process where that is even."""
     owners = sorted({device.process_index for device in devices})
     if count % len(owners):
         return list(devices[:count])

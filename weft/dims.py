@@ -290,10 +290,7 @@ def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
 
 
 def new_dims(given: Dims, *, what: str, known: Sequence[Dim] = ()) -> Shape:
-    """The dims `given` holds; a bare name must be one of `known`.
-
-    Only a dim has a size.
-    """
+    """The dims `given` holds; a bare name has no size, so it must be one of `known`."""
     known = Shape(known)
     for item in (asked := list_dims(given, what)):
         if isinstance(item, str) and not known.has(item):

@@ -1,7 +1,4 @@
-"""Dtypes and values of arrays: what a caller means, what has room, what is known.
-
-Imports errors alone; JAX says which dtypes there are.
-"""
+"""Dtypes and values of arrays: what a caller means, what has room, what is known."""
 
 from typing import Any
 
@@ -24,10 +21,7 @@ def as_dtype(given: DTypeLike | None) -> Any:
 
 
 def need_room(value: Any, dtype: Any = None) -> None:
-    """Raises where known whole numbers do not fit a dtype.
-
-    Without a dtype it is the one that JAX holds them in.
-    """
+    """Raises where known whole numbers do not fit a dtype, or JAX's for them."""
     if not is_whole(value) and not isinstance(value, np.ndarray | np.generic):
         return
     numbers = np.asarray(value)

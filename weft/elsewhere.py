@@ -166,10 +166,7 @@ OF_A_TENSOR = ("array", "dim", "dims", "dtype", "layout", "local_array", "rename
 
 
 def unknown_method(x: Any, name: str) -> UnknownNameError:
-    """The error for a name that a tensor lacks.
-
-    What is written instead names the tensor's own dims.
-    """
+    """The error for a name that a tensor lacks; the fix names the tensor's own dims."""
     names = x.dims.names or ("batch",)
     parts = {"all": " ".join(names), "one": names[0], "last": names[-1], "back": " ".join(reversed(names))}
     if name in METHODS:

@@ -34,26 +34,19 @@ class WeftError(Exception):
         # What a user gave may hold half a character, which no terminal and no file takes.
         fact, state, fix = map(_writable, (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
-        around = "" if "layout:" in state else _region_state()
+        around = "" if "layout:" in state or _describe_region is None else _describe_region()
         self.state = _writable("   ".join(part for part in (state, around, f"at {at or user_line()}") if part))
         self.fix = fix
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
 
     def add_note(self, note: str) -> None:
-        """Adds a line below the text, but not JAX's note that it removed frames.
-
-        The fix is the last line.
-        """
+        """Adds a line below the text, but not JAX's note that it removed frames."""
         if FILTERING_NOTE not in note:
             super().add_note(note)
 
 
 def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _region_state() -> str:
-    return _describe_region() if _describe_region is not None else ""
 
 
 _describe_region: Callable[[], str] | None = None
@@ -92,8 +85,8 @@ class CheckError(WeftError):
 class UnknownNameError(WeftError, AttributeError):
     """A name that Weft or a tensor lacks; `hasattr` is False, as for any other."""
 
-    def __init__(self, fact: str, *, fix: str, state: str = ""):
-        super().__init__(fact, fix=fix, state=state)
+    def __init__(self, fact: str, *, fix: str):
+        super().__init__(fact, fix=fix)
         self.obj = None  # else Python fills it in, and writes a guess of its own below the fix
 
 
@@ -115,10 +108,7 @@ def user_stacklevel() -> int:
 
 
 def _users_frame() -> tuple[FrameType | None, int]:
-    """The innermost frame that is the user's own, and its level on the stack.
-
-    Level 1 is the caller's caller.
-    """
+    """The user's own innermost frame, and its level: 1 is the caller's caller."""
     frame: FrameType | None = sys._getframe(2)
     level = 1
     while frame is not None:
@@ -134,10 +124,7 @@ def _is_users_frame(frame: FrameType) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own.
-
-    It is neither Weft's, nor Python's, nor a library's that calls users' functions.
-    """
+    """Whether a file is the user's own: not Weft's, Python's or a calling library's."""
     if filename.startswith(_HERE) or filename.startswith("<frozen"):
         return False
     if filename.startswith(os.path.dirname(os.__file__)) and "site-packages" not in filename:
@@ -162,8 +149,6 @@ def closest(name: str, known: Iterable[str]) -> str:
         return f"did you mean `{near[0]}`?"
     return f"use one of: {', '.join(f'`{word}`' for word in known)}" if known else "there is none to choose from"
 
-
-# What users call.
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -193,10 +178,7 @@ def public(fn: Any = None, *, form: str | None = None) -> Any:
 
 
 def fold_frames(fn: C) -> C:
-    """`fn`, which errors leave without our frames.
-
-    What cannot be called wrongly needs no more than this.
-    """
+    """`fn`, which errors leave without our frames: for what cannot be called wrongly."""
 
     @functools.wraps(fn)
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -264,14 +246,8 @@ def _name_of(fn: Callable[..., Any]) -> str:
     return owner if name == "__init__" else value if name == "__call__" else f"{value}.{name}"
 
 
-# Tracebacks.
-
-
 def fold(error: BaseException) -> None:
-    """Takes our frames and JAX's out of the tracebacks of an error of ours.
-
-    Those of what led to it too.
-    """
+    """Takes our frames and JAX's out of the tracebacks of our error and its causes."""
     if _shows_all():
         return
     link: BaseException | None = error
@@ -282,10 +258,7 @@ def fold(error: BaseException) -> None:
 
 
 def _fold_around(error: Exception) -> None:
-    """Takes our frames from around an error that is not ours, and JAX's note.
-
-    One that began in our files is left whole.
-    """
+    """Takes our frames and JAX's note from around an error not begun in our files."""
     frames = list(traceback.walk_tb(error.__traceback__))
     if _shows_all() or not frames or frames[-1][0].f_code.co_filename.startswith(_HERE):
         return

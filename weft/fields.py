@@ -1,7 +1,6 @@
 """Bounds and choices of a configuration's fields, said beside each field.
 
-Imports nothing. Models, runs and tables of data are checked by what is said here. A number of which nothing is said is
-above 0.
+Models, runs and tables of data are checked by what is said here. A number of which nothing is said is above 0.
 
     dropout: float = bounded(0.0, least=0, below=1)
     norm: str = one_of("rms", "layer")

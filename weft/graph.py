@@ -126,10 +126,7 @@ class Loop(Step):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How many operands stay the same, and how many are carried over.
-
-        A scan cuts the rest into slices.
-        """
+        """How many operands stay the same, how many are carried; a scan slices the rest."""
         return loop_parts(self.eqn)
 
 
@@ -244,7 +241,7 @@ class _Builder:
             count=around.count * (loop.turns or 1),
             is_each_turn=around.is_each_turn or row.kind is Role.WHILE,
         )
-        for closed, taken in zip(inner, _taken(loop), strict=True):
+        for closed, taken in zip(inner, _operands_of_bodies(loop), strict=True):
             pairs = zip(closed.jaxpr.invars, taken, strict=True)
             inputs = [Value(var.aval, origin=outer.origin) for var, outer in pairs]
             loop.bodies.append(self.body(closed.jaxpr, closed.consts, inputs, inside))
@@ -258,9 +255,6 @@ def _constants(jaxpr: Any, consts: Sequence[Any]) -> list[Value]:
 
 def _value(var: Any, values: dict[Any, Value]) -> Value:
     return Value(var.aval, number=var.val, is_literal=True) if isinstance(var, Literal) else values[var]
-
-
-# Loops.
 
 
 def loop_parts(eqn: Any) -> tuple[int, int]:
@@ -277,7 +271,7 @@ def loop_parts(eqn: Any) -> tuple[int, int]:
     return len(eqn.invars) - carried - sliced, carried
 
 
-def _taken(loop: Loop) -> list[Sequence[Value]]:
+def _operands_of_bodies(loop: Loop) -> list[Sequence[Value]]:
     """Which operands each body is given."""
     operands = loop.operands
     if loop.kind is Role.SCAN:
@@ -289,10 +283,7 @@ def _taken(loop: Loop) -> list[Sequence[Value]]:
 
 
 def steps(tree: Tree, larger: Callable[[Tree], float] | None = None) -> Iterator[Step]:
-    """All steps in order, those of loops too.
-
-    Of a branch only the body that measures larger, where a measure is given.
-    """
+    """All steps in order, those of loops too; of a branch only its `larger` body."""
     for step in tree:
         if not isinstance(step, Loop):
             yield step
@@ -301,8 +292,6 @@ def steps(tree: Tree, larger: Callable[[Tree], float] | None = None) -> Iterator
         for body in bodies:
             yield from steps(body, larger)
 
-
-# Phases.
 
 _GRADIENT = re.compile(r"\bwf\d+_gradient\b")
 _UPDATE = re.compile(r"(?:^|[/(])update(?:[/)]|$)")
@@ -317,8 +306,6 @@ def phase_of(scopes: str, is_global: bool) -> str:
         return "backward"
     return "update" if is_global and _UPDATE.search(scopes) else "forward"
 
-
-# Jaxprs as they are.
 
 _WITH_BODIES = CALLS | LOOPS | {Role.OTHER}
 
@@ -337,10 +324,7 @@ def bodies_of(eqn: Any) -> list[ClosedJaxpr]:
 
 @dataclass
 class Visit:
-    """An equation on the way through a jaxpr.
-
-    Its bodies are gone into next, unless the reader takes them away.
-    """
+    """An equation on the way through a jaxpr; its bodies come next unless taken away."""
 
     eqn: Any
     scopes: str

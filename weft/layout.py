@@ -199,10 +199,7 @@ class Region:
         return math.prod(self.mesh.axes[axis] for axis in axes)
 
     def placement(self, dims: Sequence[Dim], store: str | None = None) -> Placement:
-        """For each dim the axes it is split over.
-
-        `store` adds the rules of stored parameters, or of optimizer state (`_STORED_BY`).
-        """
+        """For each dim the axes it is split over, with the rules of a `store`."""
         key = (tuple(dims), store)
         if key not in self._placements:
             self._placements[key] = self._place(dims, store)
@@ -255,10 +252,8 @@ class Region:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims, level)
                 placed[dim.name] = placed.get(dim.name, ()) + more
-        return tuple(self._used_axes(placed.get(dim.name, ())) for dim in dims)
-
-    def _used_axes(self, axes: Axes) -> Axes:
-        return tuple(axis for axis in axes if self.mesh.axes[axis] > 1)
+        sizes = self.mesh.axes
+        return tuple(tuple(axis for axis in placed.get(dim.name, ()) if sizes[axis] > 1) for dim in dims)
 
     def _rules_for(self, dims: Sequence[Dim]) -> tuple[Rules, Rules]:
         rules = {

@@ -24,10 +24,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def is_data(leaf: Any) -> bool:
-    """Whether a leaf is traced rather than compiled in.
-
-    A tensor without an array has nothing to trace.
-    """
+    """Whether a leaf is traced, not compiled in; a tensor without an array is not."""
     return hasattr(leaf.raw, "shape") if is_tensor(leaf) else is_array(leaf) or is_number(leaf)
 
 

@@ -59,11 +59,7 @@ def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[s
 
 
 def hide_modules(names: dict[str, Any]) -> None:
-    """Takes modules out of a room's globals, where Python puts what was imported.
-
-    `from weft.layout import Layout` and `import weft.layout as layout` find them all the same. A room that has public
-    names of its own stays: `weft.plan.page`.
-    """
+    """Takes modules out of a room's globals, but for rooms with names of their own."""
     own = names["__name__"] + "."
     for name, value in list(names.items()):
         if isinstance(value, ModuleType) and value.__name__.startswith(own) and not hasattr(value, "__all__"):
@@ -73,8 +69,6 @@ def hide_modules(names: dict[str, Any]) -> None:
 def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     """A table of contents: public names under the title of their family.
 
-    A family lists the files or rooms that its names are from.
-
     >>> import types
     >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})
     'Reductions\\n    sum'
@@ -82,13 +76,9 @@ def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
     titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
     for name in sorted(names, key=lambda name: (name.lower(), name)):
-        file = _file_of(names[name])
+        file = "weft.rooms" if isinstance(names[name], ModuleType) else names[name].__module__
         found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")
         for title, under in found.items()
     )
-
-
-def _file_of(value: Any) -> str:
-    return "weft.rooms" if isinstance(value, ModuleType) else value.__module__

@@ -1,7 +1,4 @@
-"""Python's operators on tensors; the operations behind them register here.
-
-Imports errors alone, so that a tensor can have operators without knowing the operations.
-"""
+"""Python's operators on tensors; the operations behind them register here."""
 
 from collections.abc import Callable
 from typing import Any

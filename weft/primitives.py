@@ -95,9 +95,11 @@ _TABLE = {
     for row in chain(
         _rows(
             Role.MATH,
-            """abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp cosh digamma eq erf_inv erfc expm1 floor
-            imag is_finite lgamma max min mul ne neg nextafter not or polygamma population_count real reduce_precision
-            round shift_left shift_right_arithmetic shift_right_logical sign sinh square sub tan xor""",
+            """abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+            cosh digamma eq eq_to erf_inv erfc expm1 floor igamma igamma_grad_a igammac imag is_finite le_to lgamma
+            lt_to max min mul mulhi ne neg nextafter not or polygamma population_count random_gamma_grad real
+            reduce_precision regularized_incomplete_beta round shift_left shift_right_arithmetic shift_right_logical
+            sign sinh square sub tan xor zeta""",
         ),
         _rows(Role.MATH, "select_n", work=0),
         _rows(Role.MATH, "integer_pow", work=2),
@@ -112,7 +114,8 @@ _TABLE = {
         _rows(Role.CAST, "convert_element_type", work=0),
         _rows(
             Role.VIEW,
-            "copy copy_p expand_dims name optimization_barrier random_unwrap random_wrap squeeze stop_gradient",
+            """copy copy_p device_put expand_dims name optimization_barrier random_unwrap random_wrap squeeze
+            stop_gradient""",
             work=0,
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
@@ -190,9 +193,7 @@ _BY_PLACE = frozenset(
 )  # fmt: skip
 FUSED = ELEMENTWISE | _BY_PLACE | {Role.BROADCAST}
 """What a compiler can fold into the kernel that uses it."""
-_ALONG_DIMS = _BY_PLACE | {
-    Role.SCATTER, Role.WRITE, Role.REDUCTION, Role.PRODUCT, Role.ATTENTION, Role.KERNEL, Role.COLLECTIVE,
-}  # fmt: skip
+_OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BITCAST}
 
 
 def row_of(eqn: Any) -> Primitive:
@@ -207,8 +208,11 @@ def kind_of(eqn: Any) -> Role:
 
 
 def is_elementwise(eqn: Any) -> bool:
-    """Whether an equation works on each value alone, and does not know its place."""
-    return kind_of(eqn) not in _ALONG_DIMS
+    """Whether an equation works on each value alone, and does not know its place.
+
+    One the table does not know, and a callback, may look along dims: it does not.
+    """
+    return kind_of(eqn) in _OF_EACH_VALUE or not eqn.outvars
 
 
 def given_name(eqn: Any) -> str | None:

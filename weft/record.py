@@ -213,10 +213,7 @@ class Record:
 
     @contextlib.contextmanager
     def fusing(self, attention: FusedAttention) -> Iterator[None]:
-        """While a function writes out an attention that a GPU does by one fused kernel.
-
-        Ops of functions that it calls, those of the mask, are no part of it.
-        """
+        """While a function itself writes out an attention that a GPU does as one kernel."""
         before, self._attention = self._attention, (place()[0], attention)
         try:
             yield

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checks import is_real, is_whole
 from .errors import WeftError
 
 MOST_BYTES = {"JSON": 64 << 20, "TOML": 1 << 20}
@@ -245,9 +246,11 @@ def _misfit(value: Any, shape: Any, path: str = "") -> tuple[str, Any, str] | No
         deepest = max((found for found in misfits if found), key=lambda found: len(found[0]))
         return deepest if deepest[0] != path else (path, value, " or ".join(_KINDS[_kind(each)] for each in shape))
     kind = _kind(shape)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = is_number and (kind is float or isinstance(value, int)) if kind in (int, float) else False
-    if not (fits or (kind not in (int, float) and (value is None if kind is None else isinstance(value, kind)))):
+    if kind in (int, float):
+        fits = is_whole(value) if kind is int else is_real(value)
+    else:
+        fits = value is None if kind is None else isinstance(value, kind)
+    if not fits:
         return path, value, _KINDS[kind]
     if isinstance(shape, list):
         inner = [(f"{path}[{place}]", each, shape[0]) for place, each in enumerate(value)]

@@ -273,19 +273,13 @@ class Tensor(Operators):
 
 @public(form="wf.tensor(array, 'batch d_model')")
 def tensor(array: Any, dims: Dims) -> Tensor:
-    """A tensor of an array whose dims have these names.
-
-    The array may be NumPy's, JAX's, or a `jax.ShapeDtypeStruct`.
-    """
+    """A tensor of an array (NumPy's, JAX's, a ShapeDtypeStruct) with these dims."""
     return _name_dims(array, dims, PLAIN)
 
 
 @public(form="wf.parameter(array, 'd_model d_ff')")
 def parameter(array: Any, dims: Dims | None = None) -> Tensor:
-    """A tensor stored by the `params.` rules, gathered where it is used (FSDP).
-
-    `dims` may be left out where `array` is a tensor already.
-    """
+    """An array or tensor stored by the `params.` rules, gathered where used (FSDP)."""
     if isinstance(array, Tensor) and (
         dims is None or Shape(new_dims(dims, what="dims", known=array.dims)) == array.dims
     ):
@@ -405,10 +399,7 @@ def check_not_donated(array: Any) -> None:
 
 
 def check_tensor(x: Tensor) -> Tensor:
-    """`x`, if its array is still what its dims say.
-
-    Something may have worked on it behind the names.
-    """
+    """`x`, if its array is still what its dims say, untouched behind the names."""
     if x.region is None:
         check_not_donated(x.raw)
     shape = getattr(x.raw, "shape", None)

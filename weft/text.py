@@ -1,7 +1,6 @@
 """Quantities as text: sizes, times, counts, shares, columns.
 
-The one place that says how a number looks; what prints a value takes its text from here, as late as it can. Imports
-nothing of weft.
+The one place that says how a number looks; what prints a value takes its text from here, as late as it can.
 """
 
 from collections.abc import Collection, Sequence

@@ -7,7 +7,7 @@ whole is whole. One in eight is drawn blindly; what is refused must be refused f
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import weft as wf
 from tests.properties import steps_conv, steps_core, steps_moving, steps_nested, steps_order, steps_random  # noqa: F401
@@ -58,14 +58,14 @@ def axes_of(mesh: str) -> dict[str, int]:
     return {part.split("=")[0]: int(part.split("=")[1]) for part in mesh.split(",")}
 
 
-def placed(names: Sequence[str], rules: Rules) -> Rules:
+def placed(names: Sequence[str], rules: Rules, follows: Mapping[str, str] = FOLLOWS) -> Rules:
     """The axes of each dim of a tensor: its rule's, or those of the dim it follows that no rule has given away."""
     explicit = {name: rules[name] for name in names if name in rules}
     held = {axis for axes in explicit.values() for axis in axes}
     inherited = {
-        name: tuple(axis for axis in rules[FOLLOWS[name]] if axis not in held)
+        name: tuple(axis for axis in rules[follows[name]] if axis not in held)
         for name in names
-        if name not in rules and FOLLOWS.get(name) in rules
+        if name not in rules and follows.get(name) in rules
     }
     return explicit | inherited
 

@@ -23,19 +23,7 @@ from ..train.feeding import Feed
 from ..train.folder import learned_files
 from .progress import Reporter, stderr_console
 from .terminal import reported, write
-from .trained import (
-    Average,
-    Best,
-    Folder,
-    Json,
-    Layout,
-    Mesh,
-    Step,
-    checkpoint_of,
-    has_tokenizer,
-    place_for,
-    say,
-)  # fmt: skip
+from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, has_tokenizer, place_for, say
 
 EXAMPLES = """Examples:
 

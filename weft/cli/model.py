@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -133,9 +133,9 @@ def is_run(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def load_run(name: str, changes: Sequence[str] = ()) -> Model:
+def load_run(name: str) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
-    config = read(Path(name), changes)
+    config = read(Path(name))
     step = make_step(config, *(() if config.is_open else config.runs_on))
     mesh = config.mesh if config.is_open and config.mesh != AUTO else None
     return Model(name, step, shapes_of_call(config, step), mesh)

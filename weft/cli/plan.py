@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import WeftError, closest
-from ..plan import Plan, Proof, compiled_for
+from ..plan import Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
 from ..plan.page import page
-from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, load, need_mesh_and_layout
+from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, load, need_mesh_and_layout
 from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
@@ -72,7 +72,9 @@ def plan(
         other = None
         if against is not None:
             other = Plan(chosen.traced(mesh=mesh, layout=against), machine, memory=capacity)
-        proof = _proof(chosen, planned, target) if target is not None else None
+        proof = None
+        if target is not None:
+            proof = compiled_for(chosen.fn, chosen.args, planned.mesh, planned.layout, target)
         held = [condition for condition in conditions if condition.holds(planned)]
         if html is not None:
             _write_page(html, planned, other)
@@ -91,10 +93,6 @@ def plan(
 def memory_bytes(gib: float | None) -> int | None:
     """GiB of the command line as bytes."""
     return None if gib is None else int(gib * 2**30)
-
-
-def _proof(model: Model, planned: Plan, target: str) -> Proof:
-    return compiled_for(model.fn, model.args, planned.mesh, planned.layout, target)
 
 
 def _as_text(planned: Plan, other: Plan | None, proof: Any) -> str:

@@ -51,10 +51,7 @@ class Reporter:
             self._print(text)
 
     def log(self, row: dict[str, Any]) -> None:
-        """A row of metrics: numbers of the bar, or a line of a log.
-
-        An evaluation is a line in both.
-        """
+        """A row of metrics: on the bar, or a line in a log; an evaluation is a line."""
         if self.console is None:
             return
         self._end_stage()
@@ -67,10 +64,7 @@ class Reporter:
             self._print(evaluation_line(row))
 
     def stage(self, what: str) -> "ProgressTask":
-        """Something long without parts: `compiling the step… 12.3 s`.
-
-        It ends with its `with`, or with the next step.
-        """
+        """Something long without parts, until its `with` ends or the next step begins."""
         self._end_stage()
         stage = ProgressTask(what, self)
         if self.console is not None:
@@ -289,10 +283,7 @@ def host_memory() -> int:
 
 
 def _console() -> Any:
-    """Of a run: stderr where it and stdout are terminals, else stdout.
-
-    That is a plain file then, whatever FORCE_COLOR says.
-    """
+    """stderr where it and stdout are terminals, else stdout as a plain file."""
     from rich.console import Console
 
     if sys.stdout.isatty() and sys.stderr.isatty():
@@ -323,9 +314,6 @@ def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> An
         grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_row(*cells)
     return grid
-
-
-# Text.
 
 
 _NOT_TOLD = ("tokens", "byte_perplexity", "seconds")

@@ -26,10 +26,7 @@ class UsersError(WeftError):
 
 @contextlib.contextmanager
 def users_code(failed: str, state: str = "") -> Iterator[None]:
-    """Runs what the user wrote; its errors become a `UsersError` that says `failed`.
-
-    What it prints goes to stderr.
-    """
+    """Runs what the user wrote, printing to stderr; its errors say that it `failed`."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

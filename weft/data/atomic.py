@@ -79,10 +79,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def lock(file: int) -> bool | None:
-    """Locks an open file or folder until it is closed.
-
-    False where someone else has it, None where none can.
-    """
+    """Locks a file until it is closed; False if someone has it, None if none can."""
     try:
         import fcntl
 

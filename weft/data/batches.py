@@ -1,9 +1,8 @@
 """Batches by step, read ahead and put on the device by a thread.
 
-Imports the errors of the house alone. Batch `step` is a pure function of dataset, batch size, seed and step. A process
-has its own rows of it and reads no others: process p of n those from p·batch/n on, or the `rows` it names. So the order
-is the same for every number of processes and on every mesh, and a run goes on from any step. The order itself is in
-`order`.
+Batch `step` is a pure function of dataset, batch size, seed and step. A process has its own rows of it and reads no
+others: process p of n those from p·batch/n on, or the `rows` it names. So the order is the same for every number of
+processes and on every mesh, and a run goes on from any step. The order itself is in `order`.
 """
 
 import contextlib
@@ -24,11 +23,7 @@ T = TypeVar("T")
 
 
 class Batches:
-    """An endless iterator of a process's shares of batches, read ahead.
-
-    Each is a dict of NumPy arrays of batch / processes rows, and comes as `put` gives it, which may bring it to the
-    device.
-    """
+    """A process's shares of batches, endless and read ahead, as `put` gives them."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """A cache of folders by a hash of what they are made of.
 
-Imports nothing of the house but its errors and small files. An entry is made under another name and renamed; several
-processes may ask for one at the same time: one makes it while the others wait, and where they cannot wait for each
-other the first to finish wins. A sum of the bits of each of its files is kept with it and compared whenever it is
-opened: one that is not what was written is told and made anew.
+An entry is made under another name and renamed; several processes may ask for one at the same time: one makes it while
+the others wait, and where they cannot wait for each other the first to finish wins. A sum of the bits of each of its
+files is kept with it and compared whenever it is opened: one that is not what was written is told and made anew.
 """
 
 import contextlib
@@ -25,10 +24,7 @@ _READ = 1 << 22
 
 
 def make_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` in the cache, which `make` fills where it is not there.
-
-    One whose files are not what was written is made anew.
-    """
+    """The folder `name` in the cache, filled by `make` unless it is there and whole."""
     entry = cache / name
     if entry.is_dir() and not _damage(entry):
         return entry

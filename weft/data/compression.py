@@ -38,10 +38,7 @@ def decompress(path: Path, raw: IO[bytes], size: int, expansion: int) -> IO[byte
 
 
 class _Parts(io.RawIOBase):
-    """Compressed parts, one after the other, as one stream.
-
-    Libraries' own take a file cut short for a whole one.
-    """
+    """Compressed parts as one stream (libraries' own miss that one was cut short)."""
 
     def __init__(self, raw: IO[bytes], new_part: Callable[[], Any]):
         self._raw, self._new_part, self._part = raw, new_part, new_part()

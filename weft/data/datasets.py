@@ -1,7 +1,4 @@
-"""Datasets, and how a source is split into training and evaluation.
-
-Imports the errors of the house alone.
-"""
+"""Datasets, and how a source is split into training and evaluation."""
 
 from typing import Protocol
 
@@ -15,11 +12,7 @@ PARTS = ("train", "evaluation", "all")
 
 
 class Dataset(Protocol):
-    """Examples by number.
-
-    `bucket_of` says of each which bucket it is in, where there are several; `vocab` is None where the examples are no
-    ids.
-    """
+    """Examples by number, and the bucket of each; `vocab` is None if they are no ids."""
 
     vocab: int | None
     bucket_of: np.ndarray | None
@@ -27,10 +20,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
-        """The examples with these numbers, a row each.
-
-        Number -1 gives a row of padding, whose weights are 0.
-        """
+        """The examples with these numbers, a row each; -1 gives padding of weight 0."""
 
 
 def check_vocab_of(dataset: Dataset, vocab: int) -> None:

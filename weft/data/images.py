@@ -1,7 +1,4 @@
-"""Image classification: images and labels from idx files (MNIST and its kin).
-
-Imports the errors of the house alone.
-"""
+"""Image classification: images and labels from idx files (MNIST and its kin)."""
 
 import math
 from pathlib import Path
@@ -19,10 +16,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 class Images:
-    """A dataset of images and labels.
-
-    `images` are float32 (bytes become 0 to 1), `labels` int32, `weights` 0 on padding.
-    """
+    """A dataset of images (float32, bytes as 0 to 1), int32 `labels` and `weights`."""
 
     vocab = None
     bucket_of = None

@@ -76,9 +76,7 @@ class Windows:
 
 
 def segments_and_positions(starts: np.ndarray, is_there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Segments from 1 on and positions from 0 on, by where documents start.
-
-    Both are 0 where nothing is.
+    """Segments from 1 on and positions from 0 on; both are 0 where nothing is.
 
     >>> starts = np.array([[0, 0, 1, 0, 0]], bool)
     >>> [x.tolist() for x in segments_and_positions(starts, np.array([[1, 1, 1, 1, 0]], bool))]

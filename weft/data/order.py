@@ -36,10 +36,7 @@ def permute(numbers: np.ndarray, count: int, *key: int | str) -> np.ndarray:
 
 
 def _feistel(numbers: np.ndarray, width: np.uint64, height: np.uint64, keys: np.ndarray) -> np.ndarray:
-    """A Feistel network on the two digits of numbers below width × height.
-
-    Each digit moves the other, so no two numbers meet.
-    """
+    """A Feistel network, one to one on the digits of numbers below width × height."""
     high, low = np.divmod(numbers, width)
     for turn in range(_ROUNDS):
         high = (high + _splitmix(low ^ keys[2 * turn]) % height) % height
@@ -88,10 +85,7 @@ class Shuffled:
 
 
 class Bucketed:
-    """Endless epochs of batches of one bucket each.
-
-    The last batch of a bucket has rows -1 at its end.
-    """
+    """Endless epochs of batches of one bucket each, the last filled up with rows -1."""
 
     def __init__(self, bucket_of: np.ndarray, batch: int, seed: int):
         self._batch, self._seed = batch, seed

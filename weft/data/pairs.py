@@ -43,10 +43,7 @@ class Pairs:
     def write(
         self, side: int, members: np.ndarray, places: np.ndarray, into: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes one side of some pairs into an array, each from a flat place on.
-
-        Gives where their tokens went, and the position of each within its pair.
-        """
+        """Writes one side of pairs into an array; gives their places and positions."""
         lengths = self.lengths[side][members]
         within = count_each(lengths)
         went = np.repeat(places, lengths) + within
@@ -65,10 +62,7 @@ def count_each(counts: np.ndarray) -> np.ndarray:
 
 
 class PackedPairs:
-    """Packed rows of several pairs, which do not see each other.
-
-    Segments count from 1 on, and are 0 where nothing is.
-    """
+    """Packed rows of several pairs, told apart by segments from 1 on, 0 where empty."""
 
     bucket_of = None
 
@@ -148,10 +142,7 @@ class BucketedPairs:
 def pack(
     input_lengths: np.ndarray, target_lengths: np.ndarray, rooms: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sequence packing: the pairs of each row, and where each row begins.
-
-    Greedy: pairs come in a fixed mixed order, and each goes into the oldest of some open rows that has room for it.
-    """
+    """Greedy sequence packing: the pairs of each row, and where each row begins."""
     count = len(input_lengths)
     order = permute(np.arange(count), count, "rows")
     inputs, targets = input_lengths[order].tolist(), target_lengths[order].tolist()

@@ -100,10 +100,7 @@ class Source:
         return content_key(self.names, Hashes(cache).of(self.files), reading)
 
     def prints(self, cache: Path | None = None) -> list[tuple[str, str]]:
-        """Fingerprints of its files by name: a hash of the content of each.
-
-        Of arrays of tokens it is of their sizes and ends alone.
-        """
+        """Fingerprints of its files by name: hashes of contents (arrays: sizes and ends)."""
         hashes = [ends_key(file) for file in self.files] if self.format == "tokens" else Hashes(cache).of(self.files)
         return list(zip(self.names, hashes, strict=True))
 
@@ -402,10 +399,7 @@ def _side(path: Path, ending: str) -> Path:
 
 
 def _images(files: list[Path], names: list[str], table: Mapping[str, Any]) -> Source:
-    """Images and their labels, in turn.
-
-    In a folder, files named `t10k` or `test` are those held apart.
-    """
+    """Images and their labels, in turn; `t10k` and `test` in a folder are held apart."""
     by_part: dict[bool, list[Path]] = {False: [], True: []}
     for file in files:
         if "images-idx3" in file.name:

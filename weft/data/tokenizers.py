@@ -61,10 +61,7 @@ TOKENIZER_KEYS = list(TokenizerTable.__dataclass_fields__)
 
 
 class Tokenizer(Protocol):
-    """Turns text into ids below `vocab`.
-
-    `end` closes a document, `pad` fills rows; each is None if there is none.
-    """
+    """Turns text into ids below `vocab`; `end` closes documents, `pad` fills rows."""
 
     vocab: int
     end: int | None
@@ -186,10 +183,7 @@ class SentencePieceTokenizer:
 
 
 class JsonTokenizer:
-    """A `tokenizer.json` of Hugging Face.
-
-    `end` and `pad` are the tokens commonly named so, unless said.
-    """
+    """A `tokenizer.json` of Hugging Face; `end` and `pad` are found by common names."""
 
     def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
         self._content, self._name = content, name

@@ -71,10 +71,7 @@ def tokenise(source: Source, tokenizer: Tokenizer | None, cache: Path, progress:
 def tokenise_pairs(
     source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
 ) -> tuple[Tokens, Path]:
-    """Both sides of a source's pairs in turn, as documents closed by `end`.
-
-    And the folder they are kept in. Pairs with an empty side are left out.
-    """
+    """Both sides of a source's pairs, none empty, as documents; and their folder."""
     if tokenizer.end is None:
         raise DataError(
             "the tokenizer has no `end`, and a model that writes must learn to end",
@@ -105,9 +102,6 @@ def _check_end(tokenizer: Tokenizer) -> None:
             f"the tokenizer ends documents with id {tokenizer.end}, and has {tokenizer.vocab} ids",
             fix="give a tokenizer whose `end` is one of its ids",
         )
-
-
-# The files.
 
 
 def _write(folder: Path, tokenizer: Tokenizer, pieces: Iterable[DocumentPiece]) -> int:
@@ -178,10 +172,7 @@ def id_type(vocab: int) -> np.dtype:
 
 
 def _open_arrays(source: Source, tokenizer: Tokenizer | None, cache: Path) -> Tokens:
-    """Arrays of tokens as they are: one mapped, several joined once.
-
-    A document ends after each `end` id, where the source names it.
-    """
+    """Arrays of tokens as they are, cut at each `end`: one mapped, several joined."""
     arrays = [_array(file, source) for file in source.files]
     sizes = [len(array) for array in arrays]
     if not sum(sizes):

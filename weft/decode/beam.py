@@ -148,10 +148,7 @@ class _BeamSearch:
         return state, cache.map_past(lambda x: wf.gather(x, parents, over="beam"))
 
     def _candidates(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best ways to go on, twice as many as beams.
-
-        Their scores, the beams they continue, and their tokens.
-        """
+        """The best ways on, twice as many as beams: scores, beams continued, tokens."""
         candidates = Dim(_CANDIDATES, 2 * self.beams)
         of_beam = Dim(_BEST, min(2 * self.beams, logits.dim("vocab").count))
         best, ids = wf.top_k(wf.log_softmax(logits, over="vocab"), over="vocab", k=of_beam)

@@ -108,7 +108,7 @@ class _Generation:
             "lengths": wf.zeros(rows, like=logits, dtype="int32"),
             "scores": wf.zeros(rows, like=logits, dtype="float32"),
         }
-        if self.sampler.needs_seen:
+        if self.sampler.repetition_penalty != 1:
             state["seen"] = self._seen(prompt, logits)
         state = self._extend(logits, state, key)
 

@@ -45,10 +45,7 @@ def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | Non
 
 
 def start_decoding(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
-    """The prompts of a model that is to decode `steps` tokens.
-
-    `continuations` are dims, with their sizes, of several continuations of each prompt.
-    """
+    """The prompts of a model that decodes `steps`, with dims of `continuations`."""
     if not isinstance(model, TransformerLM | Seq2Seq):
         raise TensorError(
             f"{type(model).__name__} does not decode", fix="give a language model or an encoder-decoder model"

@@ -17,10 +17,7 @@ from ..tensor import Tensor
 
 @dataclass(frozen=True)
 class Sampler:
-    """Chooses the next token: the likeliest at temperature 0, else one drawn.
-
-    It is drawn from the `top_k` best, or from the best that make up `top_p`.
-    """
+    """Takes the likeliest token, or draws one of the `top_k` best or of `top_p`."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -46,10 +43,6 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         return not self.temperature
-
-    @property
-    def needs_seen(self) -> bool:
-        return self.repetition_penalty != 1
 
     def __call__(self, logits: Tensor, key: Any, seen: Tensor | None) -> Tensor:
         """The token chosen from f32[.. vocab]: i32[..]."""

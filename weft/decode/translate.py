@@ -100,7 +100,7 @@ class Translator:
             end=self.end,
             max_new_tokens=self.tokens or min(most, self.longest),
         )
-        return [_on_one_line(text_of(self.tokenizer, best[0])) for best in hypotheses.sequences[: len(rows)]]
+        return [re.sub(r"[\r\n]+", " ", text_of(self.tokenizer, best[0])) for best in hypotheses.sequences[: len(rows)]]
 
 
 def padded_size(length: int, longest: int) -> int:
@@ -120,7 +120,3 @@ def batch_for(model: Any, batch: int) -> int:
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of ids a model wrote, without `end` and ids the tokenizer has not."""
     return tokenizer.decode([i for i in ids if i < tokenizer.vocab and i != tokenizer.end])
-
-
-def _on_one_line(text: str) -> str:
-    return re.sub(r"[\r\n]+", " ", text)

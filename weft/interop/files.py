@@ -1,8 +1,7 @@
 """Folders of weights: safetensors files and their index, `config.json`.
 
-Pickles are never read. Imports errors and small files alone of the house. Whatever is wrong with a folder is found when
-it is opened; afterwards reading a slice of a tensor cannot fail. A folder is written beside its place and then moved
-there, so it is whole or not there.
+Pickles are never read. Whatever is wrong with a folder is found when it is opened; afterwards reading a slice of a
+tensor cannot fail. A folder is written beside its place and then moved there, so it is whole or not there.
 """
 
 import contextlib
@@ -163,9 +162,6 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
     return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")
 
 
-# Writing.
-
-
 def check_free(folder: Path) -> None:
     """Raises where something is there already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -180,26 +176,20 @@ def write(
     shard_bytes: int,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes the folder; `values` are those of `tensors`, held one at a time.
-
-    `beside` writes what else is to be in it.
-    """
+    """Writes the folder, tensors' `values` one at a time; `beside` writes the rest."""
     check_free(folder)
     with atomic_folder(folder) as partial:
         _write_json(partial / CONFIG, config)
         beside(partial)
         shards, left = _shards(tensors, shard_bytes), iter(values)
-        files = [WEIGHTS] if len(shards) == 1 else [_file(i, len(shards)) for i in range(1, len(shards) + 1)]
+        files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+        files = [WEIGHTS] if len(shards) == 1 else files
         for file, shard in zip(files, shards, strict=True):
             _write_shard(partial / file, shard, left)
         if len(shards) > 1:
             names = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}
             total = sum(tensor.bytes for tensor in tensors)
             _write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
-
-
-def _file(number: int, count: int) -> str:
-    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(tensors: Sequence[Stored], most: int) -> list[list[Stored]]:

@@ -1,7 +1,6 @@
 """Llama: RoPE, RMSNorm, SwiGLU, grouped-query attention (GQA).
 
-Imports `architecture` and `mapping`. In RoPE channel i of a head turns with channel i + half in both, so nothing is
-reordered.
+In RoPE channel i of a head turns with channel i + half in both, so nothing is reordered.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,4 @@
-"""From a folder to a model: all is checked, then each processor reads its slices.
-
-Imports the architectures, `mapping` and `files`.
-"""
+"""From a folder to a model: all is checked, then each processor reads its slices."""
 
 import dataclasses
 import re
@@ -75,11 +72,7 @@ class ModelFolder:
                 )
 
     def _dtypes(self) -> dict[str, str]:
-        """The dtype of the largest tensor; and that to compute in.
-
-        That is bfloat16 where the tensors are, else float32: float16 has too small a range to compute in, and bfloat16
-        would round its numbers again.
-        """
+        """The largest tensor's dtype, and to compute in: bfloat16, or else float32."""
         stored = [x for x in self.weights.stored.values() if not re.fullmatch(self.architecture.unused, x.name)]
         if not stored:
             raise WeightsError(f"{self.weights.folder} holds no weights", fix="fetch them again")
@@ -100,10 +93,7 @@ class ModelFolder:
 
 
 def check_folder(source: ModelFolder, config: Any) -> tuple[Any, dict[str, Parameter], dict[str, str]]:
-    """The model without values, its parameters, the names of its tensors.
-
-    Raises where the files do not fit it.
-    """
+    """The model without values, its parameters and tensors' names, if the files fit."""
     blueprint, weights = config.blueprint(), source.weights
     params = parameters(blueprint, source.architecture.entries(config), source.architecture.model_type)
     copies = source.architecture.copies(config)

@@ -122,9 +122,6 @@ def _file_ranges(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple
         yield slice((start + held[last].start) * inner, (start + held[last].stop) * inner), targets + rest
 
 
-# All parameters of a model.
-
-
 def parameters(blueprint: Any, entries: Sequence[FileEntry], model_type: str) -> dict[str, Parameter]:
     """The parameters of a model without values, by path; each has one entry."""
     leaves = jax.tree_util.tree_leaves_with_path(blueprint)

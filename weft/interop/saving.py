@@ -1,7 +1,4 @@
-"""From a model to a folder, in the form of its architecture, tensor by tensor.
-
-Imports the architectures, `mapping` and `files`.
-"""
+"""From a model to a folder, in the form of its architecture, tensor by tensor."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,10 +17,7 @@ ANYTHING = object()  # for the padding of an op whose values do not depend on it
 
 
 class Along:
-    """The dim `over` of a tensor, which an op goes along.
-
-    An op that can go along padding says what to put there, or `ANYTHING`.
-    """
+    """The dim `over` that an op goes along; what to put in padding, or `ANYTHING`."""
 
     def __init__(self, x: Any, over: Any, what: str, *, padding: Any = None):
         self.x = need_tensor(x, what)
@@ -38,10 +35,7 @@ class Along:
         self.ways = self.meeting.ways(self.dim)
 
     def rearranged(self, size: int) -> "Along":
-        """The same for an op that only rearranges values along the dim.
-
-        It leaves the dim with this size, and a parameter stored as it is.
-        """
+        """The same, of this size and still stored, for an op that only rearranges values."""
         self._take(meet([self.x], into=self.resized(size), along=self.dim))
         return self
 
@@ -72,9 +66,6 @@ class Along:
 
 
 def places(dim: Dim | str, dims: Sequence[Dim], axes: Axes, own: int) -> Any:
-    """The global indices of this processor's slice of a dim.
-
-    As an array that broadcasts with one of the dims `dims`.
-    """
+    """The global indices of this processor's slice of a dim, broadcast with `dims`."""
     found = next(d for d in dims if d.name == (dim.name if isinstance(dim, Dim) else dim))
     return align(jnp.arange(own) + first_place(axes, own), [found], dims)

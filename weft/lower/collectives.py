@@ -51,20 +51,14 @@ def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def is_level_of(array: Any) -> bool:
-    """Whether what is traced now is traced where `array` was made.
-
-    And not in a loop, or a recomputed part, inside of that.
-    """
+    """Whether tracing is where `array` was made, not in a loop or remat inside it."""
     now = get_opaque_trace_state()
     with level_of(array):
         return now == get_opaque_trace_state()
 
 
 def as_varying(array: Any, axes: Any) -> Any:
-    """The same value, typed as varying over these axes too.
-
-    The transpose of this is the gradient's sum: an all-reduce.
-    """
+    """The same value typed as varying over these axes too; its transpose all-reduces."""
     missing = tuple(sorted(set(axes) - varying(array)))
     return lax.pcast(array, missing, to="varying") if missing else array
 
@@ -75,10 +69,7 @@ def index(axes: Axes) -> Any:
 
 
 def first_place(axes: Axes, own: int) -> Any:
-    """The global index of the first of `own` places this processor holds.
-
-    Of a dim that is split over these axes.
-    """
+    """The global index of the first of `own` places held here of a dim split so."""
     return index(axes) * own if axes else 0
 
 
@@ -90,10 +81,7 @@ def all_reduce(array: Any, axes: Axes) -> Any:
 
 
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
-    """The sum over these axes, of which each processor keeps its slice.
-
-    Of booleans, whether any is true.
-    """
+    """The sum (of booleans, any) over these axes, of which each keeps its slice."""
     return _sum(array, axes, lambda numbers: lax.psum_scatter(numbers, axes, scatter_dimension=position, tiled=True))
 
 
@@ -113,10 +101,7 @@ def all_gather(array: Any, axes: Axes, position: int) -> Any:
 
 
 def all_gather_equal(array: Any, axes: Axes, position: int) -> Any:
-    """As `all_gather`, typed as equal on all processors.
-
-    The gradient is a slice, and nothing is sent for it.
-    """
+    """As `all_gather`, typed as equal on all processors; the gradient is a slice."""
     return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True, to="invarying")
 
 
@@ -126,19 +111,13 @@ def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
 
 
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
-    """What the first processor of each pair holds, on the second.
-
-    Zeros on those that are second in none.
-    """
+    """What the first of each pair holds, on the second; zeros on those in none."""
     ordered, numbers = _in_mesh_order(axes)
     return lax.ppermute(as_varying(array, axes), ordered, [(numbers[a], numbers[b]) for a, b in pairs])
 
 
 def _in_mesh_order(axes: Axes) -> tuple[Axes, list[int]]:
-    """These axes in the mesh's order, and each processor's number there.
-
-    A permute of JAX counts processors in the mesh's order, in whatever order it is given the axes.
-    """
+    """Axes in the mesh's order, in which JAX's permute counts, and the numbers there."""
     mesh = jax.sharding.get_abstract_mesh()
     ordered = tuple(axis for axis in mesh.axis_names if axis in axes)
     grid = np.arange(math.prod(mesh.shape[axis] for axis in axes)).reshape([mesh.shape[axis] for axis in ordered])
@@ -172,10 +151,7 @@ def _own_slice_of_equal(array: Any, axes: Axes, position: int, ways: int) -> Any
 
 
 def from_first(array: Any, axes: Axes) -> Any:
-    """A value that is equal over these axes but typed as varying, retyped.
-
-    Costs an all-reduce.
-    """
+    """A value equal over these axes but typed as varying, retyped by an all-reduce."""
     is_first = index(axes) == 0
     masked = jnp.where(is_first, array, jnp.zeros_like(array))
     return from_holder(lambda a: all_reduce(a, axes), masked, axes)
@@ -218,10 +194,7 @@ def _from_bits(bits: Any, dtype: Any) -> Any:
 
 # GPUs add up no integers of 16 bits, and XLA would send twice as much. So two of them, side by side, go as one of 32.
 def _pairs(bits: Any, ways: int) -> int | None:
-    """The dim along which 16-bit integers go in pairs, or None.
-
-    A scatter over so many ways leaves the two of a pair together.
-    """
+    """The dim along which 16-bit integers go in pairs that no scatter parts, or None."""
     if bits.dtype != "uint16":
         return None
     return next((i for i in reversed(range(bits.ndim)) if bits.shape[i] % (2 * ways) == 0), None)
@@ -269,10 +242,7 @@ def all_min(array: Any, axes: Axes) -> Any:
 
 
 def max_for_shift(array: Any, axes: Axes) -> Any:
-    """The maximum over these axes where a NaN need not win (a shift before exp).
-
-    Has no gradient.
-    """
+    """The maximum for a shift before exp: a NaN need not win; it has no gradient."""
     return lax.pmax(as_varying(lax.stop_gradient(array), axes), axes) if axes else lax.stop_gradient(array)
 
 

@@ -1,9 +1,9 @@
 """Halo exchange along one split dim: parts of the whole beyond a slice.
 
-`window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where all windows stand alike
-around their slices, what they lack comes from neighbours by permutes of just that; otherwise by as few permutes as can
-be, in each of which a processor sends and gets once. `picked` does that for indices in any order. Where it would be
-more than the whole, the whole is gathered.
+`exchange_window` is what slice, pad, concat, shift, roll, convolution and pooling are made of. Where all windows stand
+alike around their slices, what they lack comes from neighbours by permutes of just that; otherwise by as few permutes
+as can be, in each of which a processor sends and gets once. `exchange_indices` does that for indices in any order.
+Where it would be more than the whole, the whole is gathered.
 """
 
 import bisect
@@ -23,10 +23,7 @@ from .collectives import all_gather, as_varying, index, permute, varying
 
 @dataclass(frozen=True)
 class _Transfer:
-    """What one processor sends another, or keeps: a part of its slice.
-
-    It begins at `start` in the slice and at `offset` in the window of the other.
-    """
+    """A part of a slice sent or kept: from `start` in it to `offset` in a window."""
 
     source: int
     target: int
@@ -78,10 +75,7 @@ def exchange_window(
 
 
 def exchange_indices(array: Any, position: int, axes: Axes, held: np.ndarray, wanted: np.ndarray) -> Any:
-    """On processor i along the axes, the global indices wanted[i] of the dim.
-
-    The slice of processor j holds held[j].
-    """
+    """On processor i the indices wanted[i] of the dim, where j's slice holds held[j]."""
     ways, own = held.shape
     array = as_varying(array, axes)
     owner, at = np.empty(held.size, int), np.empty(held.size, int)
@@ -106,10 +100,7 @@ def exchange_indices(array: Any, position: int, axes: Axes, held: np.ndarray, wa
 
 
 def _rounds(transfers: Iterable[_Transfer]) -> list[list[_Transfer]]:
-    """What is sent, in rounds in which each processor sends and gets once at most.
-
-    The longest go first.
-    """
+    """Transfers, longest first, in rounds where each sends and gets once at most."""
     rounds: list[list[_Transfer]] = []
     for transfer in sorted(transfers, key=lambda transfer: -transfer.size):
         if transfer.source != transfer.target:
@@ -153,10 +144,7 @@ def _transfers_to(i: int, start: int, size: int, own: int, ways: int, looked: Se
 
 @dataclass(frozen=True)
 class _Cell:
-    """A part of the window that all get from the same place of some slice.
-
-    Or from none.
-    """
+    """A part of the window that all get from one place of some slice, or of none."""
 
     offset: int
     start: int
@@ -169,10 +157,7 @@ class _Cell:
 
 
 def _cells(transfers: Sequence[_Transfer]) -> list[_Cell] | None:
-    """The cells of windows that are cut alike on all processors, or None.
-
-    Each processor gets a cell from a slice of its own.
-    """
+    """The cells, if all windows are cut alike, each from a slice of its own; or None."""
     by_place: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for transfer in transfers:
         place = transfer.offset, transfer.start, transfer.size
@@ -204,10 +189,7 @@ def _from_cells(array: Any, position: int, axes: Axes, cells: Sequence[_Cell], s
 
 @dataclass(frozen=True)
 class _Hop:
-    """What every window holds of the slice of the processor `by` further on.
-
-    [start, end) of it, of which [first, last) is sent.
-    """
+    """[start, end) of the slice of the processor `by` on, [first, last) of it sent."""
 
     by: int
     start: int
@@ -253,10 +235,7 @@ def _from_neighbours(
 
 
 def _put_in(made: Any, array: Any, position: int, axes: Axes, ways: int, transfers: Sequence[_Transfer]) -> Any:
-    """The window with one transfer to each of some processors put in.
-
-    Each has a place and a length of its own.
-    """
+    """The window with a transfer to each of some processors, at its place and length."""
     own, size = array.shape[position], made.shape[position]
     length = max(transfer.size for transfer in transfers)
     sends = [0] * ways  # where each processor's chunk starts, so that it holds what is asked of it
@@ -296,10 +275,7 @@ def _cut(array: Any, position: int, start: int, size: int, wraps: bool, fill: An
 
 
 def slice_at(whole: Any, position: int, start: Any, size: int, *, wraps: bool = False, fill: Any = 0) -> Any:
-    """`size` places of a whole dim from a start known only when it runs.
-
-    `fill` outside the dim; with `wraps` it goes round.
-    """
+    """`size` places of a whole dim from a traced start; outside, `fill`, or it wraps."""
     length = whole.shape[position]
     if wraps:
         doubled = jnp.concatenate([whole] * (-(-size // length) + 1), axis=position)

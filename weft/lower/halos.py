@@ -1,6 +1,6 @@
 """Sliding windows of convolutions and pools: strides, pads and halos.
 
-Pads are those of the global size. A split dim is seen through `exchange.window`, one dim after the other; a whole one
+Pads are those of the global size. A split dim is seen through `exchange_window`, one dim after the other; a whole one
 is padded in place, by the op itself.
 """
 
@@ -22,10 +22,7 @@ Pads = tuple[int, int]
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The window that slides along one spatial dim, stride, pads and size out.
-
-    All of the whole dim.
-    """
+    """The window that slides along one whole spatial dim: stride, pads, size out."""
 
     dim: Dim
     reach: int
@@ -51,10 +48,7 @@ class SlidingWindow:
 
     @property
     def pads(self) -> Pads:
-        """The pads of a dim that is whole.
-
-        What the windows leave over at its end is not looked at.
-        """
+        """The pads of a whole dim; what windows leave over at its end is not looked at."""
         return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
 
 
@@ -71,9 +65,6 @@ def sliding_window(dim: Dim, reach: int, stride: int, dilation: int, padding: st
             fix=f"pad it (`padding='SAME'`), or take a window of at most {padded}",
         )
     return SlidingWindow(dim, reach, stride, dilation, low, (padded - reach) // stride + 1)
-
-
-# ---- what a caller may write for each spatial dim
 
 
 def _by_dim(given: Any, dims: Shape, what: str, name: str) -> dict[str, Any]:
@@ -118,9 +109,6 @@ def paddings_of(given: Any, dims: Shape, what: str) -> dict[str, str | Pads]:
     }
 
 
-# ---- what each processor sees
-
-
 class View:
     """Spatial dims on their processors: their axes, and tensors with halos."""
 
@@ -153,10 +141,7 @@ Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]
 
 
 def with_halos(x: Tensor, meeting: Meeting, seen: Sequence[Seen], fill: Any = 0) -> Tensor:
-    """`x` with what each processor sees of these dims: its slice and halos.
-
-    `fill` stands outside a dim.
-    """
+    """`x` with what each processor sees of these dims: halos too, `fill` outside."""
     needed = []
     for dim, starts, size, looked in seen:
         own = meeting.local_sizes([dim])[0]

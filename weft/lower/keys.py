@@ -1,7 +1,4 @@
-"""Tensors of random keys as tensors of the numbers they are made of.
-
-What moves values moves those.
-"""
+"""Tensors of random keys as tensors of the numbers they are made of."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Where operands meet: one region, one placement; then the local work.
 
-Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal
-over an axis are made to vary here (which is where their gradients are summed), once per value however often it is
-used.
+Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal over an
+axis are made to vary here (which is where their gradients are summed), once per value however often it is used.
 """
 
 import contextlib
@@ -62,10 +61,7 @@ def is_rematted() -> bool:
 
 
 class Meeting:
-    """The region, the dims and the placement that the operands of one op agree on.
-
-    Of parameters that are only rearranged, `kind` is what the result is too: they stay stored as they are.
-    """
+    """The region, dims, placement and `kind` that the operands of one op agree on."""
 
     def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
         self.region, self.dims, self.kind = region, dims, kind
@@ -101,7 +97,9 @@ class Meeting:
         if self.region is not None:
             note_operands(self.region, self._axes, xs, wants, stay_stored=self.kind.store is not None)
         if self.kind.cast_to is not None:
-            xs = [_uncast(x) if is_tensor(x) else x for x in xs]  # the result is cast where it meets data
+            xs = [
+                with_kind(x, cast_to=None) if is_tensor(x) else x for x in xs
+            ]  # the result is cast where it meets data
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
         stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
@@ -136,10 +134,7 @@ class Meeting:
         return padding.guard(array, dims, self.placement(dims))
 
     def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
-        """The local array of these dims with `value` in the padding.
-
-        Of the dims `over` alone, where they are given.
-        """
+        """The local array with `value` in the padding, of the dims `over` where given."""
         return padding.fill(array, dims, self.placement(dims), value, over)
 
 
@@ -209,10 +204,6 @@ def _axes_along(dim: Dim, x: Tensor, store: str | None) -> Axes:
     return x.region.placement(x.dims, store)[x.dims.position(dim.name)]
 
 
-def _uncast(x: Tensor) -> Tensor:
-    return with_kind(x, cast_to=None)
-
-
 def note_together(xs: Sequence[Tensor]) -> None:
     """Records tensors as the op's operands, before it moves or renames some."""
     if (region := common_region(xs)) is not None:
@@ -274,10 +265,7 @@ def need_tensor(x: Any, what: str) -> Tensor:
 
 
 def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:
-    """The array of `x`, split as `want`, made to vary over `over`.
-
-    Once for each value, where the value was made: there its gradient is summed.
-    """
+    """`x`'s array, split as `want`, varying over `over`: once, where `x` was made."""
     missing = over - varying(array)
     if not missing:
         return array if x.kind.cast_to is None else array.astype(x.kind.cast_to)
@@ -308,10 +296,7 @@ def _move(x: Tensor, i: int, want: Placement, region: Region) -> Any:
 
 
 def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` makes of `x`, once, at the level of tracing where `x` was made.
-
-    Where a loop's body uses it, that is before the loop.
-    """
+    """What `make` makes of `x`, once, where `x` was made: before a loop that uses it."""
     if not _is_kept(x):
         return make()
     if key not in x._memo:
@@ -321,10 +306,7 @@ def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
 
 
 def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` makes of `x`, once for all uses where `x` was made.
-
-    Inside a loop it is made anew.
-    """
+    """What `make` makes of `x`, once for all uses where `x` was made; anew in a loop."""
     if not _is_kept(x) or not is_level_of(x.raw):
         return make()
     if key not in x._memo:
@@ -333,10 +315,7 @@ def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
 
 
 def _is_kept(x: Tensor) -> bool:
-    """Whether what is made of `x` can be kept with it.
-
-    A whole constant may have been made outside the region.
-    """
+    """Whether what is made of `x` can be kept: a whole constant may be from outside."""
     return x.region is not None and isinstance(x.raw, jax.core.Tracer)
 
 
@@ -420,10 +399,7 @@ def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
 
 
 def bring(x: Tensor, region: Region) -> Tensor:
-    """`x` as a tensor of this region, varying over the axes taken in it.
-
-    Made once, where `x` was made.
-    """
+    """`x` in this region, varying over the axes taken; made once, where `x` was."""
     if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
         return x
     if x.region is not None and not x.region.encloses(region):

@@ -33,10 +33,7 @@ def relocate(
 
 
 def gather_of(kind: Kind) -> Callable[..., Any]:
-    """How a tensor of this kind is gathered where it meets nothing.
-
-    All processors do the same with a parameter.
-    """
+    """How a tensor meeting nothing is gathered: a parameter is then equal everywhere."""
     return collectives.all_gather if kind.store is None else collectives.all_gather_equal
 
 
@@ -102,10 +99,7 @@ def settle(
 
 
 def _scatters_of(have: Placement, want: Placement, partial: Axes) -> tuple[list[tuple[Axes, int]], Placement, Axes]:
-    """The reduce-scatters of a partial sum, the placement then, and axes left.
-
-    An axis to be summed over that a dim wants is scattered to it.
-    """
+    """The scatters of a partial sum to dims that want it, the placement, axes left."""
     scatters, held = [], list(have)
     for position, wanted in enumerate(want):
         arriving = wanted[len(held[position]) :]
@@ -140,10 +134,7 @@ def result(array: Any, dims: Sequence[Dim], region: Region | None, kind: Kind = 
 
 
 def equalize(array: Any, region: Region) -> Any:
-    """A whole value, retyped as equal on all processors.
-
-    A loss that varied would be differentiated once on each.
-    """
+    """A whole value retyped as equal everywhere: a loss is differentiated once then."""
     excess = tuple(sorted(varying(array) - set(region.taken)))
     return collectives.from_first(array, excess) if excess else array
 

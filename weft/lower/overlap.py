@@ -26,10 +26,7 @@ Product = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RingGather:
-    """The operand `number`, needed whole along `dim`, as the piece held here.
-
-    `dim` is split over `axes`; the pieces go round.
-    """
+    """Operand `number`, needed whole along `dim`, as a piece; pieces go round `axes`."""
 
     number: int
     dim: Dim
@@ -43,10 +40,7 @@ class RingGather:
             note_operands(region, {self.dim.name: self.axes}, xs, [region.placement(x.dims) for x in xs])
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The dims of the operands, of which that one is a piece.
-
-        Its dim has a name that no rule splits.
-        """
+        """The operands' dims, that one's as a piece under a name that no rule splits."""
         piece = Shape(Dim(_PIECE, d.size // self.ways) if d.name == self.dim.name else d for d in shapes[self.number])
         return [piece if i == self.number else shape for i, shape in enumerate(shapes)]
 
@@ -59,10 +53,7 @@ class RingGather:
         return [piece if i == self.number else other for i, other in enumerate(xs)]
 
     def product(self, compute: Product, xs: Sequence[Tensor], out: Shape) -> Product:
-        """`compute` of the whole operand, piece by piece.
-
-        The parts are summed up, or put side by side along the dim in `out`.
-        """
+        """`compute` piece by piece; parts are summed, or put along the dim in `out`."""
         partner = 1 - self.number
         position = xs[partner].dims.position(self.dim) if xs[partner].dims.has(self.dim) else None
         place = out.position(self.dim) if out.has(self.dim) else None
@@ -91,10 +82,7 @@ _PIECE = f"{UNSHOWN}piece"
 
 
 def _after(piece: Any, made: Any) -> tuple[Any, Any]:
-    """Both, in this order.
-
-    A compiler that joined the products into one would leave nothing to send beside.
-    """
+    """Both, in this order: a compiler that joined products would send nothing beside."""
     return (piece, None) if made is None else lax.optimization_barrier((piece, made))
 
 
@@ -148,10 +136,7 @@ def _ring_gather(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region
 
 
 def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] | None:
-    """The one dim that gives up axes between two placements, and the axes.
-
-    None where more than that moves.
-    """
+    """The one dim that gives up axes between two placements, with them; or None."""
     moved = [i for i in range(len(dims)) if have[i] != want[i]]
     if len(moved) != 1 or have[moved[0]][: len(want[moved[0]])] != want[moved[0]]:
         return None
@@ -161,10 +146,7 @@ def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] 
 
 @dataclass(frozen=True)
 class RingScatter:
-    """The dim of the result that is reduce-scattered over `axes`.
-
-    `after` is the placement then.
-    """
+    """The dim of the result reduce-scattered over `axes`, to the placement `after`."""
 
     dim: Dim
     axes: Axes

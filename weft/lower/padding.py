@@ -19,10 +19,7 @@ from .collectives import first_place
 def validity(
     dims: Sequence[Dim], placement: Placement, sizes: Sequence[int], over: Sequence[Dim] | None = None
 ) -> Any | None:
-    """A mask of where a local array holds values; None where it has no padding.
-
-    It broadcasts with the array.
-    """
+    """A mask, to broadcast, of where a local array holds values; None if unpadded."""
     mask = None
     for position, (dim, axes) in enumerate(zip(dims, placement, strict=True)):
         if not dim.is_padded or (over is not None and dim not in over):
@@ -34,10 +31,7 @@ def validity(
 
 
 def fill(array: Any, dims: Sequence[Dim], placement: Placement, value: Any, over: Sequence[Dim] | None = None) -> Any:
-    """`array` with `value` in its padding, or in that of the dims `over`.
-
-    `value` may be a function of the dtype.
-    """
+    """`array` with `value`, or a function of its dtype, in the padding (of `over`)."""
     mask = validity(dims, placement, array.shape, over)
     if mask is None:
         return array

@@ -19,10 +19,7 @@ from .collectives import from_first, varying
 
 
 def one_boolean(value: Any, what: str) -> Any:
-    """One boolean, on which all processors agree where a tensor holds it.
-
-    But for the rows of a mapped function.
-    """
+    """One boolean, agreed on by all processors but for the rows of a mapped function."""
     if is_tensor(value) and value.dims:
         raise TensorError(
             f"{what} got {value!r} for its predicate", fix="give one boolean; `wf.where` chooses elementwise"
@@ -45,18 +42,12 @@ def taken_axes() -> frozenset[str]:
 
 
 def differing_by_row(value: Any) -> Axes:
-    """The axes over which a predicate differs from row to row of a `vmap`.
-
-    The mapped dim is split over them.
-    """
+    """The axes over which a predicate differs from row to row of a `vmap`."""
     return tuple(sorted(varying(value) & taken_axes()))
 
 
 def check_agreed(value: Any, what: str, branches: Sequence[ClosedJaxpr] | None = None) -> None:
-    """Raises where processors would wait for others that never come (deadlock).
-
-    In a loop, or in these branches.
-    """
+    """Raises where processors would deadlock in a loop, or in these branches."""
     differing = varying(value) - taken_axes()
     if differing and (branches is None or any(_ever_sends(closed.jaxpr) for closed in branches)):
         raise RegionError(
@@ -73,10 +64,7 @@ def sends(jaxpr: Any) -> bool:
 
 
 def _ever_sends(jaxpr: Any) -> bool:
-    """Whether a jaxpr, or its gradient, has a collective in it.
-
-    A constant has no gradient.
-    """
+    """Whether a jaxpr, or its gradient (a constant has none), has a collective in it."""
 
     def is_summed_back(eqn: Any) -> bool:
         return kind_of(eqn) is Role.VARY and not all(isinstance(var, Literal) for var in eqn.invars)

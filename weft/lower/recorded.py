@@ -156,10 +156,7 @@ def fused_attention(length: int, memory_length: int, width: int, *, causal: bool
 
 
 def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
-    """`trace()` of a body, and the mark where its entries start.
-
-    Those from the mark `previous` on, of the same body traced before, no longer count.
-    """
+    """`trace()` of a body, and its mark; its entries from `previous` on are gone."""
     record = region.record if (region := open_region()) is not None else Record()
     if previous is not None:
         record.forget(previous)

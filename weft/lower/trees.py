@@ -1,7 +1,4 @@
-"""Trees of tensors as flat lists of arrays, and back.
-
-For what JAX traces as flat functions.
-"""
+"""Trees of tensors as flat lists of arrays, and back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -22,10 +22,7 @@ local_call.multiple_results = True
 
 
 def call_unchecked(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """`fn(*arrays)`, a tree of arrays, traced apart.
-
-    It may be differentiated backwards as often as `fn` may.
-    """
+    """`fn(*arrays)`, a tree, traced apart; differentiable backwards as often as `fn`."""
     traced, structure, closed_over = _trace(fn, arrays)
     operands = [*closed_over, *arrays]
     over = frozenset[str]().union(*map(varying, operands))
@@ -48,10 +45,7 @@ def _trace(fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[ClosedJaxpr, 
 
 
 def _make_differentiable(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """The call of a traced function, as one that can be differentiated.
-
-    Its gradient is a call of the traced gradient, which is one of these too.
-    """
+    """The call of a traced function; its gradient is such a call of its gradient."""
     run = jaxpr_as_fun(traced)
     is_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in traced.in_avals]
     gives_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in traced.out_avals]

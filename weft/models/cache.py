@@ -1,7 +1,6 @@
 """The KV cache: keys and values of the tokens decoded so far, for every layer.
 
-Imports the layers. Sequences end at the same place, so that all of a batch take the same next place: a shorter one
-begins later.
+Sequences end at the same place, so that all of a batch take the same next place: a shorter one begins later.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Running a model outside a region: on a mesh and under a layout of its own.
 
-Imports the language and the configuration. A model itself says nothing about processors; inside a region it runs under
-that one's layout.
+A model itself says nothing about processors; inside a region it runs under that one's layout.
 """
 
 import copy

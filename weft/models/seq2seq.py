@@ -74,10 +74,7 @@ class Seq2Seq(Runnable):
 
     @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
-        """The mean cross-entropy of `targets` given `inputs`, in nats a token.
-
-        There is dropout where a key is given.
-        """
+        """Mean cross-entropy of `targets` in nats a token; dropout where a key is given."""
         return self.loss_and_metrics(batch, key)[0]
 
     @public
@@ -87,10 +84,7 @@ class Seq2Seq(Runnable):
         return self.run(_loss_and_metrics, batch, check_dropout_key(key))
 
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, KVCache]:
-        """The logits of the first token, f32[batch vocab], and the KV cache.
-
-        The cache has room for so many tokens.
-        """
+        """The first token's logits, f32[batch vocab], and a KV cache of so much room."""
         memory, _ = _encode(self, dict(prompt), None)
         encoded = self.decoder.keys_and_values_of(memory)
         keys = encoded.keys

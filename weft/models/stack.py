@@ -1,8 +1,7 @@
 """How a stack of blocks runs: scan or written out, remat, KV cache.
 
-Imports the layers, and of the models the cache and the configuration. The weights of all blocks are stacked along
-`layers`; how they run changes neither values nor paths. Where only every n-th layer has experts, a group of n layers is
-one turn of the scan: n - 1 dense blocks and one with experts.
+The weights of all blocks are stacked along `layers`; how they run changes neither values nor paths. Where only every
+n-th layer has experts, a group of n layers is one turn of the scan: n - 1 dense blocks and one with experts.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +24,7 @@ _IN_GROUP = f"{UNSHOWN}within"
 
 
 class Stack(eqx.Module):
-    """Blocks one after the other, and a last norm.
-
-    `layers` are the blocks, or where only some have experts those that do; then `dense` are the others.
-    """
+    """Blocks and a last norm; experts in some: those are `layers`, others `dense`."""
 
     layers: Any
     dense: Any

@@ -180,10 +180,7 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
 
 
 def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
-    """The embeddings of words and, where they are added, of their positions.
-
-    They are [batch stream d_model], or without `stream` for one token of each sequence.
-    """
+    """Words (and positions) embedded: [batch stream d_model]; one token, no `stream`."""
     config = model.config
     x = model.embedding(tokens, config.dtype)
     if model.positions is not None:

@@ -57,9 +57,6 @@ def check_divisor(value: Any, what: str, *, divides: int, of: str) -> int:
 
 
 def check_dims(x: Any, dims: Iterable[Dim]) -> None:
-    """Raises where `x` is a tensor without one of the dims.
-
-    What is no tensor, the first operation names.
-    """
+    """Raises where `x` is a tensor without one of the dims."""
     for dim in dims if is_tensor(x) else ():
         x.dims.find(dim)

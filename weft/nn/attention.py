@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import ops as wf
-from ..dims import Dim, Shape
+from ..dims import Dim
 from ..errors import TensorError, public
 from ..lower.recorded import fused_attention
 from ..tensor import Tensor
@@ -265,20 +265,15 @@ def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:
 
 
 def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
-    """Whether the fused kernel takes these.
-
-    They are in a narrow float, and all positions of a head are on one processor.
-    """
+    """Whether the fused kernel takes these: narrow floats, a head's positions whole."""
     if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name
     is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
     width = q.size(d_kv)
-    return is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not _has_padding(q.dims, k.dims)
-
-
-def _has_padding(*shapes: Shape) -> bool:
-    return any(dim.is_padded for dims in shapes for dim in dims)
+    return (
+        is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not any(dim.is_padded for dim in (*q.dims, *k.dims))
+    )
 
 
 def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:

@@ -30,10 +30,7 @@ def freeze(model: Any, *patterns: str) -> Any:
 
 @public
 def unfreeze(model: Any, *patterns: str) -> Any:
-    """The model with the parameters whose paths match a pattern trained again.
-
-    Without patterns all are.
-    """
+    """The model with the parameters whose paths match, or all, trained again."""
     return _mark(model, patterns or ("*",), False)
 
 
@@ -49,9 +46,9 @@ def tensors_by_path(model: Any) -> dict[str, Tensor]:
     return {path_text(path): leaf for path, leaf in leaves if is_tensor(leaf)}
 
 
-def map_paths(fn: Callable[[str, Any], Any], model: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
+def map_paths(fn: Callable[[str, Any], Any], model: Any) -> Any:
     """The model with `fn(path, leaf)` in place of every leaf; tensors are leaves."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(path_text(path), leaf), model, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: fn(path_text(path), leaf), model, is_leaf=is_tensor)
 
 
 def match_paths(patterns: Any, model: Any) -> set[str]:

@@ -68,10 +68,7 @@ def _is_adapted(leaf: Any) -> bool:
 
 
 def _low_rank_pair(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
-    """The two weights of an adapter.
-
-    The first leads from what `x` reads to the rank, the second on to what it writes. The second is 0 at first.
-    """
+    """An adapter's two weights: into the rank, and out of it (0 at first)."""
     shared = [dim for dim in x.dims if dim.name in ("layers", "experts")]
     dims = list(x.dims.without(shared))
     if len(dims) < 2 or path.endswith(".table"):

@@ -69,10 +69,7 @@ def _is_label(targets: Tensor, vocab: Dim) -> Tensor:
 
 
 def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
-    """Raises where a target that counts is outside the vocab.
-
-    Now if its value is known, else after the call.
-    """
+    """Raises where a target that counts is outside the vocab: now, or after the call."""
     if ignore_index is not None and not is_whole(ignore_index):
         raise TensorError(f"`ignore_index` is {ignore_index!r}", fix="give a whole number, e.g. `ignore_index=-100`")
     if has_values(targets.local_array):

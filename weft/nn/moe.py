@@ -80,7 +80,8 @@ class MixtureOfExperts(eqx.Module):
         send, combine, report = self.route(h, key, drops=drops)
         router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
-        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in _batch_of(others)}
+        first = [dim for dim in others if dim.name == "batch"] or others[:1]  # it goes to the experts' processors
+        batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in first}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
         z = z.rename(**batch, router=experts)
@@ -127,11 +128,6 @@ class MixtureOfExperts(eqx.Module):
         return send, combine, _report(scores, share, send)
 
 
-def _batch_of(dims: Sequence[Dim]) -> Sequence[Dim]:
-    """The dim that goes to the experts' processors: `batch`, or else the first."""
-    return [dim for dim in dims if dim.name == "batch"] or dims[:1]
-
-
 _CHOICES = {"switch": 1, "top2": 2, "choice": 1}
 
 
@@ -145,10 +141,7 @@ def expert_capacity(length: int, experts: int, gating: str, capacity: float) -> 
 
 
 def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
-    """The load-balancing loss and the router z-loss; the counts of tokens.
-
-    `routed` is how many places were taken, up to two by each token, and `dropped` how many tokens found none.
-    """
+    """Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens."""
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
@@ -164,10 +157,7 @@ def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
 
 
 def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[Tensor, Tensor]:
-    """Top-1 or top-2 routing: each token to its best experts, while they have room.
-
-    First choices come before second ones, earlier tokens before later ones.
-    """
+    """Top-1 or top-2 routing while experts have room: first choices first, in order."""
     taken: Any = 0
     sends = []
     best, parts = _top_experts(share, choices)

@@ -51,10 +51,7 @@ class RopeScaling(NamedTuple):
 def rope(
     x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: RopeScaling | None = None
 ) -> Tensor:
-    """Rotary position embedding (RoPE): pairs of channels turned by position.
-
-    Channel i turns with channel i + half.
-    """
+    """Rotary position embedding (RoPE): channels i and i + half turned by position."""
     x, position = need_tensor(x, "rope"), need_tensor(position, "rope")
     size = x.size(over)
     if size % 2:

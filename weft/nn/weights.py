@@ -172,10 +172,7 @@ def init_whole(weight: Weight, key: Any) -> Tensor:
 
 
 def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
-    """The weight as a parameter sharded as the region stores it.
-
-    Each processor makes its own slice.
-    """
+    """The weight as a parameter sharded as stored; each makes its own slice."""
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
     make = _compile_sharded(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))

@@ -1,7 +1,4 @@
-"""Gradient accumulation: a batch as microbatches, one gradient sum at the end.
-
-The same loss and gradient with less memory.
-"""
+"""Gradient accumulation: a batch as microbatches, one gradient sum at the end."""
 
 import contextlib
 from collections.abc import Callable, Sequence

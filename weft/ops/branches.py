@@ -32,10 +32,7 @@ from .debug import only_where
 
 @recorded_block()
 def cond(predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any) -> Any:
-    """`on_true(*operands)` where the predicate holds, else `on_false(*operands)`.
-
-    The predicate is one boolean.
-    """
+    """`on_true(*operands)` if the predicate, one boolean, holds, else `on_false`."""
     for branch in (on_true, on_false):
         need_function(branch, "cond", takes=len(operands))
     chosen = one_boolean(predicate, "cond")
@@ -73,7 +70,10 @@ def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Call
     else:
         check_agreed(chosen, "cond", traced)
         results = lax.cond(chosen, *(_vary_results(closed, unions) for closed in traced), *arrays)
-    slots = [_join_slots(a, b) for a, b in zip(branches[0].slots, branches[1].slots, strict=True)]
+    slots = [
+        replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
+        for a, b in zip(branches[0].slots, branches[1].slots, strict=True)
+    ]
     return put_together(results, slots, branches[0].structure)
 
 
@@ -103,10 +103,7 @@ def _run_both(
 
 
 def _guard(array: Any, is_on: Any) -> Any:
-    """`array`, with no gradient from rows that took the other branch.
-
-    There it could be NaN.
-    """
+    """`array`, without the gradient, maybe NaN, from rows that took the other branch."""
     if not jnp.issubdtype(array.dtype, jnp.inexact) or varying(is_on) - varying(array):
         return array
     return jnp.where(as_varying(is_on, varying(array)), array, lax.stop_gradient(array))
@@ -118,15 +115,8 @@ def outputs(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
     return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, list(values[:count])))(*values[count:])
 
 
-def _join_slots(a: Slot, b: Slot) -> Slot:
-    return replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))
-
-
 class _Branch:
-    """A branch of `cond` as a function of arrays.
-
-    Its results are brought to one form once the other's is known.
-    """
+    """A branch of `cond` on arrays; its results come to one form with the other's."""
 
     structure: Any
     leaves: list[Any]

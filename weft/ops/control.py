@@ -42,10 +42,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """`fn(carry, x)` for each `x` along the dim `over`, in turn.
-
-    Gives the last carry, and all results stacked along the dim.
-    """
+    """`fn(carry, x)` for each `x` along `over` in turn: last carry, stacked results."""
     need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
@@ -220,10 +217,7 @@ class _TracedLoop:
 
 @recorded_block()
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-    """`body` of the carry for as long as the condition holds.
-
-    The condition is one boolean. Has no reverse gradient.
-    """
+    """`body` of the carry while the condition, one boolean, holds; no reverse mode."""
     need_function(condition, "while_loop", takes=1)
     need_function(body, "while_loop", takes=1)
     loop, mark = forgetting(lambda: _While(condition, body, carry), None)
@@ -238,10 +232,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
 
 
 class _While(_TracedLoop):
-    """The body and the condition of a while loop, traced on a carry of a fixed type.
-
-    The type is that which the body gives back.
-    """
+    """A while loop's body and condition, traced on a carry as the body gives it."""
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):
         def ask(carry: Any) -> Any:
@@ -278,11 +269,7 @@ _TURNED_TOGETHER = "because rows split over {axes} end the loop at different tur
 
 
 def _turn_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: Any, rows: Axes) -> Any:
-    """The last carry of a mapped loop that all processors turn equally often.
-
-    So what they send to each other in it matches. It turns until it is done for every row of every processor; a row for
-    which it is done stays as it is.
-    """
+    """The last carry of a mapped loop; all turn till every row is done: sends match."""
 
     def turn_all(state: Any) -> Any:
         carry, is_on = state
@@ -302,10 +289,7 @@ def _turn_together(holds: Callable[..., Any], turn: Callable[..., Any], carry: A
 
 @recorded_block()
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """`body(i, carry)` for i, a plain number, from `lower` up to `upper`.
-
-    Differentiable if both bounds are Python integers.
-    """
+    """`body(i, carry)` for i from `lower` to `upper`; differentiable between ints."""
     need_function(body, "fori_loop", takes=2)
     for bound in (lower, upper):
         dtype = getattr(operand(bound, "fori_loop"), "dtype", None)

@@ -123,10 +123,7 @@ class _Operands:
             yield d, (k.size - 1) * dilations[d.name] + 1, strides[d.name], dilations[d.name], paddings[d.name]
 
     def meet(self) -> Meeting:
-        """Where image and kernel agree.
-
-        Under groups the kernel's channels first get a name of their own.
-        """
+        """Where image and kernel agree; under groups the kernel's channels are renamed."""
         self._need_whole(self.kernel, "which is a dim of the kernel")
         if self.groups > 1 and not self.is_depthwise:
             note_together([self.x, self.w])
@@ -185,10 +182,7 @@ class _Operands:
         return meeting.run(filled, [image, self.w])
 
     def convolve(self, image: Any, kernel: Any, **how: Any) -> Any:
-        """lax's convolution of the local arrays.
-
-        All dims of the image that are neither spatial nor channels are its batch.
-        """
+        """lax's convolution of the local arrays; dims not spatial or channels are batch."""
         if image.dtype == bool or kernel.dtype == bool:
             raise TensorError(f"{self.what} got booleans", fix="cast them to numbers: `wf.cast(x, 'float32')`")
         dtype = jnp.result_type(image, kernel)
@@ -224,10 +218,7 @@ class _Operands:
 
 
 def _by_groups(convolve: Callable[..., Tensor], operands: _Operands, **how: Any) -> Tensor | None:
-    """A grouped convolution with sharded channels: each processor has its own groups.
-
-    As in `vmap`. None where they are whole, or there are no groups.
-    """
+    """Grouped convolution, each processor its own sharded groups (as in `vmap`)."""
     if (followed := operands.groups_follow) is None:
         return None
     note_together([operands.x, operands.w])

@@ -91,10 +91,7 @@ def _in_region(args: Any, region: Region | None) -> Any:
 
 
 def _check_closure(fn: Any) -> None:
-    """Raises where `fn` closes over a tensor that is differentiated by.
-
-    Its gradient would be lost.
-    """
+    """Raises where `fn` closes over a tensor whose gradient would be lost."""
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars if code is not None else (), cells, strict=False):
         try:
@@ -199,10 +196,7 @@ def _reorder(x: Tensor, slot: Slot) -> Tensor:
 
 
 def equal_elsewhere(x: Tensor) -> Tensor:
-    """`x`, typed as equal over the axes that none of its dims is split over.
-
-    Costs an all-reduce where it is not typed so.
-    """
+    """`x`, typed as equal over axes that split none of its dims; may all-reduce."""
     if x.region is None or not (axes := tuple(sorted(excess(x)))):
         return x
     return result(from_first(x.raw, axes), x.dims, x.region)

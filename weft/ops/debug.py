@@ -66,10 +66,7 @@ _is_there = contextvars.ContextVar("whether what is traced is for this row", def
 
 @contextlib.contextmanager
 def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
-    """While a body is traced that shows nothing for rows that are not in it.
-
-    A mapped function runs it for all rows.
-    """
+    """While a body is traced, run for all rows, that shows only those it is for."""
     token = _is_there.set((*_is_there.get(), is_there))
     try:
         yield
@@ -132,10 +129,7 @@ failures = Failures()
 
 @recorded(reason=_LOOKS)
 def check(predicate: Any, message: str, **tensors: Any) -> None:
-    """Raises after the call if the predicate is false anywhere.
-
-    The error has the message, the first bad index, and the values there.
-    """
+    """Raises after the call where the predicate is false, with index and values."""
     if not isinstance(message, str):
         raise TensorError(
             f"check got {message!r} for its message", fix="give a text: `wf.check(x > 0, 'x is negative')`"

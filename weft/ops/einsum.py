@@ -117,10 +117,7 @@ def _names_in(x: Tensor, names: Mapping[str, DimLike]) -> dict[str, DimLike]:
 
 
 def _sum_dtype(xs: Sequence[Tensor], dtype: Any) -> Any:
-    """The dtype in which products are summed and sent.
-
-    It is the one asked for, where that holds a part of the sum.
-    """
+    """The dtype products are summed and sent in: the one asked, if it holds a part."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
     natural = jnp.result_type(*(x.dtype for x in xs))
@@ -155,10 +152,7 @@ class _Product:
         return jnp.einsum(*pairs, self.orders[-1], **how)
 
     def _widened(self, *arrays: Any) -> Any:
-        """Narrow floats summed up in a wide one.
-
-        Gradients are products in the narrow one again, which is faster.
-        """
+        """Narrow floats summed in a wide one; gradients are narrow products, faster."""
 
         @jax.custom_jvp
         def widened(*arrays: Any) -> Any:

@@ -66,20 +66,14 @@ def _elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], names: st
 
 
 def _repeat_along_padding(array: Any, meeting: Meeting) -> Any:
-    """An aligned array repeated along padded dims.
-
-    So that what is summed for its gradient leaves padding out.
-    """
+    """An aligned array repeated along padded dims: its gradient leaves padding out."""
     sizes = meeting.local_sizes(meeting.dims)
     padded = [size if dim.is_padded else own for dim, size, own in zip(meeting.dims, sizes, array.shape, strict=True)]
     return meeting.guarded(jnp.broadcast_to(array, padded), meeting.dims)
 
 
 def _check_and_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) -> Any:
-    """`fn` of the arrays, if it looks at one place at a time.
-
-    What looks at more would depend on the slices.
-    """
+    """`fn` of the arrays, if it looks at one place at a time, whatever the slices."""
     closed = jax.make_jaxpr(fn)(*arrays)
     rows = (row_of(visit.eqn) for visit in visits(closed.jaxpr) if not is_elementwise(visit.eqn))
     if row := next(rows, None):
@@ -91,10 +85,7 @@ def _check_and_call(fn: Callable[..., Any], name: str, arrays: Sequence[Any]) ->
 
 
 def _dims_of_widest(tensors: Sequence[Tensor]) -> Sequence[Dim]:
-    """The dims of the first operand that has those of all: the order of the result.
-
-    A mask named first would else turn round the large tensor it masks.
-    """
+    """The dims of the first operand that has all, not of a mask named before it."""
     names = {dim.name for x in tensors for dim in x.dims}
     return next((x.dims for x in tensors if len(x.dims) == len(names)), ())
 
@@ -138,10 +129,7 @@ def _call(fn: Callable[..., Any], name: str, xs: Sequence[Any], arrays: Sequence
 
 
 def _kind_if_stored(tensors: Sequence[Tensor]) -> Kind | None:
-    """The kind of a result of stored parameters of one shape, which stays stored.
-
-    Nothing is gathered.
-    """
+    """The kind of a result of stored parameters of one shape: stored, not gathered."""
     named = [x for x in tensors if x.dims]
     region = common_region(tensors)
     # Inside a mapped dim even a number differs between processors, and a parameter from outside no longer fits.
@@ -285,10 +273,7 @@ def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
 
 @recorded(is_cast=True)
 def cast(x: Any, dtype: DTypeLike) -> Tensor:
-    """`x` in another dtype.
-
-    Casting one value twice gives one tensor, so its gradient is summed once.
-    """
+    """`x` in another dtype, once for each value, so its gradient is summed once."""
     dtype = as_dtype(dtype)
     if not is_tensor(operand(x, "cast")):
         return make(jnp.asarray(x, dtype), (), None)

@@ -59,10 +59,7 @@ def _unsplit_names(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
 
 
 def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
-    """The entries at `ids`, which leave under new names.
-
-    By a reduce-scatter where the new dims are sharded over the axes looked along.
-    """
+    """The entries at `ids` under new names; a reduce-scatter where they are split so."""
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
@@ -122,10 +119,7 @@ def _batched_take(table: Any, ids: Any, shared: int, axis: int) -> Any:
 
 
 def _pick(table: Any, ids: Any, axis: int) -> Any:
-    """The entries at ids that are all inside.
-
-    The gradient of a narrow table is added up in float32.
-    """
+    """The entries at ids all inside; a narrow table's gradient is summed in float32."""
 
     def pick(table: Any, ids: Any) -> Any:
         return jnp.take(table, ids, axis=axis, mode="clip")

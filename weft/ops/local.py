@@ -133,10 +133,7 @@ def _gradients(fn: Callable[..., Any], *slices: Any) -> Any:
 
 
 def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any], shapes: Sequence[Shape]) -> None:
-    """Raises where results differ over an axis that nothing accounts for.
-
-    Neither an operand nor a dim of the result does.
-    """
+    """Raises where results differ over an axis that no operand or dim accounts for."""
     if meeting.region is None:
         return
     known = {axis for x in xs if is_tensor(x) for axis in varying(x.raw) | set(meeting.axes(x.dims))}

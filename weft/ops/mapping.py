@@ -44,10 +44,7 @@ def is_mapped() -> bool:
 
 @public
 def vmap(fn: Callable[..., Any], *, over: DimLike) -> Callable[..., Any]:
-    """`fn` of each slice along the dim `over`.
-
-    Arguments without that dim go to every call as they are.
-    """
+    """`fn` of each slice along the dim `over`; arguments without it go to every call."""
 
     need_function(fn, "vmap")
 
@@ -95,10 +92,7 @@ def _mapped_dim(over: DimLike, tensors: list[Any]) -> Dim:
 
 
 def _region_of(tensors: list[Any]) -> Region | None:
-    """Where a function is mapped: within a map around it, where there is one.
-
-    Even if nothing of that is among its arguments.
-    """
+    """The region a function is mapped in: that of a map around it, if there is one."""
     region, here = common_region(tensors), open_region()
     return here if region is not None and region.encloses(here) else region
 
@@ -127,10 +121,7 @@ def prepare(leaf: Any, dim: Dim, region: Region | None, inner: Region | None, ta
 
 
 def _fill_padding(leaf: Any, dim: Dim, region: Region | None, taken: Axes) -> Any:
-    """A mapped tensor with its first row in place of padding.
-
-    With padding a loop might never end, and a slope be infinite.
-    """
+    """A mapped tensor with its first row as padding: loops end, slopes are finite."""
     if not is_tensor(leaf) or not leaf.dims.has(dim) or not dim.is_padded:
         return leaf
     array, at = leaf.raw, leaf.dims.position(dim)

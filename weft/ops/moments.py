@@ -20,20 +20,14 @@ from .reduce import Reduction, accumulator_dtype, mean_dtype
 
 @recorded
 def var(x: Tensor, *, over: Dims | None = None) -> Tensor:
-    """The variance of `x` over the dims `over` (ddof 0).
-
-    One all-reduce where they are split.
-    """
+    """The variance of `x` over the dims `over` (ddof 0); one all-reduce if split."""
     r = Reduction(x, over, "var")
     return r.finish(_moments(r)[1])
 
 
 @recorded
 def mean_and_var(x: Tensor, *, over: Dims | None = None) -> tuple[Tensor, Tensor]:
-    """The mean and the variance (ddof 0) of `x` over the dims `over`.
-
-    One all-reduce for both where they are split.
-    """
+    """The mean and variance (ddof 0) of `x` over `over`; one all-reduce if split."""
     r = Reduction(x, over, "mean_and_var")
     mean, variance = _moments(r)
     return r.finish(mean), r.finish(variance)

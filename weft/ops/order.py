@@ -120,10 +120,7 @@ def _check_k(along: Along, k: Any) -> None:
 
 
 def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
-    """The `count` largest along an axis, and where they stand.
-
-    The gradient goes to those places.
-    """
+    """The `count` largest along an axis and their places, where the gradient goes."""
     keys = lax.stop_gradient(a)
     if jnp.issubdtype(a.dtype, jnp.floating):  # a NaN or a zero with a sign would be ordered by it
         keys = jnp.where(jnp.isnan(keys), jnp.full_like(keys, jnp.nan), keys)
@@ -134,19 +131,13 @@ def _largest(a: Any, count: int, position: int) -> tuple[Any, Any]:
 
 @recorded
 def cumsum(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
-    """The running sum of `x` along the dim `over`, each value included.
-
-    From the end with `reverse`.
-    """
+    """The running sum of `x` along `over`, each value included; or in `reverse`."""
     return _run_along(x, over, reverse, "cumsum", jnp.cumsum, jnp.add, 0)
 
 
 @recorded
 def cumprod(x: Tensor, *, over: DimLike, reverse: bool = False) -> Tensor:
-    """The running product of `x` along the dim `over`, each value included.
-
-    From the end with `reverse`.
-    """
+    """The running product of `x` along `over`, each value included; or in `reverse`."""
     return _run_along(x, over, reverse, "cumprod", jnp.cumprod, jnp.multiply, 1)
 
 
@@ -250,10 +241,7 @@ def _last(dtype: Any) -> Any:
 
 
 def _merging_is_less(ways: int, width: int) -> bool:
-    """Whether a network of merges sends less than a gather does.
-
-    Places travel with the values, to order ties by.
-    """
+    """Whether merging sends less than a gather; places travel along, to order ties."""
     if ways & (ways - 1):
         return False
     depth = ways.bit_length() - 1

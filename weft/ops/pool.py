@@ -101,19 +101,12 @@ def _reduce_windows(array: Any, start: Any, combine: Any, view: View, dims: Shap
     return lax.reduce_window(array, start, combine, sizes, strides, pads)
 
 
-def _has_pads(s: SlidingWindow) -> bool:
-    return s.low > 0 or s.seen(1) - s.low > s.dim.size
-
-
 def _counts(s: SlidingWindow, view: View) -> Any:
     """How much of each window lies inside the dim."""
-    if not _has_pads(s):
+    if s.low <= 0 and s.seen(1) - s.low <= s.dim.size:  # it has no pads
         return jnp.full(1, s.reach)
     first = (jnp.arange(view.out(s)) + first_place(view.axes(s), view.out(s))) * s.stride - s.low
     return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)
-
-
-# ---- upsampling
 
 
 @recorded
@@ -153,10 +146,7 @@ def upsample(x: Tensor, *, by: Mapping[Any, int], method: str = "nearest") -> Te
 
 
 def _with_edges(array: Any, at: int, s: SlidingWindow, view: View) -> Any:
-    """The array with one place more on either side of a dim.
-
-    Beyond the ends of the whole it is the outermost value.
-    """
+    """The array with a place more on either side; beyond the whole, its outermost."""
     if not view.axes(s):
         return jnp.pad(array, [(1, 1) if i == at else (0, 0) for i in range(array.ndim)], mode="edge")
     low, inner, high = jnp.split(array, [1, array.shape[at] - 1], axis=at)

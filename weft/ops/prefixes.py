@@ -68,10 +68,7 @@ def _shared_position(tensors: Sequence[Tensor], dim: Dim) -> int:
 
 
 class _Join:
-    """The function traced once on two elements, and the arrays of all elements.
-
-    The elements lie along the axis `at` of the arrays.
-    """
+    """The function traced on two elements, and arrays of all, along their axis `at`."""
 
     def __init__(
         self,

@@ -114,10 +114,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
 
 @recorded
 def split(key: Any, dim: Dim) -> Tensor:
-    """A tensor of keys, one for each place along a new dim.
-
-    For `wf.scan` and `wf.vmap`; samplers take one.
-    """
+    """Keys along a new dim, for `wf.scan` and `wf.vmap`; samplers take one."""
     key = _need_key(key, "random.split")
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
@@ -129,10 +126,7 @@ def split(key: Any, dim: Dim) -> Tensor:
 
 @recorded
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
-    """Dropout: each value zero with probability `rate`, the rest scaled.
-
-    So that the mean stays.
-    """
+    """Dropout: values zero with probability `rate`, the rest scaled to keep the mean."""
     x, rate = need_tensor(x, "dropout"), _number(rate, "rate")
     if isinstance(rate, int | float):
         if not 0 <= rate < 1:
@@ -216,10 +210,7 @@ def _need_key(key: Any, what: str) -> Any:
 
 
 def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key whose bits are this processor's slice of those of the whole.
-
-    The whole has no padding.
-    """
+    """A kind of key with this processor's slice of the bits of the (unpadded) whole."""
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
@@ -243,10 +234,7 @@ def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) ->
 
 
 def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
-    """The row-major index in the whole of every local element, in two words.
-
-    The high and the low word of 64 bits.
-    """
+    """The row-major index in the whole of each local element: high and low word."""
     high = low = jnp.zeros(sizes, "uint32")
     is_long = math.prod(dim.count for dim in shape) > 2**32
     for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):

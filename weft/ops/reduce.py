@@ -97,19 +97,13 @@ def accumulator_dtype(dtype: Any, asked: Any) -> Any:
 
 @recorded
 def max(x: Tensor, *, over: Dims | None = None) -> Tensor:
-    """The largest value of `x` over the dims `over`; NaN wins.
-
-    Complex numbers go by their real parts first.
-    """
+    """The largest value of `x` over `over`; NaN wins, complex go by real parts first."""
     return _extreme(x, over, "max", _local_max, all_max, lowest)
 
 
 @recorded
 def min(x: Tensor, *, over: Dims | None = None) -> Tensor:
-    """The smallest value of `x` over the dims `over`; NaN wins.
-
-    Complex numbers go by their real parts first.
-    """
+    """The least value of `x` over `over`; NaN wins, complex go by real parts first."""
     return _extreme(x, over, "min", _local_min, all_min, highest)
 
 

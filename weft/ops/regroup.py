@@ -28,10 +28,7 @@ from ..tensor import Kind, Tensor
 
 @recorded
 def split(x: Tensor, **parts: Dims) -> Tensor:
-    """`x` with a dim cut into several: `split(x, d_model=[heads, d_kv])`.
-
-    The first is the slowest. Several dims may be cut at once.
-    """
+    """`x` with dims cut: `split(x, d_model=[heads, d_kv])`, the first the slowest."""
     x = need_tensor(x, "split")
     for name, into in parts.items():
         x = _split_one(x, name, into)
@@ -75,10 +72,7 @@ def _split_one(x: Tensor, name: str, into: Dims) -> Tensor:
 
 
 def _with_padding(dim: Dim, pieces: Shape) -> Shape:
-    """The parts of a padded dim, whose padding is that of the first part.
-
-    It must hold whole ones of the rest.
-    """
+    """The parts of a padded dim, whose padding is whole ones of the first part."""
     rest = math.prod(pieces.sizes[1:])
     if dim.is_padded and dim.count % rest:
         need_no_padding([dim], "split")
@@ -112,10 +106,7 @@ def _axes_dividing(axes: Axes, size: int, region: Region | None) -> Axes:
 
 @recorded
 def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
-    """`x` with dims joined into one: `merge(x, [heads, d_kv], into=d_model)`.
-
-    The first is the slowest.
-    """
+    """`x` with dims joined: `merge(x, [heads, d_kv], into=d_model)`, first slowest."""
     x = need_tensor(x, "merge")
     pieces = resolve(dims, x.dims, what="dims")
     if not pieces:
@@ -160,10 +151,7 @@ def merge(x: Tensor, dims: Dims, *, into: Dim) -> Tensor:
 def _merge_by_places(
     array: Any, have: Placement, pieces: Shape, first: int, target: Shape, region: Region, kind: Kind
 ) -> Tensor:
-    """Dims joined where none of them can take the axes of the result.
-
-    Each processor gets the places it lacks.
-    """
+    """Dims joined where none can take the result's axes: each gets places it lacks."""
     own, wanted = have[first : first + len(pieces)], region.placement(target, kind.store)[first]
     axes = axes_in(own)
     shape = [*array.shape[:first], math.prod(array.shape[first : first + len(pieces)])]

@@ -79,10 +79,7 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Te
 
 
 def _add(x: Tensor, total: Tensor) -> Tensor:
-    """`x` + `total`, and `x` itself where the total is zero.
-
-    Sums over processors forget the sign of a zero.
-    """
+    """`x` + `total`, and `x` where that is zero: sums forget the sign of a zero."""
 
     @jax.custom_jvp
     def add(a: Any, b: Any) -> Any:
@@ -93,10 +90,7 @@ def _add(x: Tensor, total: Tensor) -> Tensor:
 
 
 def _scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> Tensor:
-    """Zeros like `x` with the updates added, made along `target`.
-
-    That is a whole dim, or `dim` itself.
-    """
+    """Zeros like `x` with the updates added along `target`: a whole dim, or `dim`."""
     others = x.dims.without([dim])
     shared = Shape(d for d in others if ids.dims.has(d.name))
     own, rest = ids.dims.without(shared), others.without(shared)

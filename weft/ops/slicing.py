@@ -1,6 +1,6 @@
 """Along a dim: slice, pad, concat, flip, roll, shift, update, indexing by name.
 
-Along a split dim each processor gets its part of the result from those that hold it (`exchange.window`); the dim keeps
+Along a split dim each processor gets its part of the result from those that hold it (`exchange_window`); the dim keeps
 its name with its new size.
 """
 
@@ -39,10 +39,7 @@ def _take_window(
     place: int = 0,
     fill: Any = 0,
 ) -> Tensor:
-    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`.
-
-    What it is made of has the first place among the op's operands, if not said otherwise.
-    """
+    """The tensor whose dim has `size`; part i, of n places, starts at `starts(i, n)`."""
     dims, region, kind = along.resized(size), along.meeting.region, along.meeting.kind
     local = Meeting(region, dims, kind).local_sizes([dims[along.position]])[0]
     begins = [starts(i, local) for i in builtins.range(along.ways)]
@@ -91,10 +88,7 @@ def slice(x: Tensor, *, over: DimLike, start: Any, size: int) -> Tensor:
 
 
 def _slice_at(along: Along, start: Any, size: int) -> Tensor:
-    """A slice from a traced start.
-
-    Each processor puts in what it holds, and the parts are added up where they belong.
-    """
+    """A slice from a traced start: each puts in what it holds, and parts are summed."""
     start = _one_integer(start, "slice got {} for `start`", "give one whole number, e.g. `start=0`")
     dims = along.resized(size)
 
@@ -137,10 +131,7 @@ def pad(x: Tensor, *, over: DimLike, before: int = 0, after: int = 0, value: Any
 
 
 def _is_number(x: Tensor, value: Any) -> bool:
-    """Whether what `x` is to be filled with is known now.
-
-    Zero goes into any dtype; other numbers are checked.
-    """
+    """Whether `x`'s filling is known now: zero, or another number, which is checked."""
     if not isinstance(value, int | float):
         return False
     if value != 0:
@@ -176,10 +167,7 @@ def _fill_outside(x: Tensor, name: str, first: int, last: int, value: Any) -> Te
 
 @recorded
 def shift(x: Tensor, *, over: DimLike, by: int, fill: Any = 0) -> Tensor:
-    """`x` moved along the dim `over` by `by` places; what comes in is `fill`.
-
-    Towards higher indices, if `by` is positive.
-    """
+    """`x` moved `by` places up along the dim `over`; what comes in is `fill`."""
     along, by = Along(x, over, "shift", padding=ANYTHING), _whole(by, "shift", "by")
     if _is_number(along.x, fill) and not (along.dim.is_padded and by < 0):
         return _take_window(along, lambda i, n: i * n - by, along.dim.size, fill=fill)
@@ -204,10 +192,7 @@ def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
 
 @recorded
 def flip(x: Tensor, *, over: DimLike) -> Tensor:
-    """`x` with the dim `over` in reverse order.
-
-    Each slice goes to the processor it is mirrored to.
-    """
+    """`x` with the dim `over` reversed; each slice goes to its mirror processor."""
     along = Along(x, over, "flip", padding=ANYTHING)
     along = along.rearranged(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
@@ -311,10 +296,7 @@ def update(x: Tensor, new: Tensor, *, over: DimLike, at: Any) -> Tensor:
 
 
 def _update_split(x: Tensor, new: Tensor, dim: Dim, at: int) -> Tensor:
-    """`x` with new values that are split along the dim as well.
-
-    Each processor gets those that fall into its slice.
-    """
+    """`x` with new values split along the dim too; each gets those of its slice."""
     note_together([x, new])
     spread = _take_window(Along(new, dim.name, "update"), lambda i, n: i * n - at, dim.size, place=1)
     here = arange(spread.dim(dim.name), like=spread)
@@ -398,10 +380,7 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
 
 
 def _slice_strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
-    """Places along a dim at equal distances, in either direction.
-
-    Each processor gets its own from those that hold them.
-    """
+    """Places along a dim at equal distances, either way; each gets its own."""
     along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
     dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position

@@ -22,10 +22,7 @@ from .slicing import pad, slice
 
 @recorded
 def pad_to(x: Tensor, dim: DimLike, multiple: int) -> Tensor:
-    """`x` with padding after the dim `dim`, to a multiple in size.
-
-    It is zero, and counts nowhere.
-    """
+    """`x` with the dim padded to a multiple in size; padding is zero, counts nowhere."""
     x = need_tensor(x, "pad_to")
     found = only(resolve(dim, x.dims, what="dim"), "pad_to")
     if found.is_padded:
@@ -55,10 +52,7 @@ def unpad(x: Tensor, dim: DimLike) -> Tensor:
 
 @recorded
 def valid(dims: Dims | Tensor, *, like: Tensor | None = None) -> Tensor:
-    """True where a tensor of these dims holds values, False in its padding.
-
-    Of a tensor, its own mask.
-    """
+    """True where a tensor (or one of these dims) holds values, False in padding."""
     if isinstance(dims, Tensor):
         like = dims if like is None else like
         dims = dims.dims

@@ -34,10 +34,7 @@ class Trial:
 
 
 class Candidates:
-    """All legal layouts on some meshes, by number, with lower bounds.
-
-    `order` has the most promising first.
-    """
+    """All legal layouts on some meshes, with lower bounds; `order`: promising first."""
 
     def __init__(self, composer: Composer, meshes: Sequence[Mesh], hardware: Hardware, *, all_axes: bool):
         self.meshes, self.choices = list(meshes), composer.choices
@@ -72,10 +69,7 @@ class Candidates:
         return Trial(mesh, layout, int(candidate))
 
     def ways(self, candidate: int) -> tuple[frozenset[tuple[int, int]], float]:
-        """Into how many parts each set cuts, and the bound.
-
-        The same for layouts that differ in the names of axes alone.
-        """
+        """Parts each set cuts into, and the bound: equal where only axes' names differ."""
         number, sets = self._place(candidate)
         ways: dict[int, int] = {}
         for at, size in zip(sets, self.meshes[number].axes.values(), strict=True):
@@ -120,10 +114,7 @@ class Candidates:
 
 
 def _worth_bounding(composer: Composer, shape: MeshShape, all_axes: bool) -> np.ndarray:
-    """Which layouts of a mesh are legal.
-
-    With `all_axes` those that use every axis, and no two neighbours alike.
-    """
+    """Which layouts are legal; `all_axes`: use all axes, no two neighbours alike."""
     legal = composer.legal(shape)
     sets = np.indices(legal.shape)
     for axis in range(len(shape)) if all_axes and math.prod(shape) > 1 else ():

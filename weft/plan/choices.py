@@ -31,10 +31,7 @@ MeshShape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorDims:
-    """The dims of a tensor, and whether it is a parameter.
-
-    Rules that begin with `params.` may split a parameter further.
-    """
+    """A tensor's dims, and whether it is a parameter, which `params.` rules split."""
 
     dims: tuple[Dim, ...]
     is_parameter: bool
@@ -51,10 +48,7 @@ class Choices:
         self.sets = self._legal_sets()
 
     def _default_rules(self, args: Any) -> RuleSet:
-        """What is searched where no dims are named.
-
-        A model among the arguments may say it of itself; else it is every dim.
-        """
+        """What is searched where no dims are named: what a model says, else every dim."""
         names = self._names(self.tensors)
         stored = [f"params.{name}" for name in self._names([tensor for tensor in self.tensors if tensor.is_parameter])]
         rules = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
@@ -100,10 +94,7 @@ class Choices:
         return math.gcd(*(dim.size for tensor in self.tensors for dim in tensor.dims if dim.name == name))
 
     def _legal_sets(self) -> list[RuleSet]:
-        """Every set of rules one axis can hold, the empty one first.
-
-        Of sets that place all tensors alike, the shortest is kept.
-        """
+        """Every set of rules one axis can hold, shortest of those alike, the empty first."""
         sets: dict[Any, RuleSet] = {}
         larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
@@ -124,10 +115,7 @@ class Choices:
         return list(sets.values())
 
     def split_dims(self, rules: RuleSet) -> tuple[str | None, ...] | None:
-        """For each tensor the dim that an axis with these rules splits.
-
-        None where it would split two dims of one tensor.
-        """
+        """For each tensor the dim these rules split; None where they split two of one."""
         layout = Layout(dict.fromkeys(rules, AXES[0]))
         region = Region(Mesh({AXES[0]: 2}), layout)
         split = []
@@ -197,8 +185,6 @@ def tensors_of(program: Program, args: Any) -> list[TensorDims]:
 
 def shapes(processors: int, most_axes: int) -> list[MeshShape]:
     """Every mesh shape of so many processors with at most so many axes.
-
-    Each size is at least 2; sizes stand in every order.
 
     >>> shapes(8, 2)
     [(8,), (2, 4), (4, 2)]

@@ -60,10 +60,7 @@ class Facts:
 
 @dataclass
 class Grid:
-    """What all layouts of one mesh cost, as arrays.
-
-    They have a dimension for each axis of the mesh, and along it the sets of rules.
-    """
+    """What all layouts of one mesh cost: arrays with sets of rules along each axis."""
 
     shape: MeshShape
     compute: np.ndarray
@@ -107,7 +104,7 @@ class Composer:
 
     def _by_dim(self, index: int, facts: Facts) -> dict[Key, Sending]:
         """What a set sends; of a stored parameter, under the dim it is sharded by."""
-        return {(*key, self._stored(index, sent.dims)): sent for key, sent in facts.sent.items()}
+        return {(*key, self._stored_by(index, sent.dims)): sent for key, sent in facts.sent.items()}
 
     def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
@@ -153,10 +150,7 @@ class Composer:
         return product
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
-        """For each set, the share of one side of an op's work that is left.
-
-        A part of the work is divided, the rest is not.
-        """
+        """For each set the share left of one side of an op's work, partly divided."""
         whole = self.whole.work[key][side]
         left = np.ones(len(self.choices.sets))
         for index, (traced, facts) in self.alone.items():
@@ -198,7 +192,7 @@ class Composer:
         count = len(self.choices.sets)
         left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
         for index, (traced, _) in self.alone.items():
-            stored = self._stored(index, sent.dims)
+            stored = self._stored_by(index, sent.dims)
             if (alone := self._sent[index].get(key)) is not None:
                 has[index], calls[index] = True, alone.count
                 divided = self._splits(index, sent.dims) and alone.collective not in _WHOLE
@@ -219,11 +213,8 @@ class Composer:
         """Whether a set's axis splits a value of these dims."""
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
-    def _stored(self, index: int, dims: tuple[str, ...]) -> str | None:
-        """The dim by which a set shards a parameter where it is stored (FSDP).
-
-        None where the set splits it where it is used too, or not at all.
-        """
+    def _stored_by(self, index: int, dims: tuple[str, ...]) -> str | None:
+        """The dim by which a set shards a parameter only where stored (FSDP), or None."""
         if dims not in self.choices.parameters or self._splits(index, dims):
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)

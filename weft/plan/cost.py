@@ -171,10 +171,7 @@ class Plan:
 
     @property
     def mfu(self) -> float:
-        """The model FLOPs utilization: the share of the peak the model gets.
-
-        Work done again, or by several processors alike, does not count.
-        """
+        """The model FLOPs utilization: the share of the peak, work done again left out."""
         program = self.program
         again = program.flops_recomputed / program.flops if program.flops else 0.0
         useful = program.flops_useful * (1 - again)
@@ -273,10 +270,7 @@ class Plan:
 
 
 def _why(plan: Plan) -> str:
-    """What most time goes to, and the largest waste.
-
-    A waste is work done several times, or an axis that is waited for.
-    """
+    """What most time goes to, and the worst repeated work or axis waited for."""
     by: dict[str, float] = defaultdict(float)
     for op in plan.ops:
         by[op.bound_by] += op.seconds

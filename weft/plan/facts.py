@@ -14,14 +14,11 @@ from .traffic import Kernel, kernels
 
 
 def facts_of(plan: Plan) -> Facts:
-    """The work, the collectives and the memory of a plan.
-
-    Each stands under a name that is the same in every layout.
-    """
+    """A plan's work, collectives and memory, by names the same in every layout."""
     run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
     held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]
-    return Facts(_work(plan, run), _sent(plan, run), held, memory.arguments, memory.peak)
+    return Facts(_work(plan, run), _sending_of(plan, run), held, memory.arguments, memory.peak)
 
 
 def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
@@ -43,7 +40,7 @@ def _dims_of(entry: Entry) -> str:
     return " ".join(name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names)
 
 
-def _sent(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
+def _sending_of(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
     """The rows of the ledger, each with its body and whether it can hide there."""
     places = defaultdict(list)
     for kernel in run:

@@ -313,8 +313,6 @@ def measured_hardware(figures: dict[str, Any]) -> Hardware:
 def ways_inside(link: Link, sizes: Sequence[int], strides: Sequence[int]) -> int:
     """How many of a group's processors one reach of a link holds.
 
-    `strides` say how far apart the processors of each axis stand.
-
     >>> ways_inside(Link("", 1, 0, reach=8), sizes=[16, 32], strides=[32, 1]), ways_inside(Link("", 1, 0, 8), [4], [2])
     (8, 4)
     """

@@ -177,13 +177,13 @@ class _LayoutSearch:
         is_complete = True
         try:
             for trial, result in pool.results(tracing.trials()):
-                tracing.add(trial, result if isinstance(result, _Refusal) else self._ranked(trial, result))
+                tracing.add(trial, result if isinstance(result, _Refusal) else self._rank_trial(trial, result))
                 self.report(SearchProgress("layouts", tracing.count, tracing.count + tracing.left, tracing.best))
         except KeyboardInterrupt:
             is_complete = False
             if tracing.best is None:
                 raise
-        plans = _distinct(sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes))))
+        plans = _drop_repeated(sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes))))
         if not plans or not plans[0].fits:
             raise self._nothing_fits(pool, composer, candidates, plans)
         return Ranking(
@@ -193,7 +193,7 @@ class _LayoutSearch:
             is_complete=is_complete, dims=self.choices.rules, left_out=self.choices.left_out,
         )  # fmt: skip
 
-    def _ranked(self, trial: Trial, figures: dict[str, Any]) -> Ranked:
+    def _rank_trial(self, trial: Trial, figures: dict[str, Any]) -> Ranked:
         return Ranked(trial.mesh, trial.layout, make=functools.partial(self._plan, trial), **figures)
 
     def _nothing_fits(
@@ -201,7 +201,9 @@ class _LayoutSearch:
     ) -> WeftError:
         """The error where no layout fits: what the smallest needs, and what would fit."""
         trials = map(candidates.trial, np.argsort(candidates.memory)[:8])
-        small = [self._ranked(trial, found) for trial, found in pool.results(trials) if not isinstance(found, _Refusal)]
+        small = [
+            self._rank_trial(trial, found) for trial, found in pool.results(trials) if not isinstance(found, _Refusal)
+        ]
         smallest = min([*small, *plans], key=lambda ranked: ranked.memory_bytes)
         memory = smallest.plan().memory
         enough = self._enough_processors(composer, candidates.meshes[0].size)
@@ -244,11 +246,8 @@ class _LayoutSearch:
         )
 
 
-def _distinct(plans: Sequence[Ranked]) -> list[Ranked]:
-    """The plans, without those that are an earlier one under other names.
-
-    An axis written as two is one, and axes may stand in another order.
-    """
+def _drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
+    """The plans without those equal to an earlier one under other names or orders."""
     distinct: dict[Any, Ranked] = {}
     for plan in plans:
         rules = {**plan.layout.rules, **{f"params.{dim}": axes for dim, axes in plan.layout.params.items()}}

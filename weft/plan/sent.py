@@ -17,10 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective of a compiled program: what a call carries, and how often.
-
-    `bytes` are those of one call on one processor.
-    """
+    """A collective of a compiled program: `bytes` of one call here, and how often."""
 
     collective: str
     axes: tuple[str, ...]

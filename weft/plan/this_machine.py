@@ -84,9 +84,6 @@ def _measure_in_child() -> dict[str, Any]:
         ) from None
 
 
-# In the child.
-
-
 def measure() -> dict[str, Any]:
     """The figures of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0

@@ -71,10 +71,7 @@ class Kernel:
 
 
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on some hardware.
-
-    With `fused=False` attention is as it is written, on a GPU too.
-    """
+    """The kernels of a program on hardware; `fused=False`: attention as written."""
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
@@ -96,17 +93,17 @@ class _Fusion:
                 yield from max((list(self.of(side)) for side in sides), key=_size)
 
     def _body(self, body: Routine) -> Iterator[Kernel]:
-        stored = self._staged(body)
-        yield from self._alone(body)
-        yield from self._attention(body)
+        stored = self._set_stages(body)
+        yield from self._lone_kernels(body)
+        yield from self._attention_kernels(body)
         yield from _elementwise(body, stored)
         yield from self._copies(body)
 
-    def _staged(self, body: Routine) -> set[Array]:
+    def _set_stages(self, body: Routine) -> set[Array]:
         """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
         for node in body.nodes:
-            node.is_joined = self._is_joined(node)
+            node.is_joined = node.step.op not in self.groups and node.kind not in _ALONE
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
@@ -120,10 +117,6 @@ class _Fusion:
         stored.update(body.stacked)
         return {value for value in stored if value.maker is not None and value.maker.is_joined}
 
-    def _is_joined(self, node: Node) -> bool:
-        """Whether an equation runs together with others."""
-        return node.step.op not in self.groups and node.kind not in _ALONE
-
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""
         if node.kind is not Role.REDUCTION:
@@ -133,31 +126,31 @@ class _Fusion:
         is_short = is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row
         return not is_short and max((leaf.bytes for leaf in node.leaves), default=0) > _CACHED * self.cache
 
-    def _alone(self, body: Routine) -> Iterator[Kernel]:
+    def _lone_kernels(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
         for node in body.nodes:
-            if node.step.is_global and not node.is_loop:
-                yield from self._implied(node)
+            if node.step.is_global and node.kind not in LOOPS:
+                yield from self._implied_collectives(node)
             if node.step.op in self.groups:
                 continue
             if node.kind is Role.COLLECTIVE:
-                yield from self._sent(node, carried)
+                yield from self._collectives(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node)
             elif node.kind is Role.ATTENTION:
                 yield _fused_attention(node)
             elif node.kind in _MOVED:
-                yield _moved(node)
+                yield _move_kernel(node)
 
-    def _implied(self, node: Node) -> Iterator[Kernel]:
+    def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
         mesh = self.reading.mesh.axes
-        for found in implied(node.step.eqn, mesh):
-            ways = math.prod(mesh[axis] for axis in found.axes)
-            row = _row(found.collective, found.axes, found.dtype, found.bytes, ways, "update")
-            yield Kernel("sent", None, "update", bytes=found.bytes, row=row)
+        for sent in implied(node.step.eqn, mesh):
+            ways = math.prod(mesh[axis] for axis in sent.axes)
+            row = _row(sent.collective, sent.axes, sent.dtype, sent.bytes, ways, "update")
+            yield Kernel("sent", None, "update", bytes=sent.bytes, row=row)
 
-    def _sent(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+    def _collectives(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
         collective = node.step.collective
         if collective is None:
             return
@@ -172,16 +165,16 @@ class _Fusion:
             row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
             yield Kernel("sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside)
 
-    def _attention(self, body: Routine) -> Iterator[Kernel]:
+    def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
-        found: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
+        groups: dict[tuple[FusedGroup, str, int], list[Node]] = defaultdict(list)
         runs: dict[int, int] = {}
         for node in body.nodes:
             if node.step.op in self.groups and node.kind is Role.PRODUCT:
                 group = self.groups[node.step.op]
-                found[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
-        for (group, phase, _), nodes in found.items():
-            each = product(nodes[0])  # all its products are as large
+                groups[group, node.step.phase, runs.setdefault(id(group), len(runs))].append(node)
+        for (group, phase, _), nodes in groups.items():
+            one = product(nodes[0])  # all its products are as large
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             yield Kernel(
@@ -189,8 +182,8 @@ class _Fusion:
                 nodes[0].step.op,
                 phase,
                 bytes=moved * _bytes(ends),
-                flops=times * each.flops * group.seen_share,
-                dtype=each.dtype,
+                flops=times * one.flops * group.seen_share,
+                dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
             )
 
@@ -200,7 +193,7 @@ class _Fusion:
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
-        for value in set(body.stacked):
+        for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
             if maker is None or self._is_score(value):
                 continue
@@ -223,17 +216,17 @@ def _ready(value: Array) -> int:
 
 def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
     """The values in memory that an elementwise equation is made from."""
-    found: set[Array] = set()
+    leaves: set[Array] = set()
     for value in node.ins:
         maker = value.maker
         if maker is None or not maker.is_joined or maker.is_hard or maker.step.is_global != node.step.is_global:
-            found.add(value)
+            leaves.add(value)
         elif maker.stage == node.stage or _bytes(maker.leaves) <= _HARDLY_MORE * value.bytes:
-            found |= maker.leaves
+            leaves |= maker.leaves
         else:
-            found.add(value)
+            leaves.add(value)
             stored.add(value)
-    return frozenset(found)
+    return frozenset(leaves)
 
 
 def _is_late(value: Array, carried: set[Array]) -> bool:
@@ -282,10 +275,10 @@ def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
                 continue
             if maker.step.is_global == node.step.is_global:
                 root[find(maker)] = find(node)
-    found: dict[Node, list[Node]] = defaultdict(list)
+    groups: dict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
-        found[find(node)].append(node)
-    return found.values()
+        groups[find(node)].append(node)
+    return groups.values()
 
 
 def _work(node: Node) -> float:
@@ -309,10 +302,7 @@ def product(node: Node) -> Kernel:
 
 
 def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention that was traced for a GPU.
-
-    Of its mask only whether it is causal is known.
-    """
+    """The kernel of an attention traced for a GPU; of its mask only causal is known."""
     step = node.step
     (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
     share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
@@ -327,7 +317,7 @@ def _fused_attention(node: Node) -> Kernel:
     )
 
 
-def _moved(node: Node) -> Kernel:
+def _move_kernel(node: Node) -> Kernel:
     """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
     given, made = _bytes(node.ins[1:]), _bytes(node.outs)
     if node.kind is Role.GATHER:
@@ -345,8 +335,8 @@ def _row(collective: str, axes: tuple[str, ...], dtype: str, size: int, ways: in
     return Row(collective, axes, (), dtype, size, 1, phase, "", "", "", exact=True, ways=ways)
 
 
-def _size(found: list[Kernel]) -> float:
-    return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in found)
+def _size(kernels: list[Kernel]) -> float:
+    return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in kernels)
 
 
 def _bytes(values: Iterable[Array]) -> int:

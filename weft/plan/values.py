@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph import Body, Loop, Step, Value
-from ..primitives import LOOPS, VIEWS, Role
+from ..primitives import VIEWS, Role
 from ..program.reading import Reading
 from ..program.update import split_of
 
@@ -50,10 +50,6 @@ class Node:
     @property
     def kind(self) -> Role:
         return self.step.row.kind
-
-    @property
-    def is_loop(self) -> bool:
-        return self.step.row.kind in LOOPS
 
 
 @dataclass
@@ -181,7 +177,7 @@ class _ValueReader:
         if loop.is_branch:
             routine.choices.append(sides)
         else:
-            self.routines += [each for side in sides for each in side]
+            self.routines += [inner for side in sides for inner in side]
         return self._node(loop, ins, routine)
 
 

@@ -44,10 +44,7 @@ class Workers:
         self._give_up()
 
     def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each job with its result, as they get done.
-
-        Jobs are taken when a core is free for one.
-        """
+        """Each job with its result, as they get done; taken when a core is free for it."""
         running: dict[Future[Any], Any] = {}
         while self._pool is not None:
             try:

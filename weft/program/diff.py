@@ -82,11 +82,14 @@ class Diff:
     def totals(self) -> list[str]:
         """What each program sends over each axis and computes, side by side."""
         axes = list(dict.fromkeys([*self.before.mesh.axes, *self.after.mesh.axes]))
-        sent = [f"over {axis}: {_sent(self.before.ledger, axis)} -> {_sent(self.after.ledger, axis)}" for axis in axes]
+        sent = [
+            f"over {axis}: {_sent_text(self.before.ledger, axis)} -> {_sent_text(self.after.ledger, axis)}"
+            for axis in axes
+        ]
         return [*sent, f"work: {flops_text(self.before.flops)} -> {flops_text(self.after.flops)} on each processor"]
 
 
-def _sent(ledger: Ledger, axis: str) -> str:
+def _sent_text(ledger: Ledger, axis: str) -> str:
     rows = [row for row in ledger if axis in row.axes]
     return size_text(sum(row.bytes * row.count for row in rows)) if rows else "nothing"
 

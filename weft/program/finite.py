@@ -122,9 +122,6 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
     return NotFinite(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
 
 
-# Finding where values come from.
-
-
 @dataclass(frozen=True)
 class _Context:
     """What holds for every step of a body."""
@@ -166,13 +163,13 @@ class _Search:
     def __init__(self, reading: Reading):
         self.reading, self.count = reading, 0
 
-    def body(self, body: Body, notes: Sequence[Any], given: Sequence[_Origin], around: _Context) -> list[_Origin]:
+    def body(self, body: Body, notes: Sequence[Any], origins_in: Sequence[_Origin], around: _Context) -> list[_Origin]:
         """Where results of a body that are not finite come from; None for others."""
-        origins: dict[Value, _Origin] = dict(zip(body.inputs, given, strict=True))
+        origins: dict[Value, _Origin] = dict(zip(body.inputs, origins_in, strict=True))
 
         def origin(value: Value) -> _Origin:
             if value not in origins:
-                origins[value] = None if value.number is None else _written(value.number)
+                origins[value] = None if value.number is None else _written_number(value.number)
             return origins[value]
 
         for i, (step, note) in enumerate(zip(body, notes, strict=True)):
@@ -181,45 +178,42 @@ class _Search:
             origins |= dict(zip(step.results, results, strict=True))
         return [origin(value) for value in body.results]
 
-    def _results(self, step: Step, note: Any, given: list[_Origin], around: _Context) -> Sequence[_Origin]:
+    def _results(self, step: Step, note: Any, origins: list[_Origin], around: _Context) -> Sequence[_Origin]:
         if isinstance(step, Loop) and step.is_scan:
-            return self._scan(step, note, given, around)
+            return self._scan(step, note, origins, around)
         if isinstance(step, Loop) and step.is_branch:
             taken, inner = note
             inside = replace(around, path=(*around.path, int(taken)))
-            return self.body(step.bodies[taken], inner[taken], given[1:], inside)
+            return self.body(step.bodies[taken], inner[taken], origins[1:], inside)
         if step.kind in MOVES:
-            return given[: len(step.results)]
-        return [self._result(step, i, _code(total), given, around) for i, total in enumerate(note or ())]
+            return origins[: len(step.results)]
+        return [self._result(step, i, _code(total), origins, around) for i, total in enumerate(note or ())]
 
-    def _result(self, step: Step, i: int, code: int, given: list[_Origin], around: _Context) -> _Origin:
-        """Where one result of a step comes from.
-
-        NaN comes of NaN, an infinity of what is not finite; else the step made it.
-        """
+    def _result(self, step: Step, i: int, code: int, origins: list[_Origin], around: _Context) -> _Origin:
+        """Where a result comes from: NaN of NaN, infinity of nonfinite, else this step."""
         if code == FINITE:
             return None
-        if (step.kind in _PARTS or step.collective == "all_gather") and given[0] is not None:
-            return given[0]
-        spots = [origin for origin in given if isinstance(origin, _Spot)]
+        if (step.kind in _PARTS or step.collective == "all_gather") and origins[0] is not None:
+            return origins[0]
+        spots = [origin for origin in origins if isinstance(origin, _Spot)]
         if passed := next((spot for spot in spots if code == INFINITE or spot.code == NAN), None):
             return passed
-        causes: list[_Spot | BadArgument] = [*spots, *(origin for origin in given if isinstance(origin, BadArgument))]
+        causes: list[_Spot | BadArgument] = [*spots, *(origin for origin in origins if isinstance(origin, BadArgument))]
         self.count += 1
         return _Spot(self.count, around.path, i, code, step, around, causes[0] if causes else None)
 
-    def _scan(self, loop: Loop, note: Any, given: list[_Origin], around: _Context) -> list[_Origin]:
+    def _scan(self, loop: Loop, note: Any, origins: list[_Origin], around: _Context) -> list[_Origin]:
         (body,), (fixed, carried) = loop.bodies, loop.parts
         entry = self.reading.entry(loop.op)
         word = entry.over[0] if entry is not None and entry.is_block and entry.over else "turn"
-        carry = given[fixed : fixed + carried]
+        carry = origins[fixed : fixed + carried]
         stacked: list[_Origin] = [None] * (len(loop.results) - carried)
         turns = range(loop.turns or 0)
         for turn in reversed(turns) if loop.eqn.params["reverse"] else turns:
             sums, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
-            pieces = [origin if _code(x) else None for origin, x in zip(given[fixed + carried :], sums, strict=True)]
+            pieces = [origin if _code(x) else None for origin, x in zip(origins[fixed + carried :], sums, strict=True)]
             inside = replace(around, turns=(*around.turns, (word, turn)))
-            results = self.body(body, inner, [*given[:fixed], *carry, *pieces], inside)
+            results = self.body(body, inner, [*origins[:fixed], *carry, *pieces], inside)
             carry = results[:carried]
             stacked = [old or new for old, new in zip(stacked, results[carried:], strict=True)]
         return [*carry, *stacked]
@@ -229,15 +223,15 @@ class _Search:
     def made(self, spot: _Spot, notes: Any) -> BadOperation:
         """What there is to say of a step, given the details noted of it."""
         entry, phase = self.reading.entry(spot.step.op), spot.step.phase
-        found = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
+        note = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])
         shape = spot.step.results[spot.result].aval.shape
         return BadOperation(
             op=spot.step.row.name if entry is None else entry.op,
             source=self._source(entry),
             phase=phase,
             turns=tuple(f"{word} {turn}" for word, turn in spot.around.turns),
-            bad=_bad(spot.code, found, shape, _dims_of(entry, phase, shape)),
-            largest=float(found["largest"]) if spot.cause is None and found["largest"] is not None else None,
+            bad=_bad(spot.code, note, shape, _dims_of(entry, phase, shape)),
+            largest=float(note["largest"]) if spot.cause is None and note["largest"] is not None else None,
         )
 
     def _source(self, entry: Entry | None) -> str:
@@ -255,9 +249,6 @@ def _dims_of(entry: Entry | None, phase: str, shape: tuple[int, ...]) -> Shape |
     if phase == "backward":
         near = [*entry.operands, *entry.results]
     return next((placed.dims for placed in near if placed is not None and placed.dims.sizes == shape), None)
-
-
-# Values.
 
 
 def _is_float(x: Any) -> bool:
@@ -290,8 +281,8 @@ def _largest(x: Any) -> Any:
     return jnp.max(jnp.where(jnp.isfinite(size), size, 0))
 
 
-def _bad(code: int, found: dict[str, Any], shape: Sequence[int], dims: Shape | None) -> Bad:
-    count, first = int(found["count"][code - 1]), int(found["first"][code - 1])
+def _bad(code: int, note: dict[str, Any], shape: Sequence[int], dims: Shape | None) -> Bad:
+    count, first = int(note["count"][code - 1]), int(note["first"][code - 1])
     # Compiled anew, numbers may be rounded otherwise: then no more is known than the kind.
     index = tuple(int(i) for i in np.unravel_index(first, shape)) if count else ()
     return Bad("NaN" if code == NAN else "inf", count, math.prod(shape), index, () if dims is None else dims.names)
@@ -310,7 +301,7 @@ def _bad_in(x: Any, dims: Shape | None = None) -> Bad | None:
     return _bad(NAN if nan.any() else INFINITE, found, array.shape, dims)
 
 
-def _written(value: Any) -> BadArgument | None:
+def _written_number(value: Any) -> BadArgument | None:
     """A number written in the program, if it is not finite."""
     bad = _bad_in(value)
     return None if bad is None else BadArgument("", bad)

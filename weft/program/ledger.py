@@ -95,10 +95,7 @@ class Ledger(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
     def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
-        """Bytes of all calls, of those over an axis, of those in a phase.
-
-        A call over several axes counts under each.
-        """
+        """Bytes of all calls, or of those over an axis (also with others) or in a phase."""
         return sum(row.bytes * row.count for row in self._chosen(axis, phase))
 
     def count(self, axis: str | None = None, phase: str | None = None) -> int:
@@ -229,10 +226,7 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
 
 
 def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
-    """The dims of what a collective carries, where they are known.
-
-    They are those of its operand, or of the op's tensor that has as many elements.
-    """
+    """The dims of what a collective carries: its operand's, or a like-sized tensor's."""
     entry = reading.entry(step.op)
     if entry is None:
         return ()

@@ -96,8 +96,6 @@ class Line:
 _PLAIN = ("name", "type", "text", "source", "function", "reason", "count", "is_each_turn")
 
 
-# Folding.
-
 _LAYER = re.compile(r"(?<=[.\[\w])\d+\b")
 _LEAST_SAVED = 5
 
@@ -123,10 +121,7 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 
 def fold(lines: Sequence[Line]) -> list[Line]:
-    """The lines, with repeated layers once, in a block that says how often.
-
-    Lines are alike where they differ in the numbers of layers alone.
-    """
+    """The lines, layers that differ only in numbers folded into a counted block."""
     anonymous = [_anonymous(line) for line in lines]
     keys = [_key(line) for line in anonymous]
     folded: list[Line] = []
@@ -137,15 +132,15 @@ def fold(lines: Sequence[Line]) -> list[Line]:
             folded.append(lines[at])
             at += 1
         else:
-            unit = tuple(_multiplied(line, times) for line in anonymous[at : at + period])
+            unit = tuple(_multiply(line, times) for line in anonymous[at : at + period])
             folded.append(Line("block", words="repeated", times=times, lines=unit))
             at += period * times
     return folded
 
 
-def _multiplied(line: Line, times: int) -> Line:
+def _multiply(line: Line, times: int) -> Line:
     sent = replace(line.sent, count=line.sent.count * times) if line.sent is not None else None
-    return replace(line, sent=sent, lines=tuple(_multiplied(inner, times) for inner in line.lines))
+    return replace(line, sent=sent, lines=tuple(_multiply(inner, times) for inner in line.lines))
 
 
 def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[int, int]:
@@ -164,18 +159,12 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
     return best
 
 
-# Printing.
-
-
 def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text.
-
-    With `lines=False` functions stand in place of files and line numbers.
-    """
+    """The listing as text; `lines=False`: functions in place of files and lines."""
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]
-    return "\n".join(_printed(depth, line, widths, lines).rstrip() for depth, line in flat)
+    return "\n".join(_line_text(depth, line, widths, lines).rstrip() for depth, line in flat)
 
 
 def _flat(lines: Sequence[Line], depth: int) -> Iterator[tuple[int, Line]]:
@@ -188,7 +177,7 @@ def _columns(line: Line, lines: bool) -> list[str]:
     return [line.name, line.type, line.said, line.source if lines else line.function]
 
 
-def _printed(depth: int, line: Line, widths: Sequence[int], lines: bool) -> str:
+def _line_text(depth: int, line: Line, widths: Sequence[int], lines: bool) -> str:
     indent = "  " * depth
     if line.kind in ("section", "note"):
         return indent + line.text

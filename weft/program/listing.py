@@ -42,10 +42,7 @@ class _Group:
 
     @property
     def times(self) -> int:
-        """How often the same equations stand here.
-
-        More than once where a function of the user's is traced once and called again.
-        """
+        """How often these equations stand here: a function traced once and called again."""
         # An op may call one function of JAX's twice; what the user calls twice stands twice as a whole.
         work = [step for step in self.steps if not step.is_trivial and step.collective is None]
         return min(Counter(id(step.eqn) for step in work).values(), default=1)
@@ -53,16 +50,16 @@ class _Group:
 
 def listing(reading: Reading) -> list[Line]:
     """The program as sections of lines."""
-    found = []
+    sections = []
     level = _Level(reading, reading.graph, None)
     for phases in (("forward",), ("recompute", "backward"), ("update",)):
         items = [item for item in level.items if item.phase in phases]
         lines = _update_lines(reading, items) if phases == ("update",) else level.lines(items)
         if any(line.kind == "section" for line in lines):
-            found.extend(lines)
+            sections.extend(lines)
         elif lines:
-            found.append(Line("section", words=phases[-1], lines=tuple(lines)))
-    return found
+            sections.append(Line("section", words=phases[-1], lines=tuple(lines)))
+    return sections
 
 
 class _Level:
@@ -70,24 +67,24 @@ class _Level:
 
     def __init__(self, reading: Reading, tree: Tree, block: Entry | None, phase: str = "forward"):
         self.reading, self.block, self.phase = reading, block, phase
-        self.items: list[_Group | Loop] = self._in_order(self._grouped(tree))
+        self.items: list[_Group | Loop] = self._in_order(self._group_steps(tree))
 
-    def _grouped(self, tree: Tree) -> list[_Group | Loop]:
+    def _group_steps(self, tree: Tree) -> list[_Group | Loop]:
         groups: dict[tuple[int | None, str, int], _Group] = {}
-        found: list[_Group | Loop] = []
+        items: list[_Group | Loop] = []
         for item in tree:
             entry = self.reading.entry(item.op)
             if isinstance(item, Loop) and (entry.is_block if entry is not None else not item.is_branch):
-                found.append(item)
+                items.append(item)
                 continue
             for step in steps([item]):
                 key = (step.op, step.phase, step.order)
                 if key not in groups:
                     groups[key] = _Group(*key)
-                    found.append(groups[key])
+                    items.append(groups[key])
                 groups[key].steps.append(step)
                 groups[key].rows.extend((row, step.operand) for row in rows_of(self.reading, step))
-        return [item for item in found if not self._is_merged(item, groups)]
+        return [item for item in items if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
         """Whether a group is a gather repeated for the gradient, and listed there."""
@@ -99,10 +96,7 @@ class _Level:
         return later is not None
 
     def _is_made_again(self, group: _Group) -> bool:
-        """Whether a recomputation gives the op's result.
-
-        Otherwise it makes only an index or a mask that the gradient needs.
-        """
+        """Whether a recomputation gives the op's result, not just an index or a mask."""
         entry = self.reading.entry(group.op)
         if entry is None or not group.has_work:
             return group.has_work
@@ -130,10 +124,7 @@ class _Level:
         ]
 
     def _place(self, item: "_Group | Loop") -> tuple[int, int] | None:
-        """Where a forward item stands: in the order of the source.
-
-        What was taken out of a loop stands just before it.
-        """
+        """Where a forward item stands in the source; if out of a loop, just before it."""
         entry = self.reading.entry(item.op)
         if entry is None:
             return None
@@ -144,12 +135,12 @@ class _Level:
 
     def _is_here(self, entry: Entry) -> bool:
         """Whether an entry stands in this body, or in a function mapped in it."""
-        own = None if self.block is None else self.block.id
+        block = None if self.block is None else self.block.id
         for outer in self.reading.around(entry):
-            if entry.parent == own or not outer.traits.is_mapped:
+            if entry.parent == block or not outer.traits.is_mapped:
                 break
             entry = outer
-        return entry.parent == own
+        return entry.parent == block
 
     def lines(self, items: Sequence["_Group | Loop"]) -> list[Line]:
         """The lines of some items; several phases have a heading each."""
@@ -178,7 +169,7 @@ class _Level:
             lines = [self._forward(entry), *sent]
         if item.times > 1:
             lines = [replace(line, times=item.times) if line.kind == "op" else line for line in lines]
-        return self._mapped(entry, lines)
+        return self._put_under_heading(entry, lines)
 
     def _has_line(self, item: _Group, entry: Entry) -> bool:
         """Whether an op runs here; of one in a loop only a part may, taken out of it."""
@@ -186,7 +177,7 @@ class _Level:
             return item.has_work or bool(item.rows)
         return (self.phase == "forward" and self._is_here(entry)) or self._is_made_again(item)
 
-    def _mapped(self, entry: Entry, lines: list[Line]) -> list[Line]:
+    def _put_under_heading(self, entry: Entry, lines: list[Line]) -> list[Line]:
         """Lines of a function mapped over a dim stand under a heading that says so."""
         stop = None if self.block is None else self.block.id
         while entry.parent is not None and entry.parent != stop:
@@ -217,15 +208,12 @@ class _Level:
             level = _Level(self.reading, body, next((e for e in inside if not e.is_gone), entry), loop.phase)
             lines = level.lines(level.items) or [Line("note", words="nothing")]
             parts.append(Line("block", words=name, lines=tuple(lines)))
-        sent = [sum(row.bytes * row.count for row in self._rows(body)) for body in loop.bodies]
+        rows = [[row for step in steps(body) for row in rows_of(self.reading, step)] for body in loop.bodies]
+        sent = [sum(row.bytes * row.count for row in of_body) for of_body in rows]
         if max(sent) > min(sent):
             at = sent.index(max(sent))
             parts[at] = replace(parts[at], aside=", which sends more and is counted")
         return [self._header(entry, "cond", parts[::-1])]
-
-    def _rows(self, tree: Tree) -> Iterator[Row]:
-        for step in steps(tree):
-            yield from rows_of(self.reading, step)
 
     def _header(
         self, entry: Entry | None, words: str, lines: Sequence[Line], *, times: int | None = None, aside: str = ""
@@ -236,15 +224,15 @@ class _Level:
 
     def _join_mapped(self, lines: Sequence[Line]) -> list[Line]:
         """Lines with neighbouring parts of one mapped function under one heading."""
-        found: list[Line] = []
+        joined: list[Line] = []
         for line in lines:
             entry = self.reading.entry(line.op) if line.kind == "block" else None
             is_mapped = entry is not None and entry.traits.is_mapped
-            if found and is_mapped and replace(line, lines=()) == replace(found[-1], lines=()):
-                found[-1] = replace(line, lines=tuple(self._join_mapped((*found[-1].lines, *line.lines))))
+            if joined and is_mapped and replace(line, lines=()) == replace(joined[-1], lines=()):
+                joined[-1] = replace(line, lines=tuple(self._join_mapped((*joined[-1].lines, *line.lines))))
             else:
-                found.append(line)
-        return found
+                joined.append(line)
+        return joined
 
     def _forward(self, entry: Entry) -> Line:
         types = tuple(map(placed_type, entry.results))
@@ -255,27 +243,24 @@ class _Level:
         """A line for each operand whose gradient is made, and under it what that sends."""
         words = f"gradient of {self.reading.text(entry, operands_only=True)}"
         plain = Line("op", words=words, site=self.reading.site(entry))
-        found: list[Line] = []
+        lines: list[Line] = []
         shown: set[tuple[str, str]] = set()
         left = list(group.rows)
-        for index in self._differentiated(group, entry):
+        for index in self._operands_differentiated(group, entry):
             placed = entry.operands[index]
             assert placed is not None
             used = replace(placed, placement=tuple(entry.dims.get(dim.name, ()) for dim in placed.dims))
             name = _gradient_name(self.reading.operand_name(entry.id, index))
             line = replace(plain, name=name, types=(placed_type(used),))
             if (name, line.type) not in shown:
-                found.append(line)
+                lines.append(line)
             shown.add((name, line.type))
-            found += _collectives([pair for pair in left if pair[1] == index])
+            lines += _collectives([pair for pair in left if pair[1] == index])
             left = [pair for pair in left if pair[1] != index]
-        return [*(found or [plain]), *_collectives(left)]
+        return [*(lines or [plain]), *_collectives(left)]
 
-    def _differentiated(self, group: _Group, entry: Entry) -> list[int]:
-        """The operands whose gradients a group of equations makes.
-
-        Those are taken of whose size it makes an array.
-        """
+    def _operands_differentiated(self, group: _Group, entry: Entry) -> list[int]:
+        """The operands whose gradients a group makes: those whose size an array has."""
         work = [step for step in group.steps if not step.is_trivial or len(group.steps) == 1]
         if entry.traits.is_product:
             work = [step for step in work if step.kind is Role.PRODUCT] or work
@@ -284,11 +269,11 @@ class _Level:
         wanted = {
             index: self._local_elements(entry, placed)
             for index, placed in enumerate(entry.operands)
-            if placed is not None and entry.gradients[index] is not False and _is_float(placed)
+            if placed is not None and entry.gradients[index] is not False and jnp.issubdtype(placed.dtype, jnp.inexact)
         }
         # What surely has a gradient comes before what may have one.
         order = sorted(wanted, key=lambda index: (entry.gradients[index] is None, -index))
-        return _found(wanted, order, made) or _found(wanted, order, shaped) or list(wanted)
+        return _match_sizes(wanted, order, made) or _match_sizes(wanted, order, shaped) or list(wanted)
 
 
 def _gradient_name(of: str) -> str:
@@ -304,18 +289,14 @@ def _gradient_name(of: str) -> str:
 _NAME = re.compile(r"[\w.\[\]'\"]+")
 
 
-def _found(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
+def _match_sizes(wanted: dict[int, int], order: Sequence[int], sizes: list[int]) -> list[int]:
     """Those whose size is among the sizes, each of which counts once."""
-    left, found = list(sizes), []
+    left, matches = list(sizes), []
     for index in order:
         if wanted[index] in left:
             left.remove(wanted[index])
-            found.append(index)
-    return sorted(found)
-
-
-def _is_float(placed: Placed) -> bool:
-    return bool(jnp.issubdtype(placed.dtype, jnp.inexact))
+            matches.append(index)
+    return sorted(matches)
 
 
 def _elements(var: Any) -> int:
@@ -346,8 +327,8 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
 
 def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
     """The lines of what is sent, those that are alike taken together."""
-    found: dict[Row, int] = {}
+    counts: dict[Row, int] = {}
     for row, _ in rows:
         alike = replace(row, count=0, dtype="", dims=())
-        found[alike] = found.get(alike, 0) + row.count
-    return [Line("collective", sent=replace(row, count=count)) for row, count in found.items()]
+        counts[alike] = counts.get(alike, 0) + row.count
+    return [Line("collective", sent=replace(row, count=count)) for row, count in counts.items()]

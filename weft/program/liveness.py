@@ -137,21 +137,19 @@ class _LivenessReader:
                 self._remats[remat].recomputes = True
 
 
-def plain_size(shape: Sequence[int], each: int) -> int:
+def plain_size(shape: Sequence[int], itemsize: int) -> int:
     """The bytes of an array as it is."""
-    return math.prod(shape) * each
+    return math.prod(shape) * itemsize
 
 
-def tiled_size(shape: Sequence[int], each: int) -> int:
-    """The bytes of an array in the tiles of a TPU, 8 by 128 elements.
-
-    The dims are put in the order that pads least.
+def tiled_size(shape: Sequence[int], itemsize: int) -> int:
+    """The bytes of an array in a TPU's tiles of 8 by 128, padded as little as can be.
 
     >>> tiled_size((6, 1024), 4), tiled_size((384,), 4), tiled_size((), 4)
     (32768, 2048, 512)
     """
     if len(shape) < 2:
-        words = -(-math.prod(shape) * each // 4)
+        words = -(-math.prod(shape) * itemsize // 4)
         tile = min(1024, max(128, 1 << max(words - 1, 0).bit_length()))
         return -(-words // tile) * tile * 4
     whole = math.prod(shape)
@@ -164,7 +162,7 @@ def tiled_size(shape: Sequence[int], each: int) -> int:
                 rows = next((rows for rows in (1, 2, 4) if height <= rows), -(-height // 8) * 8)
                 padded = whole // (width * height) * rows * (-(-width // 128) * 128)
                 best = padded if best is None else min(best, padded)
-    return max((best or 0) * each, _LEAST_TILED)
+    return max((best or 0) * itemsize, _LEAST_TILED)
 
 
 _LEAST_TILED = 512

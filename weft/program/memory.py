@@ -59,10 +59,7 @@ class Moment:
 
 
 class Memory:
-    """What a program holds in the memory of one processor of a `target`.
-
-    A target is `gpu`, `tpu` or `cpu`: each compiler has rules of its own.
-    """
+    """What a program holds in one processor's memory on a `gpu`, `tpu` or `cpu`."""
 
     def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
         if target not in RULES:
@@ -82,10 +79,7 @@ class Memory:
 
     @property
     def range(self) -> tuple[int, int]:
-        """The least and the most that the compiler's own peak may be.
-
-        Arguments are exact, the rest is not.
-        """
+        """The least and most the compiler's own peak may be; only arguments are exact."""
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients

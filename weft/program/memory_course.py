@@ -67,10 +67,7 @@ class Point:
 
 
 class Course:
-    """What is alive at each task of a schedule.
-
-    Its `owned` inputs count, and end with their last use.
-    """
+    """What is alive at each task of a schedule; `owned` inputs end at their last use."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class Course:
     def _put_off_gradients(self) -> None:
         """Moves products whose results are sent or added up last behind the last loop."""
         last = max((at for at, task in enumerate(self.body.tasks) if task.kind is Role.SCAN), default=0)
-        products = self._scattered(last) if self.rules.scatters_last else self._added_up(last)
+        products = self._scattered_products(last) if self.rules.scatters_last else self._products_added_up(last)
         late = {id(task) for task in products}
         for task in self.body.tasks[: last + 1] if late else ():
             if any(value.maker is not None and id(value.maker) in late for value in task.operands):
@@ -114,7 +111,7 @@ class Course:
             at = 0 if self.rules.scatters_last else next(needed, 0)
             self.body.tasks = [*kept, *rest[:at], *put_off, *rest[at:]]
 
-    def _scattered(self, last: int) -> Iterator[Task]:
+    def _scattered_products(self, last: int) -> Iterator[Task]:
         """The products before a place whose results are scattered."""
         for task in self.body.tasks[:last]:
             if task.step.collective == "reduce_scatter":
@@ -124,7 +121,7 @@ class Course:
                 if maker is not None and maker.kind is Role.PRODUCT:
                     yield maker
 
-    def _added_up(self, last: int) -> Iterator[Task]:
+    def _products_added_up(self, last: int) -> Iterator[Task]:
         """The products before a place that a sum after it adds up: of a tied weight."""
         for task in self.body.tasks[last + 1 :]:
             for value in task.operands if task.kind in (Role.ADD, Role.ADD_GRADIENTS) else ():
@@ -167,13 +164,9 @@ class Course:
         if others:
             is_folded = all(use.kind is Role.PRODUCT for use in others) and len(others) <= self.rules.into_products
             return value.maker is None or not is_folded
-        return (
-            self.rules.keeps_masks and len(value.uses) > 1 and value.maker is not None and self._is_random(value.maker)
-        )
-
-    def _is_random(self, task: Task) -> bool:
-        """Whether a task tells random bits apart: they are not drawn again for each use."""
-        return task.kind is Role.COMPARE and self._is_of_random_bits(task)
+        # A mask of random bits: they are not drawn again for each use.
+        is_mask = value.maker is not None and value.maker.kind is Role.COMPARE and self._is_of_random_bits(value.maker)
+        return self.rules.keeps_masks and len(value.uses) > 1 and is_mask
 
     def _is_of_random_bits(self, task: Task) -> bool:
         return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
@@ -197,11 +190,11 @@ class Course:
     def sources(self, task: Task) -> tuple[Buffer, ...]:
         """The stored values a task reads, through those that are folded into it."""
         if id(task) not in self._sources:
-            found: dict[int, Buffer] = {}
+            buffers: dict[int, Buffer] = {}
             for value in task.operands:
                 for one in (value,) if value.is_stored or value.maker is None else self.sources(value.maker):
-                    found[id(one)] = one
-            self._sources[id(task)] = tuple(found.values())
+                    buffers[id(one)] = one
+            self._sources[id(task)] = tuple(buffers.values())
         return self._sources[id(task)]
 
     def _born(self, value: Buffer) -> int:
@@ -209,18 +202,15 @@ class Course:
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
-        if not self._is_busy or at < self._loops[0]:
+        # Collectives between loops leave a compiler time for other work.
+        is_busy = self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
+        if not is_busy or at < self._loops[0]:
             return at
         if self._is_piled(value) and at > self._loops[0]:
             return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
         if _is_filled(value) and any(use.kind is Role.SCATTER for use in value.uses):
             return max((loop for loop in self._loops if loop < at), default=at)
         return at
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether collectives between loops leave a compiler time for other work."""
-        return self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
 
     def _is_piled(self, value: Buffer) -> bool:
         """Whether a value is filled by a loop turn by turn."""
@@ -248,7 +238,7 @@ class Course:
             self._deaths[min(max(value.last, 0), self.end)].append(value)
         for task in self.body.tasks:
             alive += sum(value.bytes for value in self._births[task.at])
-            now = alive - sum(value.bytes for value in self._overwritten(task))
+            now = alive - sum(value.bytes for value in self._operands_written_over(task))
             inner = self._loop(task)
             self.points.append(Point(task, now + inner[0], now, inner[1]))
             now += inner[0]
@@ -258,20 +248,20 @@ class Course:
         if alive > self.peak:
             self.peak, self.at = alive, self.end
 
-    def _overwritten(self, task: Task) -> list[Buffer]:
+    def _operands_written_over(self, task: Task) -> list[Buffer]:
         """The operands that end here and that a result of the same size is written over."""
         ending = [value for value in self._over(task) if value.last == task.at and self._counts(value)]
         if not ending:
             return []
-        found = []
+        operands = []
         carried = task.step.parts[1] if isinstance(task.step, Loop) else len(task.results)
         for result in task.results[:carried]:
             if result.is_stored and result.bytes:
                 match = next((value for value in ending if value.bytes == result.bytes), None)
                 if match is not None:
                     ending.remove(match)
-                    found.append(match)
-        return found
+                    operands.append(match)
+        return operands
 
     def _over(self, task: Task) -> Sequence[Buffer]:
         """The values a task may write its results over: of a loop, what it starts with."""
@@ -323,10 +313,10 @@ class Course:
         """Whether products of this body itself are computed again for its gradients."""
         return any(task.recomputes for task in self.body.tasks)
 
-    def alive(self, at: int | None = None) -> Iterator[tuple[Buffer, "Course"]]:
+    def alive(self) -> Iterator[tuple[Buffer, "Course"]]:
         """The values alive at the peak, and the course of the body each belongs to."""
-        at = self.at if at is None else at
-        reused = {id(value) for value in self._overwritten(self.body.tasks[at])} if at < self.end else set()
+        at = self.at
+        reused = {id(value) for value in self._operands_written_over(self.body.tasks[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
             if not value.bytes or not value.is_stored or id(value) in reused:

@@ -61,7 +61,7 @@ class Names:
         if phase == "backward" and entry.traits.is_cast and work.operands[0].maker is not None:
             called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
             return replace(called, type=replace(called.type, dtype=value.aval.dtype))
-        name, placed = self._matched(value, entry, step.operand, phase)
+        name, placed = self._match_tensor(value, entry, step.operand, phase)
         type_ = placed_type(placed) if placed else unnamed_type(value.aval)
         return Called(name, type_, phase, str(self.reading.site(entry)))
 
@@ -77,11 +77,8 @@ class Names:
         text = self.reading.text(entry)
         return Label(f"gradient of {text}" if phase == "backward" else text, phase, str(self.reading.site(entry)), op)
 
-    def _matched(self, value: Buffer, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
-        """The tensor of an op that a value is, by its size.
-
-        It may be a result, an operand that was brought there, or a gradient.
-        """
+    def _match_tensor(self, value: Buffer, entry: Entry, operand: int | None, phase: str) -> tuple[str, Placed | None]:
+        """The tensor of an op that a value is, by size: result, operand or gradient."""
         elements, dtype = math.prod(value.aval.shape), value.aval.dtype
         own = self.reading.name(entry) or self.reading.text(entry)
         if phase == "backward":
@@ -101,12 +98,12 @@ class Names:
                 )
             return name, None
         for placed in entry.results:
-            if self.reading.local_elements(placed, _held(placed)) == elements:
+            if self.reading.local_elements(placed, _axes_by_dim(placed)) == elements:
                 return own, replace(placed, dtype=dtype)
         return f"part of {own}", None
 
     def _elements(self, placed: Placed, entry: Entry) -> int:
-        return self.reading.local_elements(placed, _held(placed) | entry.dims) * self.reading.mapped_times(entry)
+        return self.reading.local_elements(placed, _axes_by_dim(placed) | entry.dims) * self.reading.mapped_times(entry)
 
     def _input(self, value: Buffer, course: Course) -> Called:
         plain = unnamed_type(value.aval)
@@ -135,10 +132,7 @@ class Names:
         return Called(given.name, named_type(value.aval.dtype, given.dims, placement))
 
     def _of_loop(self, value: Buffer, work: Task, course: Course) -> Called:
-        """A loop's result by what makes it inside.
-
-        One that is stacked turn by turn has the loop's dim before its own.
-        """
+        """A loop's result by what makes it inside; if stacked, the loop's dim is first."""
         index = next(i for i, result in enumerate(work.results) if result is value)
         inner = course.inner(work)
         body = inner.body
@@ -153,5 +147,5 @@ class Names:
         return called
 
 
-def _held(placed: Placed) -> dict[str, tuple[str, ...]]:
+def _axes_by_dim(placed: Placed) -> dict[str, tuple[str, ...]]:
     return dict(zip(placed.dims.names, placed.placement, strict=True))

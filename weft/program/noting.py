@@ -67,11 +67,11 @@ def _step(step: Step, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequ
     if not step.results:
         return [], None
     if isinstance(step, Loop) and step.is_scan:
-        return _scanned(step, args, note, path)
+        return _run_scan(step, args, note, path)
     if isinstance(step, Loop) and step.is_branch:
-        return _branched(step, args, note, path)
+        return _run_branch(step, args, note, path)
     if isinstance(step, Loop):
-        results = _looped(step, args)
+        results = _run_while(step, args)
     elif step.kind in (Role.COLLECTIVE, Role.VARY):  # alone, a processor gets what it gives
         results = [x.reshape(value.aval.shape) for x, value in zip(args, step.results, strict=True)]
     elif step.kind is Role.AXIS_INDEX:
@@ -82,7 +82,7 @@ def _step(step: Step, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequ
     return results, None if step.kind in MOVES else note(path, args, results)
 
 
-def _scanned(loop: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
+def _run_scan(loop: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
     """A loop; noted of each turn are the slices it is given, and its steps."""
     (body,), (fixed, carried) = loop.bodies, loop.parts
 
@@ -95,21 +95,21 @@ def _scanned(loop: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[l
     return [*last, *stacked], notes
 
 
-def _branched(branch: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
+def _run_branch(branch: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[list[Any], Any]:
     """A branch; noted is which one was taken, and its steps."""
     sides = [functools.partial(_run, body, note=note, path=(*path, i)) for i, body in enumerate(branch.bodies)]
     shapes = [jax.eval_shape(side, list(args[1:]))[1] for side in sides]
 
     def alone(i: int, args: Sequence[Any]) -> Any:
-        results, own = sides[i](args)
+        results, notes = sides[i](args)
         unseen = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape) for shape in shapes]
-        return results, [*unseen[:i], own, *unseen[i + 1 :]]
+        return results, [*unseen[:i], notes, *unseen[i + 1 :]]
 
     results, notes = lax.switch(args[0], [functools.partial(alone, i) for i in range(len(sides))], list(args[1:]))
     return results, (jnp.clip(args[0], 0, len(sides) - 1), notes)
 
 
-def _looped(loop: Loop, args: Sequence[Any]) -> list[Any]:
+def _run_while(loop: Loop, args: Sequence[Any]) -> list[Any]:
     """A loop of unknown length, of whose turns nothing is noted."""
     (test, turn), fixed = loop.bodies, loop.parts[0]
     tested = len(test.inputs) - (len(args) - fixed)

@@ -20,10 +20,7 @@ _OP = re.compile(r"\bwf\d+_(\w+)")
 
 
 def name_events(folder: Path) -> int:
-    """Names the events of a folder's newest profile by op, phase and line.
-
-    The result is how many were named.
-    """
+    """Names events of a folder's newest profile by op, phase, line; says how many."""
     count = 0
     newest = max((folder / "plugins" / "profile").iterdir())
     for file in newest.glob(f"*{EVENTS}"):

@@ -120,10 +120,7 @@ class Reading:
         return f"{entry.op}({', '.join(site.arguments[: len(entry.operands)])})" if operands_only else site.text
 
     def is_gradient(self, step: Step) -> bool:
-        """Whether a step belongs to the gradient of its op.
-
-        A gradient rule of the user's own runs ops in the backward pass.
-        """
+        """Whether a step is of its op's gradient; a user's rule runs ops backward too."""
         return step.phase == "backward" and step.op in self._traced_forward
 
     @functools.cached_property

@@ -30,7 +30,7 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     if entry.is_block:
         return entry.traits.reason_else.format(axes=over, over=_and(entry.over))
     if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
-        return f"because {_is(_held(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
+        return f"because {_is(_dims_over(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
     return op.gradient(step.collective) if reading.is_gradient(step) else op.forward(step.collective)
 
@@ -51,7 +51,7 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
         if step.phase == "backward":
             return f"{stored}: each keeps its slice of the sum"
         return f"{stored}, and the gradient needs it again" if step.phase == "recompute" else stored
-    needs = f"because {name} has {_and(_held(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+    needs = f"because {name} has {_and(_dims_over(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
     if step.phase == "backward" and step.collective == "permute":
         return f"{needs}: the parts of its gradient are summed"
     if step.phase == "backward":
@@ -60,12 +60,12 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
     return needs
 
 
-def _held(placed: Placed, axes: Axes) -> list[str]:
+def _dims_over(placed: Placed, axes: Axes) -> list[str]:
     return [dim.name for dim, held in zip(placed.dims, placed.placement, strict=True) if set(axes) & set(held)]
 
 
 def _rules(placed: Placed, axes: Axes) -> str:
-    return ", ".join(f"{placed.store}.{dim}" for dim in _held(placed, axes))
+    return ", ".join(f"{placed.store}.{dim}" for dim in _dims_over(placed, axes))
 
 
 class _Op:

@@ -162,10 +162,7 @@ def _flat(nodes: Sequence[Any]) -> list[Any]:
 
 
 class _Writer:
-    """Writes expressions down; an op inside another is `...`.
-
-    It has a line of its own.
-    """
+    """Writes expressions down; an op inside another, on its own line, is `...`."""
 
     def __init__(self, is_op: Callable[[Any], bool], ops: Mapping[str, Traits]):
         self.is_op, self.ops = is_op, ops

@@ -77,18 +77,12 @@ class Program:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one processor's matrix products and convolutions.
-
-        Every turn of a loop, gradients and recomputation count.
-        """
+        """FLOPs of one processor's products and convolutions, all turns and passes."""
         return self._work.total
 
     @property
     def flops_useful(self) -> float:
-        """One processor's share of `flops`, were no work done twice.
-
-        Of what n processors do alike, an n-th counts.
-        """
+        """One processor's share of `flops`, were no work done twice."""
         return self._work.useful
 
     @property
@@ -124,10 +118,7 @@ class Program:
         return self._memory[target]
 
     def diff(self, other: "Program") -> Diff:
-        """What changes from this program to another.
-
-        That may be another layout, or another version of the code.
-        """
+        """What changes from this program to another, of another layout or version."""
         return Diff(self, other)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """The collectives of a train step's update, which XLA adds to global arrays.
 
 Nobody wrote them. The update is traced on a mesh where JAX types every value with how it is sharded
-(`TrainStep.abstract`). What an equation
-then sends follows from the types around it by the few rules below, which are XLA's; where none is known the row says
-that it is not exact. Imports the table of primitives alone.
+(`TrainStep.abstract`). What an equation then sends follows from the types around it by the few rules below, which are
+XLA's; where none is known the row says that it is not exact.
 """
 
 import itertools
@@ -38,22 +37,19 @@ _LOCAL_ALONG_WHOLE_DIMS = frozenset({Role.RESHAPE, Role.SLICE, Role.CONCATENATE}
 
 
 def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
-    """The collectives XLA adds for an equation on sharded global arrays.
-
-    An equation that holds others (a jit, a loop) is not asked about itself: ask about those.
-    """
+    """Collectives XLA adds for an equation on sharded arrays, not for ones inside it."""
     if any(is_untyped(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
     row, split = row_of(eqn), [var for var in eqn.invars if any(split_of(var))]
     if row.kind in _LOCAL or not split:
         return []
     if row.does:
-        return _reduced(eqn, row.does, mesh_axes)
+        return _of_reduction(eqn, row.does, mesh_axes)
     if row.kind is Role.RESHARD:
-        return _moved(eqn, mesh_axes)
+        return _of_reshard(eqn, mesh_axes)
     if row.kind in _LOCAL_ALONG_WHOLE_DIMS and all(_split_dims(var) == _split_dims(eqn.outvars[0]) for var in split):
         return []
-    return [_guessed(eqn, var, mesh_axes) for var in split]
+    return [_guess(eqn, var, mesh_axes) for var in split]
 
 
 def is_untyped(aval: Any) -> bool:
@@ -73,7 +69,7 @@ def _local_bytes(aval: Any, split: Split, mesh_axes: dict[str, int]) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize // ways
 
 
-def _reduced(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
+def _of_reduction(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
     """A reduction over sharded dims: an all-reduce of the local result for each."""
     aval = eqn.outvars[0].aval
     size = _local_bytes(aval, split_of(eqn.outvars[0]), mesh_axes)
@@ -86,26 +82,26 @@ def _reduced(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implied]:
     ]
 
 
-def _moved(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
+def _of_reshard(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     """A reshard: whole dims are sliced, sharded ones gathered, one by one."""
     have, want, aval = split_of(eqn.invars[0]), split_of(eqn.outvars[0]), eqn.outvars[0].aval
     if any(a[: len(b)] != b[: len(a)] for a, b in zip(have, want, strict=True)):
-        return [_guessed(eqn, eqn.invars[0], mesh_axes)]
-    split, found = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
+        return [_guess(eqn, eqn.invars[0], mesh_axes)]
+    split, sent = [max(pair, key=len) for pair in zip(have, want, strict=True)], []
     for dim, (held, wanted) in enumerate(zip(split, want, strict=True)):
         if gone := held[len(wanted) :]:
             split[dim] = wanted
             size = _local_bytes(aval, tuple(split), mesh_axes)
             reason = "because optimizer state is stored finer than the parameter (`optimizer.` rules)"
-            found.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
-    return found
+            sent.append(Implied("all_gather", gone, str(aval.dtype), size, reason))
+    return sent
 
 
 def _split_dims(var: Any) -> list[tuple[int, Axes]]:
     return [(size, axes) for size, axes in zip(var.aval.shape, split_of(var), strict=True) if axes]
 
 
-def _guessed(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
+def _guess(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
     """The most that XLA may send for an operand: all of it, gathered."""
     axes = tuple(itertools.chain(*split_of(var)))
     reason = f"because the update's `{row_of(eqn).name}` meets a dim split over {_and(axes)} (a guess)"

@@ -9,15 +9,13 @@ from collections import defaultdict
 from typing import Any
 
 from ..graph import Step, Tree, steps
+from ..text import percent_text
 from .reading import Reading
 from .update import split_of
 
 
 class Duplicated(float):
-    """FLOPs that others do too: of work that n processors do alike, (n - 1) / n.
-
-    `reason` says in words how much is done how often, where, and why.
-    """
+    """FLOPs that others do too, (n - 1) / n of what n do alike; `reason` says where."""
 
     reason: str
 
@@ -80,35 +78,27 @@ class Work:
         """
         if not self.total:
             return "there are no products or convolutions"
-        found = []
+        parts = []
         for (times, unused), functions in sorted(self._repeated.items(), key=lambda item: -sum(item[1].values())):
             share = sum(functions.values()) / self.total
             often = "twice" if times == 2 else f"{times} times"
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
-            found.append(
-                f"{_percent(share)} of the work is done {often}: {axes} nothing in {self._listed(unused, functions)}"
-            )
+            where = self._list_functions(unused, functions)
+            parts.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
         if not self._reading.update_known:
-            found.append("the update's products are not counted")
-        return "; ".join(found) or "no work is done twice"
+            parts.append("the update's products are not counted")
+        return "; ".join(parts) or "no work is done twice"
 
-    def _listed(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
-        """The functions that repeat most work.
-
-        Where an axis splits some of their products, the lines of the others.
-        """
-        found = []
+    def _list_functions(self, unused: tuple[str, ...], functions: dict[str, int]) -> str:
+        """The functions that repeat most work, with lines where only some repeat."""
+        names = []
         for name in sorted(functions, key=lambda name: -functions[name])[:3]:
             lines = sorted(self._lines[unused, name])
             is_all = functions[name] == self._in_function[name]
-            found.append(
+            names.append(
                 f"`{name}`" if is_all else f"`{name}` at {', '.join(lines[:3])}{' ...' if len(lines) > 3 else ''}"
             )
-        return ", ".join(found) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+        return ", ".join(names) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
 
 
 def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
@@ -121,15 +111,3 @@ def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:
     """Over how many processors a product of sharded global arrays is divided."""
     used = {axis for var in (*eqn.invars, *eqn.outvars) for axes in split_of(var) for axis in axes}
     return math.prod(mesh_axes[axis] for axis in used)
-
-
-def flops_text(flops: float) -> str:
-    """FLOPs as people read them.
-
-    >>> flops_text(2_500_000_000)
-    '2.5 GFLOP'
-    """
-    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
-        if flops >= scale:
-            return f"{flops / scale:.4g} {unit}"
-    return f"{flops:.0f} FLOP"

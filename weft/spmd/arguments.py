@@ -37,10 +37,7 @@ class Static:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor among the arguments.
-
-    One whose array does not fit its dims goes whole to every processor.
-    """
+    """A tensor among the arguments; one that does not fit its dims goes whole to all."""
 
     dims: Shape
     kind: Kind
@@ -121,9 +118,7 @@ class Call:
         return [next(donated_left if is_donated else kept_left) for is_donated in self.donated]
 
 
-def read_call(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str
-) -> tuple[Call, list[Any]]:
+def read_call(args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[int], state: str) -> tuple[Call, list[Any]]:
     """A call taken apart, and its arrays; errors say `state` of the region."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
     owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg, is_leaf=is_tensor)] if donate else []
@@ -208,10 +203,7 @@ def _parameter_names(fn: Callable[..., Any]) -> list[str]:
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> ArgumentName:
-    """What an array is called.
-
-    `layers.q` for `params["layers"]["q"]`, `params.q` for `params["q"]`, `params[0]`, `x` for what is no tree.
-    """
+    """What an array is called: `layers.q`, `params.q`, `params[0]`, `x`."""
     (kind, first, *rest) = path
     if kind.idx == 1:
         argument = first.key

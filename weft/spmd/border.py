@@ -82,7 +82,7 @@ class SpmdFunction(Bound):
         if compiled is None or not all(is_plain_value(arrays[i]) for i in compiled.call.values):
             if _region_of((args, kwargs)) is not None:
                 return None, []
-            call, arrays = read_call(self.fn, args, kwargs, self.donate, self._state)
+            call, arrays = read_call(args, kwargs, self.donate, self._state)
             compiled = self._compiled[key] = _Compiled(call, self._jit(call), self._jit(call))
         if any(compiled.call.donated) or has_given_up(arrays):
             check_usable(arrays, compiled.call.donated)
@@ -116,7 +116,7 @@ class SpmdFunction(Bound):
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
         args, kwargs = wrap_statics(self.fn, args, kwargs, self.static)
-        call, arrays = read_call(self.fn, args, kwargs, self.donate, self._state)
+        call, arrays = read_call(args, kwargs, self.donate, self._state)
         check_usable(arrays, call.donated)
         return call, arrays
 
@@ -130,10 +130,7 @@ class SpmdFunction(Bound):
         return run
 
     def _shardings(self, call: Call, mesh: Any) -> list[NamedSharding]:
-        """The shardings the program wants.
-
-        Put there first, nothing is copied inside, and donation works.
-        """
+        """The shardings the program wants: put so first, nothing is copied inside."""
         return [NamedSharding(mesh, placed) for placed in call.specs(Region(self.mesh, self.layout))]
 
     def _shapes(self, call: Call, arrays: Sequence[Any], mesh: Any) -> list[jax.ShapeDtypeStruct]:

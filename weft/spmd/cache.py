@@ -27,10 +27,7 @@ class _Cache:
 
 
 def cache_on(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
-    """What `make()` gives, or gave before for a function that names the same things.
-
-    Only of plain functions: a method or an object may have changed.
-    """
+    """What `make()` gives, or gave for a plain function that names the same things."""
     if type(fn) is not FunctionType:
         return make()
     kept = fn.__dict__.get(_NAME)
@@ -47,10 +44,7 @@ def cache_on(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
 
 
 def _named(fn: FunctionType, seen: set[int]) -> Iterator[Any]:
-    """All that a function refers to by name, and the user's functions among it do.
-
-    Not what it binds anew itself: a counter makes no other function.
-    """
+    """All that a function, and the user's in it, name and do not bind themselves."""
     seen.add(id(fn))
     yield fn.__code__
     names, bound = _names(fn.__code__)

@@ -125,10 +125,7 @@ _OF_COPIES = "because every processor along {axes} has a copy, and each copy a p
 
 
 def _mapped_numbers(starts: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """While a function is traced that is differentiated by mapped numbers.
-
-    These differ between a mapped dim's examples.
-    """
+    """While a function is traced that is differentiated by numbers of a mapped dim."""
     region = open_region()
     if region is None or not region.taken or all(map(is_tensor, starts)):
         return contextlib.nullcontext()
@@ -154,10 +151,7 @@ def _gradient_of(x: Any, gradient: Any) -> Any:
 
 
 def _prepare(x: Any, sum_dtype: Any) -> Any:
-    """What to differentiate by.
-
-    A tensor that varies over a mapped dim's axes has a gradient for each example.
-    """
+    """What to differentiate by: of a tensor on a mapped dim's axes, for each example."""
     region = open_region()
     if not is_tensor(x):
         if getattr(x, "shape", ()):

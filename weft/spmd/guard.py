@@ -23,10 +23,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def check_slices(closed: Any, state: str) -> None:
-    """Raises where a plain function looks along slices in a region of a program.
-
-    `state` is what the error says of the region.
-    """
+    """Raises, with the region's `state`, where a plain function looks along slices."""
     for visit in visits(closed.jaxpr):
         if kind_of(visit.eqn) is Role.REGION:
             (region,), visit.bodies = visit.bodies, []
@@ -53,15 +50,14 @@ class _Check:
         for visit in visits(region):
             if is_within_op(visit.scopes) or "transpose(" in visit.scopes:  # a gradient is right where what it is of is
                 visit.bodies = []
-            elif self._is_asked(visit.eqn):
+            elif given_name(visit.eqn) == SLICE or any(
+                x in self.asked for x in visit.eqn.invars if not isinstance(x, Literal)
+            ):
                 self.asked.update(visit.eqn.outvars)
                 visit.bodies = []
             elif not visit.bodies and (work := self._work_on_slices(visit.eqn)) and (line := _foreign_line(visit)):
                 self.sends = self.sends or kind_of(visit.eqn) is Role.COLLECTIVE
                 self.offence = self.offence or (work, line)
-
-    def _is_asked(self, eqn: Any) -> bool:
-        return given_name(eqn) == SLICE or any(x in self.asked for x in eqn.invars if not isinstance(x, Literal))
 
     def _work_on_slices(self, eqn: Any) -> str:
         """What an equation does otherwise on slices than on the whole, if anything."""

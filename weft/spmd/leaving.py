@@ -1,7 +1,4 @@
-"""What comes out of a region: local results, joined to global tensors.
-
-Imports the lowering and the arguments.
-"""
+"""What comes out of a region: local results, joined to global tensors."""
 
 from collections.abc import Sequence
 from typing import Any

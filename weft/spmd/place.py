@@ -1,7 +1,4 @@
-"""Placing global tensors on a mesh, and bringing them back.
-
-Stands beside spmd at the border; imports what stands left of the ops.
-"""
+"""Placing global tensors on a mesh, and bringing them back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,10 +49,7 @@ def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding
 
 
 def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
-    """The shapes of a tree's arrays, each with its sharding, on any mesh.
-
-    Tensors are sharded as the layout says, numbers are replicated.
-    """
+    """The shapes of a tree's arrays with their shardings on any mesh."""
 
     def place(leaf: Any) -> Any:
         if not is_tensor(leaf):

@@ -1,7 +1,4 @@
-"""Running jitted programs: slices guarded, failed checks raised.
-
-Imports the guard and the partitions of trees.
-"""
+"""Running jitted programs: slices guarded, failed checks raised."""
 
 import collections
 from collections.abc import Callable, Sequence

@@ -56,10 +56,7 @@ def map_trained(fn: Callable[[Any], Any], params: Any) -> Any:
 
 
 def map_pairs(fn: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """`fn` of the leaves of two trees that correspond.
-
-    The second may have None or an array where a tensor stands.
-    """
+    """`fn` of two trees' leaves; the second may have None or an array for a tensor."""
     is_leaf = lambda node: node is None or is_tensor(node)  # noqa: E731
     leaves, structure = jax.tree.flatten(first, is_leaf=is_leaf)
     others = jax.tree.leaves(second, is_leaf=is_leaf)
@@ -74,10 +71,7 @@ def refill(leaf: Any, array: Any) -> Any:
 
 
 def check_not_given_up(state: TrainState) -> None:
-    """Raises where an array of the state was overwritten by an earlier step.
-
-    XLA would crash on several processors.
-    """
+    """Raises where an array of the state was overwritten before: XLA would crash."""
     path = next((path for path, leaf in named_leaves(state) if is_donated(array_of(leaf))), None)
     if path is None:
         return
@@ -118,10 +112,7 @@ def step_inputs(state: TrainState, batch: Any, key: Any) -> list[Input]:
 
 
 def _named_arrays(tree: Any, part: str) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """The data of a tree, each with the words of its path and its name.
-
-    A parameter goes by its path alone where that says enough.
-    """
+    """The data of a tree, each with its path's words and its name."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)[0]:
         if is_data(leaf):
             words, text = path_words(path)

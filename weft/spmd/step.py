@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +153,7 @@ class TrainStep(Bound):
 
     def shapes(self, params: Any) -> TrainState:
         """The state before the first step as shapes, each with its sharding."""
-        return self._update.placed_shapes(self.init(params), cast(Mesh, self.mesh).jax_mesh())
+        return self._update.placed_shapes(self.init(params), self._need_mesh().jax_mesh())
 
     @fold_frames
     def __call__(self, state: TrainState, batch: Any, key: Any = None) -> tuple[TrainState, dict[str, Any]]:

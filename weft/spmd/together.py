@@ -1,7 +1,4 @@
-"""What the processes of a program do together; with one process, nothing.
-
-Imports nothing of the house.
-"""
+"""What the processes of a program do together; with one process, nothing."""
 
 import itertools
 

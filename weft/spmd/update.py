@@ -93,10 +93,7 @@ class Update:
 
 
 class TypedUpdate:
-    """An update traced where shardings are typed.
-
-    Where that fails for an optimizer, its shardings are left to XLA.
-    """
+    """An update traced with typed shardings, or where that fails left to XLA."""
 
     def __init__(self, update: Update):
         self.update, self.is_known = update, True

@@ -34,10 +34,7 @@ _FINER = (
 
 
 def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
-    """The whole parameter, whose gradient arrives at `part`, reduce-scattered.
-
-    `made` is where the train step was made.
-    """
+    """The whole parameter, whose gradient arrives at `part`, reduce-scattered."""
     if not is_tensor(part):
         return part
     if part.kind.store != "optimizer":

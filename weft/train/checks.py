@@ -1,7 +1,4 @@
-"""Checks of a run's file as a whole: which keys do not go together.
-
-Imports the settings and the models' weights.
-"""
+"""Checks of a run's file as a whole: which keys do not go together."""
 
 import fnmatch
 from pathlib import PurePath

@@ -1,7 +1,6 @@
 """The configuration of a run, read from one TOML file with `a.b=3` on top.
 
-Checked where it is read, trusted afterwards: an error names the key, the file and the line. Imports the models'
-configurations.
+Checked where it is read, trusted afterwards: an error names the key, the file and the line.
 """
 
 import dataclasses
@@ -27,8 +26,6 @@ _KINDS: dict[Any, str] = {
 _CHANGE = Reader(ConfigError, fix="give a plain value, in UTF-8, like `--set train.steps=1000`")
 
 __all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
-
-# Reading.
 
 
 def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
@@ -175,9 +172,6 @@ def model_in(folder: Path) -> models.TransformerConfig:
     if not isinstance(values.get("model"), dict):
         raise ConfigError(f"{path} has no table `model`", fix=closest("model", values))
     return models.from_fields(values["model"], where=str(path))
-
-
-# Changes.
 
 
 def _value_of(text: str, at: str) -> Any:

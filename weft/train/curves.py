@@ -74,8 +74,6 @@ def _listed(names: Sequence[str] | dict[str, list[Row]] | set[str]) -> str:
 def moving_average(values: np.ndarray) -> np.ndarray:
     """Three moving averages over a fiftieth of the values, one after the other.
 
-    The steep beginning of a curve is not flattened.
-
     >>> moving_average(np.array([4.0, 2.0, 2.0, np.nan]))
     array([ 4.,  2.,  2., nan])
     """
@@ -102,9 +100,6 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
         kept.append(part[:1] if np.isnan(among).all() else part[[np.nanargmin(among), np.nanargmax(among)]])
     at = np.unique(np.concatenate(kept))
     return steps[at], values[at]
-
-
-# Axes.
 
 
 def limits(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -161,8 +156,6 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     places = next((n for n in range(6) if all(abs(x - round(x, n)) < 1e-6 for x in scaled)), 6)
     return [f"{x:.{places}f}{unit}" if x else "0" if places == 0 or unit else f"{x:.{places}f}" for x in scaled]
 
-
-# A chart in characters.
 
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille letter, by row and column
 _POINT = "◆"

@@ -1,7 +1,6 @@
 """Elastic training: a run whose mesh has no room goes on with a part of it.
 
-The part is the largest that a layout divides over. Imports the configuration, the step and the rooms that plan. Nothing
-here starts JAX: `join` comes before that.
+The part is the largest that a layout divides over. Nothing here starts JAX: `join` comes before that.
 """
 
 from dataclasses import dataclass
@@ -35,10 +34,7 @@ class Part:
 def join(
     config: RunConfig, coordinator: str | None = None, count: int | None = None, process: int | None = None
 ) -> Joined:
-    """Makes this one of the processes of a run, with its share of virtual processors.
-
-    Fewer join where not all of them have a place in a layout.
-    """
+    """Makes this a process of a run, with its virtual processors, if there is room."""
     started = processes.started(count)
     used, per_process = started, _processors_of_each(config, started or 1)
     if started is not None and started > 1 and may_be_searched(config) and not has_room(config, started, per_process):
@@ -65,10 +61,7 @@ def has_room(config: RunConfig, count: int, per_process: int) -> bool:
 
 
 def largest_part(config: RunConfig, count: int, per_process: int, below: int | None = None) -> Part:
-    """The most processors, fewer than `below`, that a layout of the run divides over.
-
-    Each process that takes part has as many of them; no more are used than the run's own mesh has.
-    """
+    """The most processors, fewer than `below`, that a layout of the run divides over."""
     step = make_step(config)
     shapes = shapes_of_call(config, step)
     choices = Choices(trace(step, *shapes, mesh=Mesh({AXES[0]: 1}), layout=""), shapes, None)

@@ -45,10 +45,7 @@ class Evaluator:
         self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
 
     def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The loss in nats a token and what follows from it; scores of translations.
-
-        `between` is called before every batch; what it raises leaves the evaluation.
-        """
+        """The loss in nats a token, and scores; what `between` batches raises leaves it."""
         began = time.perf_counter()
         nll, hits, tokens = self._sums(model, between)
         loss = nll / max(tokens, 1.0)
@@ -99,10 +96,7 @@ class Evaluator:
 
 
 def count_words_and_bytes(ids: np.ndarray, tokenizer: data.Tokenizer) -> tuple[int, int]:
-    """How many words and bytes some ids are.
-
-    The end of a document is one of each, as it must be predicted too.
-    """
+    """How many words and bytes some ids are; a document's end is one of each."""
     ends = np.flatnonzero(ids == tokenizer.end) if tokenizer.end is not None else np.array([], int)
     words, size = len(ends), len(ends)
     for part in np.split(ids, ends + 1):
@@ -121,9 +115,6 @@ def _sums_of_batch(metrics: dict[str, Any] | None) -> np.ndarray:
 
 def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
-
-
-# While a run trains.
 
 
 class EvaluationStopped(Exception):
@@ -169,9 +160,6 @@ class PeriodicEvaluation:
     def _leave_if_stopped(self) -> None:
         if self._stop.is_wanted():
             raise EvaluationStopped
-
-
-# Translations.
 
 
 class TranslationScores:

@@ -32,10 +32,7 @@ _MOST_NAMED = 3
 
 
 class Folder:
-    """The folder of a run, and what it was begun with; `may_change` lets that change.
-
-    It is made for one start: the data and the tokenizer before it are looked at once.
-    """
+    """The folder of a run at one start, and what it began with, which `may_change`."""
 
     def __init__(
         self, path: Path, checkpoints: Checkpoints, config: RunConfig, *, may_change: bool, say: Callable[[str], None]
@@ -70,10 +67,7 @@ class Folder:
             raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
 
     def write(self, tokenizer: data.Tokenizer | None) -> None:
-        """Writes what the run goes on with, once its state is there.
-
-        A start that fails leaves the folder as it was.
-        """
+        """Writes what the run goes on with, once its state is there."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
         (self.path / OUTCOME).unlink(missing_ok=True)

@@ -1,7 +1,4 @@
-"""What a run will take: the layout searched for it, and its plan.
-
-Imports the configuration, the step, what is left to compute on, and the rooms that plan.
-"""
+"""What a run will take: the layout searched for it, and its plan."""
 
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""One start of a run: its options, who listens to it, and its outcome.
-
-Imports the errors alone.
-"""
+"""One start of a run: its options, who listens to it, and its outcome."""
 
 import contextlib
 from dataclasses import dataclass
@@ -94,9 +91,6 @@ class Outcome:
 
 
 def before_a_step(at: int, steps: int, command: str = "") -> tuple[str, str]:
-    """Where a start stands that is ended before its first step, and what is lost.
-
-    With `at` 0 there is no checkpoint.
-    """
+    """Where a start stands that is ended before its first step, and what is lost."""
     goes_on = f"; goes on with:\n  {command}" if command else ""
     return f"step {at} of {steps}", f"{NONE_SINCE if at else NOTHING_LOST}{goes_on}"

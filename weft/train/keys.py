@@ -17,10 +17,7 @@ class Where:
         self.file, self.lines = file, lines
 
     def __call__(self, *keys: str) -> str:
-        """Where one of these is set on the command line, or else where the first stands.
-
-        One within `{...}` stands where the key before it does.
-        """
+        """Where one of these is set on the command line, or else where the first stands."""
         places = [self._place(key) for key in keys]
         return next((place for place in places if place.startswith(SET)), places[0])
 

@@ -32,10 +32,7 @@ class MetricsError(WeftError):
 
 
 class Metrics:
-    """The rows of a run, on disk as soon as they are told.
-
-    When it opens those after `from_step`, and those that it `forgets`, are gone.
-    """
+    """A run's rows, on disk at once; those after `from_step` or `forgets` are gone."""
 
     def __init__(
         self,
@@ -81,17 +78,11 @@ class Metrics:
             self._events.go_back(to)
 
     def __call__(self, row: Row) -> None:
-        """Writes a row.
-
-        `{"step": 10, "loss": 2.3, ...}`, or `{"step": 10, "eval": {"loss": 2.2, ...}}`.
-        """
+        """Writes a row: `{"step": 10, "loss": 2.3}`, or `{"step": 10, "eval": {...}}`."""
         if self._rows is not None:
             self._rows.add(line_of(row).encode() + b"\n")
         if self._events is not None:
             self._events.add(row)
-
-
-# Rows.
 
 
 def line_of(row: Row) -> str:
@@ -153,10 +144,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def forget(path: Path, is_kept: Callable[[Row], bool], say: Say = lambda text: None) -> int | None:
-    """Removes rows that are not kept and torn lines from the file.
-
-    Gives the bytes there were, or None without a file.
-    """
+    """Removes torn lines and rows not kept; gives the bytes there were, or None."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
@@ -214,9 +202,6 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-# Files.
-
-
 class _RecordFile:
     """A file that grows by whole records, also on a disk that is full for a while.
 
@@ -232,10 +217,7 @@ class _RecordFile:
         self.whole: int | None = None  # bytes in it, where the last write may have left a part of a record behind them
 
     def add(self, record: bytes) -> None:
-        """Writes the record, after those that could not be written.
-
-        Says when that begins to fail, and when it ends.
-        """
+        """Writes the record after those left over; says when that fails and when not."""
         if record:
             self.lost += len(self.waiting) == self.waiting.maxlen
             self.waiting.append(record)
@@ -295,10 +277,7 @@ class _RecordFile:
 
 
 class _Events:
-    """TensorBoard's file of one start of a run.
-
-    It hides what files before it told of later steps.
-    """
+    """TensorBoard's file of one start; hides what earlier ones told of later steps."""
 
     def __init__(self, folder: Path, from_step: int, say: Say):
         self.folder, self.from_step, self.say = folder, from_step, say

@@ -46,10 +46,7 @@ class NanSearch:
 
 
 def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mapping[str, np.ndarray], at: int) -> str:
-    """A sentence on what first was not finite in step `at`, given params and rows.
-
-    All of the model and of the batch must fit one processor.
-    """
+    """A sentence on what first was not finite in step `at`; it needs one processor."""
     batch = feed.place(rows)
     model, whole = (refill(tree, get(arrays_of(tree))) for tree in (params, batch))
     step = make_step(config, Mesh("all=1"), Layout(""))

@@ -1,7 +1,6 @@
 """Pictures of loss curves by Matplotlib: PNG, and HTML that needs nothing else.
 
-Imports the curves, and Matplotlib where a picture is made. Names of runs and keys are text: they are escaped, and not
-read as formulas.
+Names of runs and keys are text: they are escaped, and not read as formulas.
 """
 
 import html as escaping

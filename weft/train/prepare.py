@@ -1,7 +1,4 @@
-"""All that a training loop needs, made before its first step.
-
-Imports the rooms of training but for the loop.
-"""
+"""All that a training loop needs, made before its first step."""
 
 import contextlib
 from collections.abc import Iterator

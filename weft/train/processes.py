@@ -36,9 +36,6 @@ class ProcessError(WeftError):
     """Processes that cannot become one program."""
 
 
-# Joining.
-
-
 def join(
     coordinator: str | None = None,
     processes: int | None = None,
@@ -216,10 +213,7 @@ def _initialize(timeout: int, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _giving_up_after(seconds: int, error: WeftError) -> Iterator[None]:
-    """Ends the process with this error after so many seconds: JAX would abort it.
-
-    Meanwhile Ctrl-C ends it too, which JAX does not hear.
-    """
+    """Ends the process with this error after so many seconds, or at once by Ctrl-C."""
 
     def give_up() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -248,9 +242,6 @@ def _keep_stdout_for_python() -> None:
             os.dup2(nowhere, 1)
             os.close(nowhere)
             sys.stdout = stdout
-
-
-# Clusters.
 
 
 @dataclass(frozen=True)
@@ -312,9 +303,6 @@ def _join_cluster(cluster: _Cluster, used: int | None, timeout: int) -> int:
     return cluster.processes or jax.process_count()
 
 
-# Failing.
-
-
 @contextlib.contextmanager
 def failing_at_once() -> Iterator[None]:
     """Ends this process where it fails as one of many: JAX would wait for the others."""
@@ -325,10 +313,8 @@ def failing_at_once() -> Iterator[None]:
             raise
         status = _status_of(error)
         if status == CRASHED and is_of_others(error):
-            print(
-                f"error: another process is gone; this one ends to be restarted\n  {_first_line(error)}",
-                file=sys.stderr,
-            )
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            print(f"error: another process is gone; this one ends to be restarted\n  {first_line}", file=sys.stderr)
         elif status == CRASHED:
             traceback.print_exception(error)
         if status == 0:
@@ -345,10 +331,6 @@ def is_of_others(error: BaseException | None) -> bool:
         return False
     is_one = isinstance(error, jax.errors.JaxRuntimeError) and _OF_OTHERS.search(str(error)) is not None  # JAX, Gloo
     return is_one or is_of_others(error.__cause__ or error.__context__)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def _status_of(error: BaseException) -> int:

@@ -1,7 +1,4 @@
-"""Rollback after a loss spike: to the last checkpoint, past its batches.
-
-Imports the saver and the metrics.
-"""
+"""Rollback after a loss spike: to the last checkpoint, past its batches."""
 
 from ..spmd.step import TrainState, TrainStep
 from .interface import Listener, TrainingError

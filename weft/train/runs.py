@@ -1,7 +1,6 @@
 """The folder of a run: its configuration, metrics, tokenizer and checkpoints.
 
-Imports the models and the configuration. What is in a folder is whole when it is there: it is written beside and
-renamed.
+What is in a folder is whole when it is there: it is written beside and renamed.
 """
 
 import contextlib

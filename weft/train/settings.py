@@ -1,7 +1,4 @@
-"""All that a run's file says, as values: checked when read, trusted afterwards.
-
-Imports the models' configurations.
-"""
+"""All that a run's file says, as values: checked when read, trusted afterwards."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -79,10 +76,7 @@ class RunConfig:
 
     @property
     def sized_model(self) -> models.TransformerConfig:
-        """The model's configuration with the sizes of the run's batches.
-
-        Weights that are there already keep all their positions.
-        """
+        """The model's configuration for the run's batches; old weights keep positions."""
         most = self.model.max_length
         if self.init_from is not None and self.model.max_positions > self.length:
             most = self.model.max_positions

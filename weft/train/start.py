@@ -1,7 +1,4 @@
-"""The weights a run starts with: new ones, Hugging Face's, or another run's.
-
-Imports the models, their formats and the runs.
-"""
+"""The weights a run starts with: new ones, Hugging Face's, or another run's."""
 
 from pathlib import Path
 from typing import Any

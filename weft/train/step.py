@@ -1,7 +1,6 @@
 """One step of training by a run's configuration: loss, gradients, update.
 
-Imports the configuration and the optimizers. A step that is bad (its gradients are not finite, or it is a spike that
-is not kept) changes nothing and is counted.
+A step that is bad (its gradients are not finite, or it is a spike that is not kept) changes nothing and is counted.
 """
 
 from collections.abc import Mapping
@@ -188,9 +187,6 @@ def evaluated_model(state: TrainState) -> Any:
         return state.params
     averaged = arrays_of(average)
     return refill(state.params, {path: averaged.get(path, x) for path, x in arrays_of(state.params).items()})
-
-
-# States as arrays by path.
 
 
 def arrays_of(tree: Any) -> dict[str, Any]:

@@ -116,11 +116,7 @@ class Stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _hear_swallowed(self, error: "sys.UnraisableHookArgs") -> None:
-        """Python's hook for what cannot be raised: a signal heard in a `__del__`.
-
-        Or in a callback of the garbage collector. The program would go on; it is ended where the process is ours, and
-        at the next `check` elsewhere.
-        """
+        """Python's hook for a signal heard where nothing can be raised: in a `__del__`."""
         if not isinstance(error.exc_value, Interrupted):
             self._unraisable(error)
         elif self.is_own:

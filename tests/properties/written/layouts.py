@@ -3,9 +3,10 @@
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import weft as wf
+from tests.properties.layouts import axes_of, placed
 from tests.properties.written.drawing import FOLLOWS
 from tests.properties.written.program import Written
 
@@ -15,10 +16,6 @@ MESHES = [
 ]
 
 Rules = dict[str, tuple[str, ...]]
-
-
-def axes_of(mesh: str) -> dict[str, int]:
-    return {part.split("=")[0]: int(part.split("=")[1]) for part in mesh.split(",")}
 
 
 def draw_layout(rng: random.Random, program: Written, mesh: str, *, optimizer: bool = False) -> str:
@@ -56,30 +53,17 @@ def _stored(rng, program, rules, sizes, is_blind, what) -> list[str]:
     name, axis = rng.choice(names), rng.choice(sorted(sizes))
     for leaf in program.parameters:
         for dim in leaf.dims:
-            split = placed(leaf.dims, rules).get(name, ())
+            split = placed([d.name for d in leaf.dims], rules, FOLLOWS).get(name, ())
             if dim.name == name and dim.size % math.prod(sizes[a] for a in {*split, axis}) and not is_blind:
                 return []
     return [f"{what}.{name}:{axis}"]
-
-
-def placed(dims: Sequence[wf.Dim], rules: Rules) -> Rules:
-    """The axes of each dim of a tensor: its rule's, or those of the dim it follows that no rule has given away."""
-    names = [d.name for d in dims]
-    explicit = {name: rules[name] for name in names if name in rules}
-    held = {axis for axes in explicit.values() for axis in axes}
-    inherited = {
-        name: tuple(axis for axis in rules[FOLLOWS[name]] if axis not in held)
-        for name in names
-        if name not in rules and FOLLOWS.get(name) in rules
-    }
-    return explicit | inherited
 
 
 def _fits(program: Written, rules: Rules, sizes: dict[str, int]) -> bool:
     if any(sizes[axis] > 1 for name in program.whole for axis in rules.get(name, ())):
         return False
     for dims in program.shapes:
-        split = placed(dims, rules)
+        split = placed([d.name for d in dims], rules, FOLLOWS)
         held = [axis for axes in split.values() for axis in axes]
         if len(set(held)) < len(held):
             return False

@@ -16,7 +16,6 @@ from importlib import resources
 from typing import Any
 
 from ...program import Program
-from ...program.memory import Memory
 from ...text import flops_text, plural, size_text, time_text
 from ..cost import Plan
 from .comparing import comparison_panel, titles
@@ -38,12 +37,12 @@ _FIRST = 'document.documentElement.classList.add("live");'
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
 ) -> str:
-    """The HTML text of a page about a program.
-
-    With a plan it is about its time too; with `against`, about both side by side.
-    """
+    """The HTML of a page about a program and its plan, or about two side by side."""
     programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
-    sides = [Side(i, shown, Tensors(shown), _memory(shown, its), its) for i, (shown, its) in enumerate(programs)]
+    sides = [
+        Side(i, shown, Tensors(shown), (shown if its is None else its).memory, its)
+        for i, (shown, its) in enumerate(programs)
+    ]
     builder = PageBuilder(sides, SourceLines(shown for shown, _ in programs))
     panels = [
         ("compare", "Compare", comparison_panel(builder)),
@@ -67,10 +66,6 @@ def page(
         script=script,
     )
     return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
-
-
-def _memory(program: Program, plan: Plan | None) -> Memory:
-    return plan.memory if plan is not None else program.memory
 
 
 def _policy(*scripts: str) -> str:
@@ -131,15 +126,11 @@ def _script_data(builder: PageBuilder) -> dict[str, Any]:
             "slow": list(side.program.mesh.slow),
             "title": title,
             "tensors": side.tensors.to_list(),
-            "course": _course(builder, side),
+            "course": [[at.bytes, moment_text(at), builder.sources.link(at.source)] for at in course(side.memory)],
         }
         for side, title in zip(builder.sides, titles(builder.sides), strict=True)
     ]
     return {"version": VERSION, "sides": sides, "axes": builder.colours, "picks": builder.picks}
-
-
-def _course(builder: PageBuilder, side: Side) -> list[list[Any]]:
-    return [[moment.bytes, moment_text(moment), builder.sources.link(moment.source)] for moment in course(side.memory)]
 
 
 @cache

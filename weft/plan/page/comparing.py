@@ -48,7 +48,7 @@ def titles(
 
 def _totals(builder: PageBuilder) -> str:
     one, two = builder.sides
-    rows = [_total(f"over {builder.axis(axis)}", *_sent(one, two, axis), size_text) for axis in builder.colours]
+    rows = [_total(f"over {builder.axis(axis)}", *_bytes_sent(one, two, axis), size_text) for axis in builder.colours]
     rows.append(_total("work of one processor", one.program.flops, two.program.flops, flops_text))
     rows.append(_total("memory at the peak", one.memory.peak, two.memory.peak, size_text))
     if one.plan is not None and two.plan is not None:
@@ -62,7 +62,7 @@ def _totals(builder: PageBuilder) -> str:
     )
 
 
-def _sent(one: Side, two: Side, axis: str) -> tuple[int, int]:
+def _bytes_sent(one: Side, two: Side, axis: str) -> tuple[int, int]:
     first, second = (s.program.ledger.bytes(axis) if axis in s.program.mesh.axes else 0 for s in (one, two))
     return first, second
 
@@ -118,10 +118,7 @@ def _near_changes(lines: Sequence[Change]) -> list[bool]:
 
 
 def _headings(before: Sequence[str], path: Sequence[str], block: str) -> Iterator[tuple[int, str]]:
-    """The phases and loops that a line is in and the one before is not.
-
-    A loop that has just had its own line needs no heading.
-    """
+    """The phases and loops a line newly enters, but for a loop that had its own line."""
     same = 0
     while same < min(len(before), len(path)) and before[same] == path[same]:
         same += 1

@@ -100,7 +100,7 @@ def _alive(builder: PageBuilder, side: Side) -> str:
     if not alive:
         return ""
     most = max(array.bytes for array in alive) or 1
-    rows = "".join(_held(builder, side, array, most) for array in alive)
+    rows = "".join(_alive_row(builder, side, array, most) for array in alive)
     letter = f' <span class="letter">{side.letter}</span>' if len(builder.sides) > 1 else ""
     head = "".join(cell(name, title) for name, title in _COLUMNS)
     return (
@@ -112,7 +112,7 @@ def _alive(builder: PageBuilder, side: Side) -> str:
 _COLUMNS = (("total", "bytes"), ("name", "name"), ("type", "placed type"), ("kind", "kind"), ("source", "source"))
 
 
-def _held(builder: PageBuilder, side: Side, alive: Alive, most: int) -> str:
+def _alive_row(builder: PageBuilder, side: Side, alive: Alive, most: int) -> str:
     number = side.tensors.number(alive.array_type)
     tensors = [(alive.name, number)] if number is not None else []
     note = " ".join(filter(None, [alive.kind, f"of the {alive.phase}" if alive.phase else ""]))

@@ -1,7 +1,4 @@
-"""The tensors of a page: each placed type with its sizes.
-
-From these follows the slice that each processor holds.
-"""
+"""The tensors of a page: each placed type with its sizes."""
 
 import math
 from collections.abc import Iterator
