@@ -160,7 +160,7 @@ def translate(
 def _write_translations(translator: Translator) -> None:
     """Translates standard input chunk by chunk; Ctrl-C leaves what was written."""
     lines, is_told, began, done = _Lines(), False, time.monotonic(), 0
-    size = 1 if sys.stdin.isatty() else CHUNK * translator.batch
+    size = 1 if _is_typed() else CHUNK * translator.batch
     try:
         # Where translations are read on a terminal, they tell themselves how far it is.
         with Reporter(stderr_console(), is_writer=not sys.stdout.isatty()) as reporter:
@@ -180,6 +180,11 @@ def _write_translations(translator: Translator) -> None:
         say(f"warning: line {lines.broken} is no UTF-8; what cannot be read was taken as \N{REPLACEMENT CHARACTER}")
     cut = f", {translator.cut:,} of them cut" if translator.cut else ""
     say(f"{done:,} lines in {time.monotonic() - began:.1f} s{cut}")
+
+
+def _is_typed() -> bool:
+    """Whether a person types the lines, and waits for each answer."""
+    return sys.stdin.isatty()
 
 
 class _Lines:
