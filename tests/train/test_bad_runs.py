@@ -21,7 +21,7 @@ from weft.train import folder as keeping
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import ConfigError
 from weft.train.folder import Folder
-from weft.train.runs import Run, RunError
+from weft.train.runs import CACHE, Run, RunError
 from weft.train.trainer import OPTIONS, Options, Trainer, TrainingError
 
 from .running import Crash, Heard, config_of, losses, run, sums, text_in
@@ -61,7 +61,9 @@ def act(config, folder, options=OPTIONS, **acts):
 
 
 def content(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file but those of the cache, which keeps the hash of a text once it is some seconds old."""
+    files = [path for path in folder.rglob("*") if path.is_file() and CACHE not in path.relative_to(folder).parts]
+    return {path: path.read_bytes() for path in files}
 
 
 def has(heard, *words):
@@ -137,7 +139,7 @@ def no_room(*_, **__):
 
 
 def test_a_folder_without_room_for_its_first_files_is_named(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping, "write_whole", no_room)
+    monkeypatch.setattr(keeping, "write_atomic", no_room)
     with pytest.raises(RunError) as caught:
         run(config_of(text), tmp_path / "run")
     assert f"{tmp_path / 'run'} cannot be written: No space left" in caught.value.fact

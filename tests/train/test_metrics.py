@@ -140,16 +140,16 @@ def test_a_part_of_a_row_that_waits_is_not_said_to_be_left_out(tmp_path):
 
 def test_a_broken_line_is_said_once_however_often_the_disk_refuses_to_be_rid_of_it(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
-    said, write_whole = [], metrics.write_atomic
+    said, write_atomic = [], metrics.write_atomic
     note = Metrics(tmp_path, from_step=1, tensorboard=False, say=said.append)
 
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(metrics, "write_whole", refuse)
+    monkeypatch.setattr(metrics, "write_atomic", refuse)
     with note:
         note({"step": 2})
-        monkeypatch.setattr(metrics, "write_whole", write_whole)
+        monkeypatch.setattr(metrics, "write_atomic", write_atomic)
         note({"step": 3})
     assert [sum(word in text for text in said) for word in ("CANNOT", "not a whole row", "written again")] == [1, 1, 1]
     assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
