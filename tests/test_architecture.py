@@ -22,8 +22,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Each room and the rooms directly to its left. It may import those, and all that stand left of them.
-LEFT_OF = {
+# Each room and the rooms directly below it. It may import those, and all that stand below them.
+BELOW = {
     "compat": [],
     "fields": [],
     "errors": ["compat"],
@@ -73,7 +73,7 @@ PRIMITIVE = re.compile(
 TAKES_APART = frozenset(
     "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
 )
-# Modules of program and plan that take texts apart, and whose texts these are: never what we print ourselves.
+# Modules that take texts apart, and whose texts these are: never what we print ourselves.
 READS_TEXT = {
     "weft.program.source": "the user's source, and Python's names of files and functions",
     "weft.program.lines": "numbers of layers in names that the user gave",
@@ -87,13 +87,14 @@ READS_TEXT = {
     "weft.plan.hardware": "a machine as the user names it",
     "weft.plan.this_machine": "what the system says of itself",
     "weft.plan.page": "the page's template",
+    "weft.train.checkpoints": "errors of Orbax and TensorStore",
+    "weft.train.processes": "errors of JAX's coordination service",
 }
 PRIVATE_JAX = "jax._src"
 # Names of JAX's that stand in no documentation, reached on values and not by import.
 UNPROMISED = frozenset(
     "_src _trace _check_vma dce_jaxpr name_stack manual_axis_type vma func_src_info summarize".split()
 )
-PRIVATE_TENSOR = frozenset("_array _region _kind _dims _memo _fill".split())
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 MAX_FIRST_LINE = 79
@@ -177,24 +178,24 @@ def room_of(name: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def rooms_left_of(room: str) -> set[str]:
+def rooms_below(room: str) -> set[str]:
     """The room itself and every room it may import."""
-    return {room}.union(*(rooms_left_of(left) for left in LEFT_OF[room]))
+    return {room}.union(*(rooms_below(below) for below in BELOW[room]))
 
 
 def wrong_directions(module: Module) -> list[str]:
-    """Rooms nobody knows, and imports of a room that does not stand to the left."""
-    if module.room not in LEFT_OF:
-        return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(LEFT_OF)}"]
+    """Rooms nobody knows, and imports of a room that does not stand below."""
+    if module.room not in BELOW:
+        return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(BELOW)}"]
     complaints = []
     for imported in module.imports:
         if imported.name.split(".")[0] != "weft":
             continue
         target = room_of(imported.name)
-        if target not in LEFT_OF:  # `from weft import Tensor` is a name of weft/__init__.py
+        if target not in BELOW:  # `from weft import Tensor` is a name of weft/__init__.py
             target = "__init__"
-        if target not in rooms_left_of(module.room):
-            fact = f"`{target}` does not stand left of `{module.room}`"
+        if target not in rooms_below(module.room):
+            fact = f"`{target}` does not stand below `{module.room}`"
             complaints.append(f"{module.name}:{imported.line} imports {imported.name}, but {fact}")
     return complaints
 
@@ -311,11 +312,30 @@ def other_walkers(module: Module) -> list[str]:
     return [f"{module.name}:{line} uses `{name}`; {only}" for line, name in found]
 
 
+def private_names(source: str, class_name: str) -> frozenset[str]:
+    """The private slots and methods of a class, as its source lists them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for statement in node.body:
+                match statement:
+                    case ast.FunctionDef(name=name):
+                        names.add(name)
+                    case ast.Assign(targets=[ast.Name(id="__slots__")], value=slots):
+                        names.update(ast.literal_eval(slots))
+    return frozenset(name for name in names if re.match(r"_(?!_)", name))
+
+
+@functools.cache
+def private_tensor() -> frozenset[str]:
+    return private_names((ROOT / "weft" / "tensor.py").read_text(encoding="utf-8"), "Tensor")
+
+
 def private_tensors(module: Module) -> list[str]:
     """Reaches into a tensor: for its slice from outside the language, for what is private from outside the lowering."""
     if module.room in ("tensor", "leaves", "lower"):
         return []
-    inside = PRIVATE_TENSOR if module.room in ("ops", "spmd") else PRIVATE_TENSOR | {"raw"}
+    inside = private_tensor() if module.room in ("ops", "spmd") else private_tensor() | {"raw"}
     return [
         f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: use `array_of(x)`"
         for node in ast.walk(module.tree)
@@ -324,10 +344,17 @@ def private_tensors(module: Module) -> list[str]:
 
 
 def parsed_texts(module: Module) -> list[str]:
-    """Texts that are taken apart in program or plan, where a module does not say whose texts these are."""
-    if module.room not in ("program", "plan") or module.name in READS_TEXT:
+    """Texts that are taken apart in program or plan, where a module does not say whose texts these are.
+
+    In cli and train, which read files and options, only what they print themselves, by `str` or `repr`.
+    """
+    if module.room not in ("program", "plan", "cli", "train") or module.name in READS_TEXT:
         return []
     fix = "carry a value instead of our own print-out; texts of others: add the module to READS_TEXT with the reason"
+    complaint = f"takes a text apart; fix: {fix}"
+    if module.room in ("cli", "train"):
+        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+        return [f"{module.name}:{call.lineno} {complaint}" for call in calls if takes_print_out_apart(call)]
     lines = [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
     for node in ast.walk(module.tree):
         called = node.func if isinstance(node, ast.Call) else node
@@ -335,7 +362,19 @@ def parsed_texts(module: Module) -> list[str]:
             is_of_text = isinstance(node, ast.Call) and not isinstance(called.value, ast.Constant)
             if is_of_text or ast.unparse(called.value) == "str":
                 lines.append(node.lineno)
-    return [f"{module.name}:{line} takes a text apart; fix: {fix}" for line in sorted(lines)]
+    return [f"{module.name}:{line} {complaint}" for line in sorted(lines)]
+
+
+def takes_print_out_apart(call: ast.Call) -> bool:
+    """Whether a call takes apart what `str` or `repr` gives: `str(x).split()`, `re.search(pattern, repr(x))`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=[_, *texts]):
+            pass
+        case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in TAKES_APART | {"find", "index"}:
+            texts = [text]
+        case _:
+            return False
+    return any(isinstance(text, ast.Call) and ast.unparse(text.func) in ("str", "repr") for text in texts)
 
 
 def too_long(module: Module) -> list[str]:
@@ -374,7 +413,7 @@ def long_first_lines(module: Module) -> list[str]:
 
 def rooms_by_name(module: Module) -> list[str]:
     """Rooms that code names by a string in another: `"weft.plan.cost"`, `("nn", "models")`; a sentence may."""
-    others = {room for room in LEFT_OF if room != module.room and (ROOT / "weft" / room).is_dir()}
+    others = {room for room in BELOW if room != module.room and (ROOT / "weft" / room).is_dir()}
     complaints = []
     for constant in strings(module):
         path = re.fullmatch(r"weft[./](\w+)[\w./]*", constant.value)
@@ -489,12 +528,12 @@ def test_no_machine_path_in_the_repository():
         ("weft.layout", "import numpy, jax.sharding"),
     ],
 )
-def test_an_import_to_the_left_is_fine(name, source):
+def test_an_import_from_below_is_fine(name, source):
     assert wrong_directions(Module(name, source)) == []
 
 
 def test_the_front_door_may_import_every_room():
-    source = "\n".join(f"from weft import {room}" for room in LEFT_OF if not room.startswith("__"))
+    source = "\n".join(f"from weft import {room}" for room in BELOW if not room.startswith("__"))
     assert wrong_directions(Module("weft", source, is_package=True)) == []
 
 
@@ -523,7 +562,7 @@ def test_the_front_door_may_import_every_room():
         ("weft.ops.einsum", "from weft.utils import helper"),
     ],
 )
-def test_an_import_to_the_right_is_caught(name, source):
+def test_an_import_from_above_is_caught(name, source):
     assert len(wrong_directions(Module(name, source))) == 1
 
 
@@ -593,18 +632,25 @@ def test_private_jax_is_caught(name, source, caught):
     ("name", "source", "caught"),
     [
         ("weft.ops.reduce", "y = x._memo['moved']", True),
-        ("weft.spmd.step", "y = tree[0]._array", True),
+        ("weft.spmd.step", "y = tree[0]._dims", True),
         ("weft.nn.linear", "def f(x):\n    x._memo.clear()", True),
         ("weft.lower.meet", "y = x._memo['moved']", False),
         ("weft.tensor", "y = x._dims", False),
         ("weft.ops.reduce", "y = x.raw, x.region, x.kind.store", False),
         ("weft.spmd.step", "y = x.raw", False),
         ("weft.nn.lora", "y = x.weight.raw", True),
-        ("weft.plan.values", "class A:\n    def f(self):\n        return self._region()", False),  # its own
+        ("weft.plan.values", "class A:\n    def f(self):\n        return self._dims()", False),  # its own
     ],
 )
 def test_a_reach_into_a_tensor_is_caught(name, source, caught):
     assert bool(private_tensors(Module(name, source))) == caught
+
+
+def test_the_inside_of_a_tensor_is_read_from_its_class():
+    source = "class A:\n    __slots__ = ('_b', 'c')\n    def _d(self): ...\nclass E:\n    _f = 1\n"
+    assert private_names(source, "A") == {"_b", "_d"}
+    assert private_names(source, "G") == set()
+    assert {"_dims", "_memo", "_fill"} <= private_tensor()
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
@@ -678,6 +724,12 @@ def test_another_walker_through_jaxprs_is_caught(source, caught):
         ("weft.plan.cost", "KINDS = frozenset('product sent moved'.split())", False),
         ("weft.plan.sent", "import re\naxes = text.split(',')", False),
         ("weft.train.config", "key.split('.')", False),
+        ("weft.train.config", "first = str(program).splitlines()[0]", True),
+        ("weft.train.config", "import re\nsteps = re.search('[0-9]+', repr(line))", True),
+        ("weft.cli.show", "at = str(row).find('>>')", True),
+        ("weft.cli.show", "import re\nis_named = re.search(str(value), fact)", False),
+        ("weft.cli.show", "'{}'.format(str(row))", False),
+        ("weft.train.checkpoints", "str(error).splitlines()[0]", False),
     ],
 )
 def test_a_parsed_print_out_is_caught(name, source, caught):

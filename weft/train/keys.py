@@ -57,19 +57,26 @@ def _lines(text: str) -> dict[str, int]:
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Where two configurations differ: keys that change what is learned, and others."""
-    lines = differences(old, new)
-    free = [line for line in lines if (key := line.split(":")[0]) in FREE or key.split(".")[0] in FREE_TABLES]
-    return [line for line in lines if line not in free], free
+    changed: list[str] = []
+    free: list[str] = []
+    for key, line in differences(old, new):
+        is_free = key in FREE or key.split(".")[0] in FREE_TABLES
+        (free if is_free else changed).append(line)
+    return changed, free
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
-    """Where two configurations differ, a line each: `train.steps: 100, now 200`."""
-    lines = []
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Keys in which two configurations differ, each with its line.
+
+    >>> differences({"train": {"steps": 100}}, {"train": {"steps": 200}})
+    [('train.steps', 'train.steps: 100, now 200')]
+    """
+    found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
         are_tables = all(value is None or isinstance(value, Mapping) for value in (before, after))
         if are_tables and before is not after:
-            lines += differences(before or {}, after or {}, f"{above}{key}.")
+            found += differences(before or {}, after or {}, f"{above}{key}.")
         elif before != after:
-            lines.append(f"{above}{key}: {before}, now {after}")
-    return lines
+            found.append((f"{above}{key}", f"{above}{key}: {before}, now {after}"))
+    return found

@@ -53,7 +53,7 @@ class Trainer:
                 with prepared.open():
                     outcome = train(prepared)
             except Interrupted as error:
-                if stop.is_saving:
+                if stop.has_begun:
                     raise
                 return Outcome(saver.at, config.train.steps, error.reason, is_begun=False)
             folder.write_outcome(outcome)
@@ -108,19 +108,19 @@ def train(run: Prepared) -> Outcome:
 def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[str, Any]]:
     """One step; the first is compiled, and after it there is something to save."""
     with run.profile.step(at):
-        if run.stop.is_saving:
+        if run.stop.has_begun:
             return run.step(state, next(run.batches), np.int32(at))
         with run.listener.stage("compiling the step"):
             state, metrics = run.step(state, next(run.batches), np.int32(at))
             jax.block_until_ready(metrics)
-            run.stop.save()
+            run.stop.begin_steps()
             return state, metrics
 
 
 def _check_devices(mesh: Mesh, listener: Listener) -> None:
     """Raises where there are too few; leaves a compilation cache out that would hang."""
     first = mesh.jax_mesh().devices.flat[0]
-    if first.platform == "cpu" and mesh.size > 1 and jax.config.values.get("jax_compilation_cache_dir"):
+    if first.platform == "cpu" and mesh.size > 1 and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         # Read back from there, a program's collectives are no longer in one order on all virtual processors.
         jax.config.update("jax_enable_compilation_cache", False)
         listener.say("JAX's compilation cache is left out: virtual processors may wait for ever with it")
