@@ -366,8 +366,8 @@ fault("a-loop-of-unknown-length-is-forgotten-inside", "graph.py",
 fault("a-branch-counts-its-smaller-side", "graph.py",
       "[max(step.bodies, key=larger)]", "[min(step.bodies, key=larger)]",
       "program/test_ledger.py -k larger_branch")
-fault("what-is-recomputed-is-called-backward", "graph.py",
-      'return "recompute" if "rematted_computation" in scopes[at:] else "backward"', 'return "backward"',
+fault("what-is-recomputed-is-called-backward", "compat.py",
+      'return "recompute" if _REMATTED in scopes[at:] else "backward"', 'return "backward"',
       "program/test_ledger.py -k recomputation")
 fault("a-gather-counts-what-it-is-given", "program/ledger.py",
       'step.eqn.outvars if step.collective == "all_gather" else step.eqn.invars', "step.eqn.invars",
