@@ -73,7 +73,7 @@ PRIMITIVE = re.compile(
 TAKES_APART = frozenset(
     "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
 )
-# Modules of program and plan that take texts apart, and whose texts these are: never what we print ourselves.
+# Modules that take texts apart, and whose texts these are: never what we print ourselves.
 READS_TEXT = {
     "weft.program.source": "the user's source, and Python's names of files and functions",
     "weft.program.lines": "numbers of layers in names that the user gave",
@@ -87,13 +87,14 @@ READS_TEXT = {
     "weft.plan.hardware": "a machine as the user names it",
     "weft.plan.this_machine": "what the system says of itself",
     "weft.plan.page": "the page's template",
+    "weft.train.checkpoints": "errors of Orbax and TensorStore",
+    "weft.train.processes": "errors of `jax.distributed`",
 }
 PRIVATE_JAX = "jax._src"
 # Names of JAX's that stand in no documentation, reached on values and not by import.
 UNPROMISED = frozenset(
     "_src _trace _check_vma dce_jaxpr name_stack manual_axis_type vma func_src_info summarize".split()
 )
-PRIVATE_TENSOR = frozenset("_array _region _kind _dims _memo _fill".split())
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 MAX_FIRST_LINE = 79
@@ -311,11 +312,30 @@ def other_walkers(module: Module) -> list[str]:
     return [f"{module.name}:{line} uses `{name}`; {only}" for line, name in found]
 
 
+def private_names(source: str, class_name: str) -> frozenset[str]:
+    """The private slots and methods of a class, as its source lists them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for statement in node.body:
+                match statement:
+                    case ast.FunctionDef(name=name):
+                        names.add(name)
+                    case ast.Assign(targets=[ast.Name(id="__slots__")], value=slots):
+                        names.update(ast.literal_eval(slots))
+    return frozenset(name for name in names if re.match(r"_(?!_)", name))
+
+
+@functools.cache
+def private_tensor() -> frozenset[str]:
+    return private_names((ROOT / "weft" / "tensor.py").read_text(encoding="utf-8"), "Tensor")
+
+
 def private_tensors(module: Module) -> list[str]:
     """Reaches into a tensor: for its slice from outside the language, for what is private from outside the lowering."""
     if module.room in ("tensor", "leaves", "lower"):
         return []
-    inside = PRIVATE_TENSOR if module.room in ("ops", "spmd") else PRIVATE_TENSOR | {"raw"}
+    inside = private_tensor() if module.room in ("ops", "spmd") else private_tensor() | {"raw"}
     return [
         f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: use `array_of(x)`"
         for node in ast.walk(module.tree)
@@ -324,10 +344,17 @@ def private_tensors(module: Module) -> list[str]:
 
 
 def parsed_texts(module: Module) -> list[str]:
-    """Texts that are taken apart in program or plan, where a module does not say whose texts these are."""
-    if module.room not in ("program", "plan") or module.name in READS_TEXT:
+    """Texts that are taken apart in program or plan, where a module does not say whose texts these are.
+
+    In cli and train, which read files and options, only what they print themselves, by `str` or `repr`.
+    """
+    if module.room not in ("program", "plan", "cli", "train") or module.name in READS_TEXT:
         return []
     fix = "carry a value instead of our own print-out; texts of others: add the module to READS_TEXT with the reason"
+    complaint = f"takes a text apart; fix: {fix}"
+    if module.room in ("cli", "train"):
+        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+        return [f"{module.name}:{call.lineno} {complaint}" for call in calls if takes_print_out_apart(call)]
     lines = [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
     for node in ast.walk(module.tree):
         called = node.func if isinstance(node, ast.Call) else node
@@ -335,7 +362,19 @@ def parsed_texts(module: Module) -> list[str]:
             is_of_text = isinstance(node, ast.Call) and not isinstance(called.value, ast.Constant)
             if is_of_text or ast.unparse(called.value) == "str":
                 lines.append(node.lineno)
-    return [f"{module.name}:{line} takes a text apart; fix: {fix}" for line in sorted(lines)]
+    return [f"{module.name}:{line} {complaint}" for line in sorted(lines)]
+
+
+def takes_print_out_apart(call: ast.Call) -> bool:
+    """Whether a call takes apart what `str` or `repr` gives: `str(x).split()`, `re.search(pattern, repr(x))`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=[_, *texts]):
+            pass
+        case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in TAKES_APART | {"find", "index"}:
+            texts = [text]
+        case _:
+            return False
+    return any(isinstance(text, ast.Call) and ast.unparse(text.func) in ("str", "repr") for text in texts)
 
 
 def too_long(module: Module) -> list[str]:
@@ -593,18 +632,25 @@ def test_private_jax_is_caught(name, source, caught):
     ("name", "source", "caught"),
     [
         ("weft.ops.reduce", "y = x._memo['moved']", True),
-        ("weft.spmd.step", "y = tree[0]._array", True),
+        ("weft.spmd.step", "y = tree[0]._dims", True),
         ("weft.nn.linear", "def f(x):\n    x._memo.clear()", True),
         ("weft.lower.meet", "y = x._memo['moved']", False),
         ("weft.tensor", "y = x._dims", False),
         ("weft.ops.reduce", "y = x.raw, x.region, x.kind.store", False),
         ("weft.spmd.step", "y = x.raw", False),
         ("weft.nn.lora", "y = x.weight.raw", True),
-        ("weft.plan.values", "class A:\n    def f(self):\n        return self._region()", False),  # its own
+        ("weft.plan.values", "class A:\n    def f(self):\n        return self._dims()", False),  # its own
     ],
 )
 def test_a_reach_into_a_tensor_is_caught(name, source, caught):
     assert bool(private_tensors(Module(name, source))) == caught
+
+
+def test_the_inside_of_a_tensor_is_read_from_its_class():
+    source = "class A:\n    __slots__ = ('_b', 'c')\n    def _d(self): ...\nclass E:\n    _f = 1\n"
+    assert private_names(source, "A") == {"_b", "_d"}
+    assert private_names(source, "G") == set()
+    assert {"_dims", "_memo", "_fill"} <= private_tensor()
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
@@ -678,6 +724,12 @@ def test_another_walker_through_jaxprs_is_caught(source, caught):
         ("weft.plan.cost", "KINDS = frozenset('product sent moved'.split())", False),
         ("weft.plan.sent", "import re\naxes = text.split(',')", False),
         ("weft.train.config", "key.split('.')", False),
+        ("weft.train.config", "first = str(program).splitlines()[0]", True),
+        ("weft.train.config", "import re\nsteps = re.search('[0-9]+', repr(line))", True),
+        ("weft.cli.show", "at = str(row).find('>>')", True),
+        ("weft.cli.show", "import re\nis_named = re.search(str(value), fact)", False),
+        ("weft.cli.show", "'{}'.format(str(row))", False),
+        ("weft.train.checkpoints", "str(error).splitlines()[0]", False),
     ],
 )
 def test_a_parsed_print_out_is_caught(name, source, caught):
