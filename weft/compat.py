@@ -74,6 +74,33 @@ def scopes_of(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)  # which a printed jaxpr shows, and no function gives
 
 
+# What JAX's transformations write into the scopes. No documentation has these names, and no parameter of an equation
+# says the same: a transposed equation is like any other.
+_TRANSPOSED = "transpose("  # around the scopes of what a backward pass does, once for each differentiation
+_REMATTED = "rematted_computation"  # inside that, what `jax.checkpoint` makes again
+
+
+def backward_depth(scopes: str) -> int:
+    """How many differentiations these scopes are in the backward pass of.
+
+    >>> backward_depth("transpose(jvp(wf3_scan))/wf12_einsum"), backward_depth("jvp(wf3_scan)")
+    (1, 0)
+    """
+    return scopes.count(_TRANSPOSED)
+
+
+def phase_in(scopes: str) -> str:
+    """`backward` or `recompute`, of the innermost differentiation; else empty.
+
+    >>> phase_in("transpose(a)/rematted_computation/b"), phase_in("transpose(a)"), phase_in("a")
+    ('recompute', 'backward', '')
+    """
+    at = scopes.rfind(_TRANSPOSED)
+    if at < 0:
+        return ""
+    return "recompute" if _REMATTED in scopes[at:] else "backward"
+
+
 def is_function_of_jax(jaxpr: Any) -> bool:
     """Whether a jaxpr was traced from a function of JAX's own files."""
     return JAX_FOLDER in (getattr(jaxpr.debug_info, "func_src_info", None) or "")

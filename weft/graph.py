@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
-from .compat import scopes_of
+from .compat import backward_depth, phase_in, scopes_of
 from .primitives import CALLS, LOOPS, VIEWS, Primitive, Role, flops_of, kind_of, row_of
 from .record import ArgumentName, entry_and_operand
 
@@ -73,7 +73,7 @@ class Step:
     @property
     def order(self) -> int:
         """How many differentiations it is part of the backward pass of."""
-        return self.scopes.count("transpose(")
+        return backward_depth(self.scopes)
 
     @property
     def origin(self) -> ArgumentName | None:
@@ -299,9 +299,8 @@ _UPDATE = re.compile(r"(?:^|[/(])update(?:[/)]|$)")
 
 def phase_of(scopes: str, is_global: bool) -> str:
     """The phase of what stands in these scopes of JAX."""
-    at = scopes.rfind("transpose(")
-    if at >= 0:
-        return "recompute" if "rematted_computation" in scopes[at:] else "backward"
+    if phase := phase_in(scopes):
+        return phase
     if _GRADIENT.search(scopes):
         return "backward"
     return "update" if is_global and _UPDATE.search(scopes) else "forward"

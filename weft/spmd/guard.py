@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from ..compat import frames_of, is_function_of_jax, varying
+from ..compat import backward_depth, frames_of, is_function_of_jax, varying
 from ..errors import TensorError, short_path
 from ..graph import Visit, visits
 from ..primitives import Role, given_name, is_elementwise, kind_of, row_of
@@ -48,7 +48,7 @@ class _Check:
     def read(self, region: Any) -> None:
         """Reads the equations of a region."""
         for visit in visits(region):
-            if is_within_op(visit.scopes) or "transpose(" in visit.scopes:  # a gradient is right where what it is of is
+            if is_within_op(visit.scopes) or backward_depth(visit.scopes):  # a gradient is right where what it is of is
                 visit.bodies = []
             elif given_name(visit.eqn) == SLICE or any(
                 x in self.asked for x in visit.eqn.invars if not isinstance(x, Literal)

@@ -120,7 +120,7 @@ def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[s
 def _check_devices(mesh: Mesh, listener: Listener) -> None:
     """Raises where there are too few; leaves a compilation cache out that would hang."""
     first = mesh.jax_mesh().devices.flat[0]
-    if first.platform == "cpu" and mesh.size > 1 and jax.config.values.get("jax_compilation_cache_dir"):
+    if first.platform == "cpu" and mesh.size > 1 and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         # Read back from there, a program's collectives are no longer in one order on all virtual processors.
         jax.config.update("jax_enable_compilation_cache", False)
         listener.say("JAX's compilation cache is left out: virtual processors may wait for ever with it")
