@@ -3,11 +3,13 @@
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import weft as wf
+from weft import plan
 
 ROOMS = {
     "wf": wf,
@@ -85,15 +87,42 @@ NAMED = ("over", "dims", "mesh", "layout")
 
 
 def untyped(room):
-    """The parameters of a room's public functions that are named so and say nothing of their type."""
+    """The parameters of a room's public functions and methods that are named so and say nothing of their type."""
     for name in room.__all__:
-        value = getattr(room, name)
-        if inspect.isfunction(value):
-            for parameter in inspect.signature(value).parameters.values():
-                if parameter.name in NAMED and parameter.annotation in (Any, inspect.Parameter.empty):
-                    yield f"{name}({parameter})"
+        for where, function in functions(name, getattr(room, name)):
+            for parameter in inspect.signature(function).parameters.values():
+                if parameter.name in NAMED and parameter.annotation in (Any, "Any", inspect.Parameter.empty):
+                    yield f"{where}({parameter})"
 
 
-@pytest.mark.parametrize("room", [wf, wf.random], ids=["wf", "wf.random"])
+def functions(name, value):
+    """A function by its name, or those a class of ours has: its constructor, its call, its public methods."""
+    if inspect.isfunction(value):
+        yield name, value
+    elif inspect.isclass(value) and value.__module__.startswith("weft."):
+        for own, inner in vars(value).items():
+            inner = inner.__func__ if isinstance(inner, classmethod | staticmethod) else inner
+            if inspect.isfunction(inspect.unwrap(inner)) and (own in ("__init__", "__call__") or own[0] != "_"):
+                yield f"{name}.{own}", inner
+
+
+SIGNED = {name: ROOMS[name] for name in ("wf", "wf.random", "nn", "models", "train", "decode", "interop")}
+
+
+@pytest.mark.parametrize("room", [*SIGNED.values(), plan], ids=[*SIGNED, "plan"])
 def test_signatures_say_what_they_take(room):
     assert list(untyped(room)) == []
+
+
+def test_a_signature_that_says_nothing_is_caught():
+    class Layer:
+        def __init__(self, dims: Any): ...
+        def __call__(self, x, *, over): ...
+        def _own(self, mesh): ...
+
+    def load(folder: Any, mesh: str, layout: Any = None): ...
+
+    Layer.__module__ = "weft.nn"
+    room = SimpleNamespace(__all__=["Layer", "load"], Layer=Layer, load=load)
+    found = ["Layer.__init__(dims: Any)", "Layer.__call__(over)", "load(layout: Any = None)"]
+    assert [line.replace("typing.", "") for line in untyped(room)] == found

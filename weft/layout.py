@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from .dims import NAME, UNSHOWN, Dim, Shape, list_dims
+from .dims import NAME, UNSHOWN, Dim, Dims, Shape, list_dims
 from .errors import LayoutError, closest, describe_region_by, public
 from .mesh import LONGEST_TEXT, Mesh
 from .record import Axes, Record, record_of_region
@@ -33,9 +33,7 @@ class Layout:
     {'batch': ('rows',), 'd_ff': ('cols',)}
     """
 
-    def __init__(
-        self, rules: "str | Mapping[str, Any] | Layout" = "", *, dims: "Iterable[Dim | str] | str | None" = None
-    ):
+    def __init__(self, rules: "str | Mapping[str, Any] | Layout" = "", *, dims: Dims | None = None):
         parsed = _parse(rules)
         self.rules: Rules = {dim: axes for (store, dim), axes in parsed.items() if store is None}
         self.params: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "params"}
@@ -81,7 +79,7 @@ class Layout:
             del kept[key]
         return Layout({_rule_text(key): axes for key, axes in kept.items()})
 
-    def check_dims(self, dims: "Iterable[Dim | str] | str") -> None:
+    def check_dims(self, dims: Dims) -> None:
         """Raises if a rule names none of these dims."""
         names = [dim.name if isinstance(dim, Dim) else dim for dim in list_dims(dims, "dims")]
         for store, rules in (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer)):

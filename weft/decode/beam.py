@@ -13,6 +13,7 @@ from .. import ops as wf
 from ..checks import is_real
 from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest, public
+from ..layout import LayoutLike
 from ..models.cache import KVCache
 from ..nn.arguments import check_count
 from ..spmd.place import get
@@ -57,7 +58,7 @@ def beam_search(
     max_new_tokens: int = 64,
     penalty: str = "gnmt",
     early_stopping: bool = False,
-    layout: Any = None,
+    layout: LayoutLike | None = None,
 ) -> Hypotheses:
     """The `beams` best continuations of each input, under the layout of the model.
 

@@ -13,6 +13,7 @@ import numpy as np
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError, public
+from ..layout import LayoutLike
 from ..models.cache import KVCache
 from ..nn.arguments import check_count
 from ..nn.weights import check_key
@@ -61,7 +62,7 @@ def generate(
     samples: int | None = None,
     end: int | None = None,
     key: Any = None,
-    layout: Any = None,
+    layout: LayoutLike | None = None,
 ) -> Continuations:
     """Continues each prompt by up to `max_new_tokens`, under the layout of the model.
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stacklevel
-from ..layout import Layout, as_layout
+from ..layout import Layout, LayoutLike, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
 from ..models.inputs import check_ids
@@ -44,7 +44,9 @@ def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | Non
     return jax.jit(fn) if mesh is None or layout is None else SpmdFunction(fn, mesh, layout)
 
 
-def start_decoding(model: Any, prompts: Any, steps: int, layout: Any, continuations: dict[str, int]) -> Start:
+def start_decoding(
+    model: Any, prompts: Any, steps: int, layout: LayoutLike | None, continuations: dict[str, int]
+) -> Start:
     """The prompts of a model that decodes `steps`, with dims of `continuations`."""
     if not isinstance(model, TransformerLM | Seq2Seq):
         raise TensorError(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RegionError
-from ..layout import as_layout, open_region
-from ..mesh import as_mesh
+from ..layout import LayoutLike, as_layout, open_region
+from ..mesh import MeshLike, as_mesh
 from ..namespace import namespace as _namespace
 from .companions import carry
 from .files import WeightsError
@@ -25,7 +25,7 @@ def read_config(folder: Any, **changes: Any) -> Any:
     return ModelFolder(Path(folder)).config(changes)
 
 
-def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Any:
+def load(folder: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None, **changes: Any) -> Any:
     """The model in a folder, sharded as the layout stores it.
 
     On a mesh each processor reads only its own slices. `changes` are fields of its configuration (`remat=False`).
@@ -38,10 +38,12 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> A
         raise RegionError("load was called inside a region", fix="call it outside, and hand the model in")
     source = ModelFolder(Path(folder))
     config = source.config(changes)
-    if mesh is not None:
-        mesh, layout = as_mesh(mesh), as_layout(layout)
-        layout.check_dims(config.dims)
-    return load_model(source, config, mesh, layout, config.param_dtype if "param_dtype" in changes else None)
+    dtype = config.param_dtype if "param_dtype" in changes else None
+    if mesh is None:
+        return load_model(source, config, None, None, dtype)
+    mesh, layout = as_mesh(mesh), as_layout(layout)
+    layout.check_dims(config.dims)
+    return load_model(source, config, mesh, layout, dtype)
 
 
 def save(

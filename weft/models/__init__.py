@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from ..errors import public
-from ..layout import Layout, Region, as_layout
-from ..mesh import as_mesh
+from ..layout import Layout, LayoutLike, Region, as_layout
+from ..mesh import MeshLike, as_mesh
 from ..namespace import namespace as _namespace
 from ..nn import weights
 from ..record import show_as_source as _show_as_source
@@ -21,7 +21,7 @@ _show_as_source(__path__[0])
 
 
 @public
-def init(config: TransformerConfig, key: Any, mesh: Any = None, layout: Any = None) -> Any:
+def init(config: TransformerConfig, key: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None) -> Any:
     """The model with its first weights, sharded as the layout stores them.
 
     On a mesh each processor makes only its own slices of them. The values do not depend on the mesh or on the layout.

@@ -6,7 +6,8 @@ from typing import Any
 import equinox as eqx
 
 from .. import ops as wf
-from ..dims import Dim, Shape, new_dims
+from ..dims import Dim, Dims, Shape, new_dims
+from ..dtypes import DTypeLike
 from ..errors import DimError, public
 from ..tensor import Tensor, is_tensor
 from .arguments import check_dim, check_dims
@@ -25,7 +26,7 @@ class Linear(eqx.Module):
     names: dict[str, Dim] = eqx.field(static=True)
 
     @public
-    def __init__(self, ins: Any, outs: Any, *, key: Any = None, bias: bool = False, stddev: float | None = None):
+    def __init__(self, ins: Dims, outs: Dims, *, key: Any = None, bias: bool = False, stddev: float | None = None):
         self.ins, outs = Shape(new_dims(ins, what="ins")), Shape(new_dims(outs, what="outs"))
         new_outs = [Dim(f"{d.name}_out", d.size, d.name, d.valid) if self.ins.has(d.name) else d for d in outs]
         self.names = {new.name: dim for new, dim in zip(new_outs, outs, strict=True) if new.name != dim.name}
@@ -59,18 +60,18 @@ class Embedding(eqx.Module):
     ids: str = eqx.field(static=True)
 
     @public
-    def __init__(self, ids: Dim, dims: Any, *, key: Any = None, stddev: float = 1.0):
+    def __init__(self, ids: Dim, dims: Dims, *, key: Any = None, stddev: float = 1.0):
         self.ids = check_dim(ids, "ids").name
         self.table = normal([ids, *new_dims(dims, what="dims")], stddev=stddev, key=key, name="table")
 
     @public
-    def __call__(self, ids: Tensor, dtype: Any = None) -> Tensor:
+    def __call__(self, ids: Tensor, dtype: DTypeLike | None = None) -> Tensor:
         """The vectors of some ids; of a split table only sums are sent."""
         table = self.table if dtype is None else wf.cast(self.table, dtype)
         return wf.take(table, ids, over=self.ids)
 
     @public
-    def logits(self, x: Tensor, dtype: Any = "float32") -> Tensor:
+    def logits(self, x: Tensor, dtype: DTypeLike = "float32") -> Tensor:
         """The product of `x` with every vector."""
         table = wf.cast(self.table, x.dtype)
         over = [dim for dim in self.table.dims if dim.name != self.ids]

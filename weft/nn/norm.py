@@ -9,7 +9,7 @@ from typing import Any
 import equinox as eqx
 
 from .. import ops as wf
-from ..dims import UNSHOWN, Dim, Shape, new_dims, resolve
+from ..dims import UNSHOWN, Dim, Dims, Shape, new_dims, resolve
 from ..errors import DimError, public
 from ..tensor import Tensor
 from .arguments import check_dim, check_divisor
@@ -25,7 +25,7 @@ class RMSNorm(eqx.Module):
     epsilon: float = eqx.field(static=True)
 
     @public
-    def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
+    def __init__(self, dims: Dims, *, key: Any = None, epsilon: float = EPSILON):
         self.epsilon = epsilon
         self.scale = full(new_dims(dims, what="dims"), 1.0, key=key, name="scale")
 
@@ -46,7 +46,7 @@ class LayerNorm(eqx.Module):
     epsilon: float = eqx.field(static=True)
 
     @public
-    def __init__(self, dims: Any, *, key: Any = None, bias: bool = True, epsilon: float = EPSILON):
+    def __init__(self, dims: Dims, *, key: Any = None, bias: bool = True, epsilon: float = EPSILON):
         dims = new_dims(dims, what="dims")
         self.epsilon = epsilon
         self.scale = full(dims, 1.0, key=key, name="scale")
@@ -69,7 +69,7 @@ class ScaleNorm(eqx.Module):
     epsilon: float = eqx.field(static=True)
 
     @public
-    def __init__(self, dims: Any, *, key: Any = None, epsilon: float = EPSILON):
+    def __init__(self, dims: Dims, *, key: Any = None, epsilon: float = EPSILON):
         shape = Shape(new_dims(dims, what="dims"))
         self.over, self.epsilon = shape.names, epsilon
         self.scale = full([], math.prod(dim.count for dim in shape) ** 0.5, key=key, name="scale")
@@ -98,7 +98,7 @@ class GroupNorm(eqx.Module):
         self.bias = full([channels], 0.0, key=key, name="bias")
 
     @public
-    def __call__(self, x: Tensor, *, over: Any) -> Tensor:
+    def __call__(self, x: Tensor, *, over: Dims) -> Tensor:
         """`over` are the dims beside the channels, such as height and width."""
         (channels,) = self.scale.dims
         wide = wf.cast(x, "float32")
@@ -141,7 +141,7 @@ class BatchNorm(eqx.Module):
         self.running_var = full([channels], 1.0, key=key, name="running_var", is_trained=False)
 
     @public
-    def __call__(self, x: Tensor, *, over: Any, training: bool = True) -> tuple[Tensor, "BatchNorm"]:
+    def __call__(self, x: Tensor, *, over: Dims, training: bool = True) -> tuple[Tensor, "BatchNorm"]:
         """The result, and the norm with its running statistics moved to the batch's."""
         wide = wf.cast(x, "float32")
         wide.dims.find(self.scale.dims[0])
@@ -154,7 +154,7 @@ class BatchNorm(eqx.Module):
         y = wf.add(wf.multiply(normed, self.scale, names="subset"), self.bias, names="subset")
         return wf.cast(y, x.dtype), moved
 
-    def _all_other_dims(self, x: Tensor, over: Any) -> Shape:
+    def _all_other_dims(self, x: Tensor, over: Dims) -> Shape:
         (channels,) = self.scale.dims
         dims = _other_dims(channels, x, over)
         if kept := x.dims.without([channels, *dims]):
@@ -173,7 +173,7 @@ class BatchNorm(eqx.Module):
         return eqx.tree_at(lambda norm: (norm.running_mean, norm.running_var), self, tuple(map(mark_frozen, new)))
 
 
-def _other_dims(channels: Dim, x: Tensor, over: Any) -> Shape:
+def _other_dims(channels: Dim, x: Tensor, over: Dims) -> Shape:
     """The dims `over`, none of them the channels."""
     x.dims.find(channels)
     dims = resolve(over, x.dims, what="over")

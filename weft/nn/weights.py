@@ -16,11 +16,11 @@ import equinox as eqx
 import jax
 
 from .. import ops as wf
-from ..dims import Dim, Shape
+from ..dims import Dim, Dims, Shape
 from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
-from ..layout import Layout, Region, as_layout, open_region
-from ..mesh import Mesh, as_mesh
+from ..layout import Layout, LayoutLike, Region, as_layout, open_region
+from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd.border import SpmdFunction
 from ..tensor import Tensor, parameter, tensor, with_kind
 
@@ -97,7 +97,9 @@ def count(module: Any) -> int:
 
 
 @public
-def init(module: Any, key: Any, mesh: Any = None, layout: Any = None, *, dims: Any = None) -> Any:
+def init(
+    module: Any, key: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None, *, dims: Dims | None = None
+) -> Any:
     """The module with values for its weights.
 
     On a mesh each processor makes only its own slices of them; the values do not depend on the layout. `dims` are those

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..errors import WeftError
-from ..layout import as_layout
-from ..mesh import Mesh, as_mesh
+from ..layout import LayoutLike, as_layout
+from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd import bind
 from ..text import columns, size_text
 from .sent import Sent
@@ -91,7 +91,13 @@ class Proof:
 
 
 def compiled_for(
-    fn: Callable[..., Any], args: Sequence[Any], mesh: Any, layout: Any, target: str, *, timeout: float = 1800
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: MeshLike,
+    layout: LayoutLike,
+    target: str,
+    *,
+    timeout: float = 1800,
 ) -> Proof:
     """What XLA says of `fn(*args)`, compiled for a target like `h100:1x64x8`.
 

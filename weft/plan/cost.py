@@ -14,6 +14,7 @@ from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program import Program
+from ..program.memory import Memory
 from ..program.source import NOWHERE
 from ..record import Axes
 from ..text import size_text, time_text
@@ -179,7 +180,7 @@ class Plan:
         return useful * times / self.seconds / self.peak_flops if self.seconds else 0.0
 
     @functools.cached_property
-    def memory(self) -> Any:
+    def memory(self) -> Memory:
         """What one processor holds at the peak."""
         return self.program.memory_on(self.hardware.kind)
 

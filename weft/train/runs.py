@@ -19,8 +19,8 @@ from .. import data, models
 from ..data.atomic import lock
 from ..errors import WeftError
 from ..interop.files import atomic_folder
-from ..layout import Region, as_layout
-from ..mesh import as_mesh
+from ..layout import LayoutLike, Region, as_layout
+from ..mesh import MeshLike, as_mesh
 from ..nn.freezing import tensors_by_path
 from ..small_files import Reader, is_file
 from ..spmd.place import sharding_of
@@ -94,8 +94,8 @@ class Run:
 
     def load(
         self,
-        mesh: Any = None,
-        layout: Any = None,
+        mesh: MeshLike | None = None,
+        layout: LayoutLike | None = None,
         step: int | None = None,
         *,
         best: bool = False,
