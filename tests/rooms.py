@@ -2,7 +2,7 @@
 
     python -m tests.rooms    # writes docs/pictures/rooms.svg anew
 
-A room stands above all it imports, and right below the lowest room that imports it. An arrow that others imply is left
+A room stands above all it imports, and right below the lowest room that imports it. A line that others imply is left
 out: who imports `ops` has `lower` under it.
 """
 

@@ -22,8 +22,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Each room and the rooms directly to its left. It may import those, and all that stand left of them.
-LEFT_OF = {
+# Each room and the rooms directly below it. It may import those, and all that stand below them.
+BELOW = {
     "compat": [],
     "fields": [],
     "errors": ["compat"],
@@ -178,24 +178,24 @@ def room_of(name: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def rooms_left_of(room: str) -> set[str]:
+def rooms_below(room: str) -> set[str]:
     """The room itself and every room it may import."""
-    return {room}.union(*(rooms_left_of(left) for left in LEFT_OF[room]))
+    return {room}.union(*(rooms_below(below) for below in BELOW[room]))
 
 
 def wrong_directions(module: Module) -> list[str]:
-    """Rooms nobody knows, and imports of a room that does not stand to the left."""
-    if module.room not in LEFT_OF:
-        return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(LEFT_OF)}"]
+    """Rooms nobody knows, and imports of a room that does not stand below."""
+    if module.room not in BELOW:
+        return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(BELOW)}"]
     complaints = []
     for imported in module.imports:
         if imported.name.split(".")[0] != "weft":
             continue
         target = room_of(imported.name)
-        if target not in LEFT_OF:  # `from weft import Tensor` is a name of weft/__init__.py
+        if target not in BELOW:  # `from weft import Tensor` is a name of weft/__init__.py
             target = "__init__"
-        if target not in rooms_left_of(module.room):
-            fact = f"`{target}` does not stand left of `{module.room}`"
+        if target not in rooms_below(module.room):
+            fact = f"`{target}` does not stand below `{module.room}`"
             complaints.append(f"{module.name}:{imported.line} imports {imported.name}, but {fact}")
     return complaints
 
@@ -413,7 +413,7 @@ def long_first_lines(module: Module) -> list[str]:
 
 def rooms_by_name(module: Module) -> list[str]:
     """Rooms that code names by a string in another: `"weft.plan.cost"`, `("nn", "models")`; a sentence may."""
-    others = {room for room in LEFT_OF if room != module.room and (ROOT / "weft" / room).is_dir()}
+    others = {room for room in BELOW if room != module.room and (ROOT / "weft" / room).is_dir()}
     complaints = []
     for constant in strings(module):
         path = re.fullmatch(r"weft[./](\w+)[\w./]*", constant.value)
@@ -528,12 +528,12 @@ def test_no_machine_path_in_the_repository():
         ("weft.layout", "import numpy, jax.sharding"),
     ],
 )
-def test_an_import_to_the_left_is_fine(name, source):
+def test_an_import_from_below_is_fine(name, source):
     assert wrong_directions(Module(name, source)) == []
 
 
 def test_the_front_door_may_import_every_room():
-    source = "\n".join(f"from weft import {room}" for room in LEFT_OF if not room.startswith("__"))
+    source = "\n".join(f"from weft import {room}" for room in BELOW if not room.startswith("__"))
     assert wrong_directions(Module("weft", source, is_package=True)) == []
 
 
@@ -562,7 +562,7 @@ def test_the_front_door_may_import_every_room():
         ("weft.ops.einsum", "from weft.utils import helper"),
     ],
 )
-def test_an_import_to_the_right_is_caught(name, source):
+def test_an_import_from_above_is_caught(name, source):
     assert len(wrong_directions(Module(name, source))) == 1
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.rooms import PICTURE, depths, direct, draw, imports_between
-from tests.test_architecture import LEFT_OF, Module, package_modules
+from tests.test_architecture import BELOW, Module, package_modules
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ def test_the_picture_is_that_of_the_imports():
     assert PICTURE.read_text(encoding="utf-8") == draw(imports_between(package_modules())), fix
 
 
-def test_a_room_stands_below_all_that_import_it_and_implied_arrows_are_left_out():
+def test_a_room_stands_below_all_that_import_it_and_implied_lines_are_left_out():
     sources = {"weft.dims": "", "weft.ops.sum": "from ..dims import Dim", "weft.nn": "from weft import dims, ops"}
     graph = imports_between(Module(name, source) for name, source in sources.items())
     assert depths(graph) == {"nn": 0, "ops": 1, "dims": 2}
@@ -23,7 +23,7 @@ def test_a_room_stands_below_all_that_import_it_and_implied_arrows_are_left_out(
 
 
 def test_every_room_has_its_line_in_the_text():
-    rooms = [room for room in LEFT_OF if not room.startswith("__")]
+    rooms = [room for room in BELOW if not room.startswith("__")]
     assert [room for room in rooms if f"`{room}`" not in TEXT] == []
 
 

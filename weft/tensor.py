@@ -1,6 +1,6 @@
 """The tensor: an array, the names of its dims, and its layout.
 
-Imports what stands left of it; the operations register the operators here (`operation`). The invariant, always:
+Imports what stands below it; the operations register the operators here (`operation`). The invariant, always:
 the array's shape is the local sizes of the dims under the tensor's region; outside a region the array is global.
 """
 

@@ -1,6 +1,6 @@
 """The configuration of a Transformer: sizes, parts, and how it is computed.
 
-Imports what stands left of the layers. A configuration is checked where it is made; the models trust it.
+Imports what stands below the layers. A configuration is checked where it is made; the models trust it.
 """
 
 import abc

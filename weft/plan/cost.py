@@ -63,7 +63,7 @@ class OpCost:
 
 @dataclass
 class _OpTotal:
-    """The kernels of one op in one phase that are bound by one thing."""
+    """The kernels of one op in one phase."""
 
     op: int | None
     phase: str
@@ -79,8 +79,9 @@ class _OpTotal:
 class Plan:
     """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
-    `memory` is what a processor has, if not what the table says. A program is traced with no devices, so it does not
-    tell `attention="plain"` from attention that a GPU would fuse: `fused=False` says that none is.
+    The argument `memory` is what a processor has (the `capacity`), if not what the table says; the property `memory` is
+    what the program holds at its peak. A program is traced with no devices, so it does not tell `attention="plain"`
+    from attention that a GPU would fuse: `fused=False` says that none is.
     """
 
     def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True):

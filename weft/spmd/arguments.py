@@ -1,6 +1,6 @@
 """What goes into a region: arguments taken apart into arrays.
 
-Imports what stands left of the ops. Each array has a slot that says what it stands for.
+Imports what stands below the ops. Each array has a slot that says what it stands for.
 """
 
 import functools

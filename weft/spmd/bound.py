@@ -1,6 +1,6 @@
 """Bound programs: functions on a mesh under a layout, as they are read.
 
-`SpmdFunction` and `TrainStep` are such programs. Imports what stands left of the ops.
+`SpmdFunction` and `TrainStep` are such programs. Imports what stands below the ops.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Trees split once into arrays and the rest: `partition` and `combine`.
 
 Arrays are traced, the rest is compiled in: a jit that is given partitions sees arrays alone, and compiles anew where
-the rest is another. Imports what stands left of the ops.
+the rest is another. Imports what stands below the ops.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The state of training: what is trained, and how Optax is given it.
 
-Stands left of the step. Every float among the parameters is trained, named or not, unless it is frozen.
+Stands below the step. Every float among the parameters is trained, named or not, unless it is frozen.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """The optimizer's update in global view: Optax on whole arrays, each sharded.
 
-Stands left of the step. XLA splits the update as the arrays are split. Optimizer state is sharded as its parameters
+Stands below the step. XLA splits the update as the arrays are split. Optimizer state is sharded as its parameters
 are, and further by the layout's `optimizer.` rules.
 """
 
