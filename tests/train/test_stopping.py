@@ -25,7 +25,7 @@ import hashlib, sys, threading
 from weft.train.stopping import Stop
 with Stop(is_own=True, lost="nothing saved, no step was taken") as stop:
     if "saving" in sys.argv:
-        stop.save()
+        stop.begin_steps()
     threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
     hashlib.pbkdf2_hmac("sha512", b"a", b"b", 2_000_000_000)  # hours in C
 """
@@ -54,7 +54,7 @@ def test_who_goes_on_after_a_signal_is_told_again():
 @pytest.mark.parametrize("number", BOTH)
 def test_where_steps_are_saved_a_signal_asks_for_a_stop_and_a_second_one_interrupts(number):
     with Stop() as stop:
-        stop.save()
+        stop.begin_steps()
         assert not stop.is_wanted() and stop.reason is None
         os.kill(os.getpid(), number)
         assert stop.is_wanted() and stop.reason == number.name

@@ -66,6 +66,7 @@ class Encoder(Runnable):
     positions: nn.Embedding | None
     encoder: Stack
     softmax: nn.Embedding | None
+    """The table that logits are made by (LM head), where it is not the embedding."""
     classifier: nn.Linear | None
     config: EncoderConfig = eqx.field(static=True)
 

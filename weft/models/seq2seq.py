@@ -54,6 +54,7 @@ class Seq2Seq(Runnable):
     encoder: Stack
     decoder: Stack
     softmax: nn.Embedding | None
+    """The table that logits are made by (LM head), where it is not the embedding."""
     config: Seq2SeqConfig = eqx.field(static=True)
 
     @public(form="models.init(config, key)")

@@ -41,6 +41,7 @@ class Block(eqx.Module):
     attention: nn.Attention
     memory_norm: nn.RMSNorm | nn.LayerNorm | None
     memory_attention: nn.Attention | None
+    """To what the encoder gives (cross-attention)."""
     feed_forward_norm: nn.RMSNorm | nn.LayerNorm
     feed_forward: nn.FeedForward | nn.MixtureOfExperts
     dropout: float = eqx.field(static=True)
@@ -274,6 +275,7 @@ class TransformerLM(Runnable):
     positions: nn.Embedding | None
     decoder: Stack
     softmax: nn.Embedding | None
+    """The table that logits are made by (LM head), where it is not the embedding."""
     config: LMConfig = eqx.field(static=True)
 
     @public(form="models.init(config, key)")
@@ -289,7 +291,8 @@ class TransformerLM(Runnable):
         """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
         batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
         batch = name_batch(batch, BATCH, _needed_names(batch, self.config), self.config.vocab)
-        return self.run(_logits, batch | {"inputs": batch.pop("tokens")})
+        batch["inputs"] = batch.pop("tokens")
+        return self.run(_logits, batch)
 
     @public
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:

@@ -76,7 +76,9 @@ class _EinsumPlan:
 
 
 def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _EinsumPlan:
+    """What is renamed before the product, where it is split, and what is left to sum."""
     dims, region = union(*(x.dims for x in xs)), common_region(xs)
+    # A name that an operand has already is given after the product alone: before it, two dims would be one.
     can_meet = region is None or region.can_meet(dims) or any(dims.has(new) for new in names.values())
     gather = ring_of_stored(xs) if overlap else None
     if overlap and gather is None and not can_meet:

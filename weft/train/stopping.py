@@ -45,7 +45,7 @@ class Stop:
     def __init__(self, *, is_own: bool = False, lost: str = "") -> None:
         self.reason: str | None = None
         """The signal that asked for the stop."""
-        self.is_own, self.lost, self.is_saving = is_own, lost, False
+        self.is_own, self.lost, self.has_begun = is_own, lost, False
         self.at = ""
         """Where the program stands, like `step 12 of 20`; empty where that is nothing to say."""
         self._is_agreed = False
@@ -76,9 +76,9 @@ class Stop:
         self._give_jax_its_own()
         self._before.clear()
 
-    def save(self) -> None:
+    def begin_steps(self) -> None:
         """From now on there are steps to save: a signal stops after the one under way."""
-        self.is_saving = True
+        self.has_begun = True
         self._give_jax_its_own()
 
     def _give_jax_its_own(self) -> None:
@@ -88,7 +88,7 @@ class Stop:
 
     def check(self) -> None:
         """Raises where a signal came and what heard of it went on all the same."""
-        if self.reason is not None and not self.is_saving:
+        if self.reason is not None and not self.has_begun:
             raise self.interrupted(signal.Signals[self.reason])
 
     def is_wanted(self) -> bool:
@@ -103,14 +103,14 @@ class Stop:
 
     def interrupted(self, number: int) -> Interrupted:
         """What a signal is raised as."""
-        lost = "what followed the last checkpoint is not saved" if self.is_saving else self.lost
-        at = "" if self.is_saving or not self.at else f" at {self.at}"
+        lost = "what followed the last checkpoint is not saved" if self.has_begun else self.lost
+        at = "" if self.has_begun or not self.at else f" at {self.at}"
         return Interrupted(number, f"stopped by {signal.Signals(number).name}{at}{lost and ': '}{lost}")
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """What Python calls when a signal came."""
         is_first, self.reason = self.reason is None, signal.Signals(number).name
-        if not self.is_saving or not is_first:
+        if not self.has_begun or not is_first:
             raise self.interrupted(number)
         if self._is_one_of_many:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -171,7 +171,7 @@ class _SignalWatch:
             if number not in _HEARD or signal.getsignal(number) != self.stop.hear:
                 continue
             count += 1
-            if count > 1 or (not self.stop.is_saving and not self._is_heard()):
+            if count > 1 or (not self.stop.has_begun and not self._is_heard()):
                 end(self.stop.interrupted(number))
 
     def _is_heard(self) -> bool:

@@ -53,7 +53,7 @@ class Trainer:
                 with prepared.open():
                     outcome = train(prepared)
             except Interrupted as error:
-                if stop.is_saving:
+                if stop.has_begun:
                     raise
                 return Outcome(saver.at, config.train.steps, error.reason, is_begun=False)
             folder.write_outcome(outcome)
@@ -108,12 +108,12 @@ def train(run: Prepared) -> Outcome:
 def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[str, Any]]:
     """One step; the first is compiled, and after it there is something to save."""
     with run.profile.step(at):
-        if run.stop.is_saving:
+        if run.stop.has_begun:
             return run.step(state, next(run.batches), np.int32(at))
         with run.listener.stage("compiling the step"):
             state, metrics = run.step(state, next(run.batches), np.int32(at))
             jax.block_until_ready(metrics)
-            run.stop.save()
+            run.stop.begin_steps()
             return state, metrics
 
 

@@ -29,7 +29,7 @@ with processes.failing_at_once():
     (folder / f"pid_{me}").write_text(str(os.getpid()))
     step = 0
     with Stop() as stop:
-        stop.save()
+        stop.begin_steps()
         while step < last:
             assert float(wf.get(total(mine))) == count * (count - 1)
             step += 1
