@@ -1,4 +1,4 @@
-"""Batches by step, read ahead and put on the device by a thread.
+"""Batches by step, read ahead (prefetch) and put on the device by a thread.
 
 Batch `step` is a pure function of dataset, batch size, seed and step. A process has its own rows of it and reads no
 others: process p of n those from p·batch/n on, or the `rows` it names. So the order is the same for every number of

@@ -1,4 +1,4 @@
-"""Where operands meet: one region, one placement; then the local work.
+"""Where operands meet: one placement, stored parameters gathered (FSDP).
 
 Every op goes through `meet` and `Meeting.run`. Parameters stored split are gathered here, values that are equal over an
 axis are made to vary here (which is where their gradients are summed), once per value however often it is used.

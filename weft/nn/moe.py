@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE): top-1 (Switch), top-2 or expert-choice routing.
+"""Mixture of experts (MoE): a router, top-1 (Switch), top-2 or expert-choice.
 
 Each token goes to one or two experts, or each expert chooses its tokens; an expert has room for so many tokens, its
 capacity. The router has a load-balancing loss and a z-loss. Tokens are routed inside their own sequence, so that what

@@ -1,4 +1,4 @@
-"""Recomputation: which values a backward pass keeps, and which it makes again.
+"""Recomputation (remat): what a backward pass keeps, and what it makes again.
 
 A gathered parameter is never kept. Collectives inside a recomputed function run twice unless their results are kept
 by name.

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by a run's configuration, from Optax.
+"""Optimizers, and learning-rate schedules with their warm-up, from Optax.
 
 Imports the configuration. What decays is told apart by paths, like `decoder.layers.attention.q`.
 """

@@ -1,4 +1,4 @@
-"""One step of training by a run's configuration: loss, gradients, update.
+"""One step of training by a run's configuration: loss, gradients, update, EMA.
 
 A step that is bad (its gradients are not finite, or it is a spike that is not kept) changes nothing and is counted.
 """
