@@ -88,7 +88,7 @@ READS_TEXT = {
     "weft.plan.this_machine": "what the system says of itself",
     "weft.plan.page": "the page's template",
     "weft.train.checkpoints": "errors of Orbax and TensorStore",
-    "weft.train.processes": "errors of JAX's coordination service",
+    "weft.train.processes": "errors of `jax.distributed`",
 }
 PRIVATE_JAX = "jax._src"
 # Names of JAX's that stand in no documentation, reached on values and not by import.

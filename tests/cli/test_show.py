@@ -13,6 +13,7 @@ import weft as wf
 from weft.cli import main
 from weft.cli.model import PresetOptimizer, load_preset
 from weft.cli.terminal import colour
+from weft.program.lines import Printed
 
 from . import nets
 from .command import NETS, ON, ROOT, error_of, misuse_of, started, weft
@@ -168,28 +169,44 @@ def test_colours_are_for_a_terminal_and_leave_the_text_alone():
 
 
 @pytest.mark.parametrize(
-    ("line", "style"),
+    ("kind", "style"),
     [
-        ("backward", "bold"),
-        ("    recompute", "bold"),
-        ("backward, scan over layers x2", "bold"),
-        ("forward  all_reduce  rows  float32  4 B  x1", ""),
-        ("  update  f32[batch/rows d_io]  relu(...)", ""),
-        ("over rows: 4 B in 1 call", ""),
-        ("    >> all_reduce over cols  0.5 MiB x1", "bold yellow"),
-        ("  - all_reduce over cols  1 MiB x1", "red"),
-        ("+ net on rows=2 under batch:rows", "green"),
+        ("title", "bold"),
+        ("section", "bold"),
+        ("collective", "bold yellow"),
+        ("removed", "red"),
+        ("added", "green"),
+        ("changed", ""),
+        ("op", ""),
+        ("block", ""),
+        ("note", ""),
         ("", ""),
     ],
 )
-def test_collectives_headers_and_changes_stand_out(line, style):
-    text = colour(line)
-    assert (text.plain, text.style, text.spans) == (line, style, [])
+def test_collectives_headers_and_changes_stand_out(kind, style):
+    text = colour(Printed("backward  - >> all_reduce", kind))
+    assert (text.plain, text.style, text.spans) == ("backward  - >> all_reduce", style, [])
+
+
+def test_a_printed_line_says_what_it_is():
+    kinds = {
+        "  >> all_reduce over cols": "collective",
+        "forward": "section",
+        "over rows: ": "",
+        "net on rows=2": "title",
+    }
+    printed = program().printed()
+    for start, kind in kinds.items():
+        assert {line.kind for line in printed if line.text.strip().startswith(start.strip())} == {kind}, start
+    changes = program().diff(program("batch:rows+cols")).printed()
+    assert {line.kind for line in changes if line.text.strip()[:2] == "- "} == {"removed"}
+    assert {line.kind for line in changes if line.text.strip()[:2] == "+ "} == {"added"}
+    assert "section" in {line.kind for line in changes}
 
 
 def test_sources_step_back():
     line = "h   f32[batch/rows hidden/cols]  relu(...)  net.py:6"
-    (span,) = colour(line).spans
+    (span,) = colour(Printed(line, "op")).spans
     assert (line[span.start : span.end], span.style) == ("net.py:6", "not bold dim")
 
 

@@ -9,7 +9,7 @@ import typer
 from ..plan.hardware import HARDWARE, Hardware
 from ..plan.hardware import hardware as find_hardware
 from ..text import columns, size_text
-from .terminal import reported, write, write_program
+from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -35,7 +35,7 @@ def hardware(
         if as_json:
             listing = {"version": VERSION, "hardware": [dataclasses.asdict(machine) for machine in chosen]}
             return write(json.dumps(listing, indent=1))
-        write_program(_table(chosen) if name is None else _sheet(chosen[0]))
+        write_program(titled(_table(chosen) if name is None else _sheet(chosen[0])))
 
 
 def _table(chosen: list[Hardware]) -> str:

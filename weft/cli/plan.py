@@ -13,7 +13,7 @@ from ..plan import Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
 from ..plan.page import page
 from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, load, need_mesh_and_layout
-from .terminal import reported, write, write_program
+from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -81,7 +81,7 @@ def plan(
         if as_json:
             write(json.dumps(_as_dict(planned, other, proof, held), indent=1))
         else:
-            write_program(_as_text(planned, other, proof))
+            write_program(titled(_as_text(planned, other, proof)))
             if html is not None:
                 write(f"page: {html}")
         if held:

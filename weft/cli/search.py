@@ -14,7 +14,7 @@ from ..text import time_text
 from .model import BATCH, LENGTH, LOSS, MODEL, OPTIMIZER, load
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
-from .terminal import reported, users_code, write, write_program
+from .terminal import reported, titled, users_code, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -74,7 +74,7 @@ def search(
             return write(json.dumps(ranking.to_dict(), indent=1))
         count = ranking.best.mesh.size
         head = f"{chosen.name} on {machine}, {count} processor{'s' * (count != 1)}"
-        write_program(f"{head}\n\n{ranking}")
+        write_program(titled(f"{head}\n\n{ranking}"))
 
 
 def _tell(reporter: Reporter, at: SearchProgress) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, check_only_one, load, need_mesh_and_layout
-from .terminal import reported, write, write_program
+from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -48,7 +48,7 @@ def show(
         if json:
             return write(program.to_json())
         if against is not None:
-            shown = str(program.diff(chosen.traced(mesh=mesh, layout=against)))
+            lines = program.diff(chosen.traced(mesh=mesh, layout=against)).printed()
         else:
-            shown = program.ledger.table() if ledger else str(program)
-    write_program(shown)
+            lines = titled(program.ledger.table()) if ledger else program.printed()
+    write_program(lines)

@@ -1,6 +1,6 @@
 """What reaches the terminal: coloured programs, errors without our own frames.
 
-Text is coloured from its plain lines and only on a terminal; in a pipe it is byte for byte what `print` would print.
+Text is coloured by what each line is, and only on a terminal; in a pipe it is byte for byte what `print` would print.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import typer
 
 from ..errors import WeftError, WeftWarning, is_users, short_path
-from ..graph import PHASES
+from ..program.lines import Printed
 from ..train.stopping import Interrupted, Stop
 from ..train.wording import KEY, reword
 
@@ -77,28 +77,32 @@ def write(text: str) -> None:
     sys.stdout.flush()  # a reader that has gone is noticed here, where Typer ends quietly, and not at exit
 
 
-def write_program(text: str) -> None:
-    """Prints a program, its ledger or a diff, coloured if stdout is a terminal."""
+def titled(text: str) -> list[Printed]:
+    """A table or a plan, its first line as a title."""
+    title, *lines = text.splitlines()
+    return [Printed(title, "title"), *map(Printed, lines)]
+
+
+def write_program(lines: Sequence[Printed]) -> None:
+    """Prints a program, a diff or a table, coloured if stdout is a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        return write(text)
-    title, *lines = text.splitlines()
-    for line in [colour(title, style="bold"), *map(colour, lines)]:
-        console.print(line, soft_wrap=True)
+        return write("\n".join(line.text for line in lines))
+    for line in lines:
+        console.print(colour(line), soft_wrap=True)
 
 
 _SOURCE = re.compile(r"(?<!\S)\S+\.py:\d+\b")
-_HEADER = re.compile(rf"\s*({'|'.join(PHASES)})\b(?!.*  )")  # a row of a table starts with the same words
-_CHANGES = {">>": "bold yellow", "+ ": "green", "- ": "red"}
+_STYLES = {"title": "bold", "section": "bold", "collective": "bold yellow", "added": "green", "removed": "red"}
 
 
-def colour(line: str, style: str = "") -> Any:
-    """One line as Rich text: collectives, headers and changes stand out."""
+def colour(line: Printed) -> Any:
+    """A line as Rich text: collectives, headers and changes stand out."""
     from rich.text import Text
 
-    text = Text(line, _CHANGES.get(line.lstrip()[:2], "bold" if _HEADER.match(line) else style))
+    text = Text(line.text, _STYLES.get(line.kind, ""))
     text.highlight_regex(_SOURCE, "not bold dim")
     return text
 

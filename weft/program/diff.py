@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..text import flops_text, size_text
 from .ledger import Ledger
-from .lines import Line
+from .lines import Line, Printed
 
 if TYPE_CHECKING:
     from .trace import Program
@@ -30,6 +30,11 @@ class Change:
     def is_same(self) -> bool:
         """Whether both programs have the line, of the same type and running as often."""
         return self.before is not None and self.after is not None and _compared(self.before) == _compared(self.after)
+
+    @property
+    def kind(self) -> str:
+        """removed, added or changed"""
+        return "removed" if self.after is None else "added" if self.before is None else "changed"
 
     def __str__(self) -> str:
         if self.before is None or self.after is None:
@@ -64,19 +69,25 @@ class Diff:
         return iter(self.changes)
 
     def __str__(self) -> str:
-        head = [f"- {self.before.title}", f"+ {self.after.title}", ""]
-        if not self:
-            return "\n".join([*head, "the programs are the same"])
-        return "\n".join([*head, *(self._body() or ["the lines are the same, the sizes are not"]), "", *self.totals()])
+        return "\n".join(line.text for line in self.printed())
 
-    def _body(self) -> list[str]:
-        lines: list[str] = []
+    def printed(self) -> list[Printed]:
+        """The lines of its text, each with what it is."""
+        blank = Printed("")
+        head = [Printed(f"- {self.before.title}", "removed"), Printed(f"+ {self.after.title}", "added"), blank]
+        if not self:
+            return [*head, Printed("the programs are the same")]
+        body = self._body() or [Printed("the lines are the same, the sizes are not")]
+        return [*head, *body, blank, *map(Printed, self.totals())]
+
+    def _body(self) -> list[Printed]:
+        lines: list[Printed] = []
         path: tuple[str, ...] = ()
         for change in self.changes:
             if change.path != path:
                 path = change.path
-                lines.append(", ".join(path))
-            lines.append(f"  {change}")
+                lines.append(Printed(", ".join(path), "section"))
+            lines.append(Printed(f"  {change}", change.kind))
         return lines
 
     def totals(self) -> list[str]:

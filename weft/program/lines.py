@@ -7,7 +7,7 @@ are asked for.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..text import size_text
 from .array_type import ArrayType
@@ -159,12 +159,20 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
     return best
 
 
-def listing_text(sections: Sequence[Line], *, lines: bool = True) -> str:
-    """The listing as text; `lines=False`: functions in place of files and lines."""
+class Printed(NamedTuple):
+    """A line as it is printed, and what it is."""
+
+    text: str
+    kind: str = ""
+    """title, the kind of a `Line`, or removed or added; empty for other words"""
+
+
+def printed_lines(sections: Sequence[Line], *, lines: bool = True) -> list[Printed]:
+    """The listing as it is printed; `lines=False`: functions for files and lines."""
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]
-    return "\n".join(_line_text(depth, line, widths, lines).rstrip() for depth, line in flat)
+    return [Printed(_line_text(depth, line, widths, lines).rstrip(), line.kind) for depth, line in flat]
 
 
 def _flat(lines: Sequence[Line], depth: int) -> Iterator[tuple[int, Line]]:

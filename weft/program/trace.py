@@ -14,7 +14,7 @@ from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
 from .diff import Diff
 from .ledger import Ledger, ledger_of
-from .lines import Line, listing_text
+from .lines import Line, Printed, printed_lines
 from .listing import listing
 from .memory import Memory
 from .memory_names import Names
@@ -61,12 +61,16 @@ class Program:
 
     def text(self, *, lines: bool = True) -> str:
         """The printed program; with `lines=False` functions in place of line numbers."""
+        return "\n".join(line.text for line in self.printed(lines=lines))
+
+    def printed(self, *, lines: bool = True) -> list[Printed]:
+        """The lines of `text`, each with what it is."""
         processors = "1 processor" if self.mesh.size == 1 else f"{self.mesh.size} processors"
         head = f"{self.name} on {self.mesh} ({processors}) under {layout_text(self.layout)}"
-        if sizes := self.reading.sizes:
-            head += f"\n{sizes}"
-        body = listing_text(self.lines, lines=lines) or "nothing runs"
-        return "\n".join([head, "", body, "", *self._summary()])
+        sizes = [Printed(self.reading.sizes)] if self.reading.sizes else []
+        body = printed_lines(self.lines, lines=lines) or [Printed("nothing runs")]
+        blank = Printed("")
+        return [Printed(head, "title"), *sizes, blank, *body, blank, *map(Printed, self._summary())]
 
     def _summary(self) -> list[str]:
         sent = self.ledger.totals() if len(self.ledger) else ["nothing is sent"]
