@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from weft.cli.progress import Progress
+from weft.cli.progress import Reporter
 from weft.train import trainer as training
 from weft.train.config import lines_of, parse
 
@@ -64,7 +64,7 @@ def overhead(folder: Path, steps: int = 1000) -> None:
     waited = measured_wait(steps)
     times = {}
 
-    class Clocked(Progress):
+    class Clocked(Reporter):
         def step(self, at, steps):
             times[at] = time.perf_counter()
             super().step(at, steps)
@@ -86,7 +86,7 @@ def measured_wait(turns: int) -> float:
 def growth(folder: Path, steps: int = 10_000) -> None:
     process, seen = psutil.Process(), {}
 
-    class Weighed(Progress):
+    class Weighed(Reporter):
         def step(self, at, steps):
             if at % 1000 == 0 or at == 200:
                 seen[at] = process.memory_info().rss / 2**20

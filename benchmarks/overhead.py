@@ -30,7 +30,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from weft.program import ledger, walk
+from weft.graph import graph, steps
+from weft.program import ledger
 
 MOST_INSTRUCTIONS = 1.02
 MOST_STEP_TIME = 1.03
@@ -263,7 +264,7 @@ def side(fn: Any, args: Any) -> Side:
 def traced(jaxpr: Any) -> Sent:
     """The collectives of a jaxpr."""
     found: Sent = collections.Counter()
-    for step in walk.steps(walk.walk(jaxpr)):
+    for step in steps(graph(jaxpr)):
         if step.collective is not None:
             axes, avals = ledger.carried(step)
             for aval in avals:
