@@ -86,8 +86,12 @@ def test_events_carry_the_names_of_ops_with_their_phase_and_line(profiled):
     for phase in ("forward", "backward"):
         pattern = rf"einsum \({phase}\) weft/nn/(attention|feed_forward)\.py:\d+"
         assert any(re.fullmatch(pattern, name) for name in names), phase
-    assert any(re.fullmatch(r"softmax \(forward\) weft/nn/attention\.py:\d+", name) for name in names)
     assert any(re.fullmatch(r"\w+ \(update\)", name) for name in names)
+    # Of very short ops the profiler may keep no event: all there are have names of the program, which has them all.
+    (file,) = folder.rglob("*.xplane.pb")
+    known = set(read_op_names(file.read_bytes()).values())
+    assert {name for name in names if re.match(r"\w+ \((forward|backward|update|recompute)\)", name)} <= known
+    assert any(re.fullmatch(r"softmax \(forward\) weft/nn/attention\.py:\d+", name) for name in known)
 
 
 def test_the_steps_asked_for_are_profiled_and_no_others(profiled):
