@@ -183,7 +183,8 @@ class _Builder:
             if row.kind in LOOPS:
                 step = self._loop(eqn, row, scopes, operands, around, inner)
             elif len(inner) == 1 and len(inner[0].jaxpr.invars) == len(operands):
-                values.update(zip(eqn.outvars, self._call(eqn, row, scopes, operands, around, steps), strict=True))
+                results = self._call(eqn, row, scopes, operands, around, inner[0], steps)
+                values.update(zip(eqn.outvars, results, strict=True))
                 continue
             else:
                 step = Step(eqn, row, *self._said(scopes, around), operands=operands)
@@ -206,9 +207,15 @@ class _Builder:
         return scopes, *known, around.count, around.is_each_turn, around.is_global, around.remat
 
     def _call(
-        self, eqn: Any, row: Primitive, scopes: str, operands: list[Value], around: _Around, steps: list[Step]
+        self,
+        eqn: Any,
+        row: Primitive,
+        scopes: str,
+        operands: list[Value],
+        around: _Around,
+        closed: ClosedJaxpr,
+        steps: list[Step],
     ) -> list[Value]:
-        (closed,) = bodies_of(eqn)
         jaxpr, inside = closed.jaxpr, replace(around, scopes=scopes)
         if row.kind is Role.REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
             inside = replace(inside, remat=Step(eqn, row, *self._said(scopes, around), operands=operands))

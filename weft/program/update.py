@@ -12,9 +12,9 @@ from typing import Any
 
 from jax.sharding import AxisType
 
+from ..layout import Axes
 from ..primitives import ELEMENTWISE, Role, row_of
 
-Axes = tuple[str, ...]
 Split = tuple[Axes, ...]  # for each dim of a global array the mesh axes it is split over
 
 
