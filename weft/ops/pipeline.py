@@ -37,7 +37,7 @@ ROUNDS = "rounds"
 _MICROBATCH = "microbatch"
 
 
-@recorded_block(reason_else="because it is the same for every stage and microbatch, and differs over {axes} there")
+@recorded_block(reason_else="because it is the same for every microbatch, and the rows or stages are split over {axes}")
 def pipeline(
     fn: Callable[[Any, Any, Any], tuple[Any, Any]],
     x: Any,
@@ -67,7 +67,7 @@ def pipeline(
     axes = axes_taken(dim, region, stacked)
     flow = _Flow(dim, axes, region.ways(axes) if region is not None else 1, micro_dim, rounds, rows, key)
     _check_divides(flow, region)
-    note_loop(dim.name)
+    note_loop(dim.name, idle=(flow.ways - 1, flow.ticks))
     inner = region.within(axes) if region is not None and axes else region
     dealt = [_deal_out(leaf, flow, region, inner) for leaf in tensors]
     over_axes = frozenset().union(*(varying(leaf.raw) for leaf in dealt))
@@ -200,7 +200,8 @@ def _deal_out(x: Tensor, flow: _Flow, region: Region | None, inner: Region | Non
     dims = Shape([micro.resized(flow.slots), *rest])
     if region is None or inner is None:
         return with_marks(make(array, dims, None), marks)
-    array = relocate(array, have, (flow.axes, *inner.placement(rest)), region)
+    with _because(_ENTER, region):
+        array = relocate(array, have, (flow.axes, *inner.placement(rest)), region)
     return with_marks(result(as_varying(array, flow.axes), dims, inner), marks)
 
 
@@ -214,8 +215,8 @@ def _put_back(x: Tensor, like: Tensor, flow: _Flow, region: Region | None, inner
         places = [[micro, *rest].index(dim) for dim in order]
         return settle(jnp.transpose(array, places), Shape(order), tuple(have[i] for i in places), region)
     if region is not None:
-        want = ((), *region.placement(rest))
-        array = relocate(array, have, want, region)
+        with _because(_LEAVE, region):
+            array = relocate(array, have, ((), *region.placement(rest)), region)
     position = like.dims.position(flow.rows)
     order = Shape([*(d for d in rest if d.name != flow.rows)])
     order = Shape([*order[:position], Shape(rest).find(flow.rows), *order[position:]])
@@ -257,7 +258,19 @@ def _bring_weight(w: Tensor, flow: _Flow, region: Region | None, inner: Region |
 
 def _total(array: Any, flow: _Flow, region: Region | None) -> Tensor:
     """An extra of all ticks, summed; over the stages' processors once."""
-    return settle(jnp.sum(array, axis=0), (), (), region, partial=flow.axes)
+    with _because(_SUMMED, region):
+        return settle(jnp.sum(array, axis=0), (), (), region, partial=flow.axes)
+
+
+_HANDED_ON = "because stages are split over {axes}: each hands its microbatch on to the next"
+_DRIFT = "because microbatches wait split over {axes}: they drift to the first stage, and finished ones home"
+_ENTER = "because microbatches wait split over {axes}, and the rows come otherwise"
+_LEAVE = "because microbatches end split over {axes}, and the rows leave otherwise"
+_SUMMED = "because extras are summed over stages, split over {axes}"
+
+
+def _because(reason: str, region: Region | None) -> contextlib.AbstractContextManager[Any]:
+    return region.record.unasked("pipeline", reason) if region is not None else contextlib.nullcontext()
 
 
 # The ticks.
@@ -295,8 +308,10 @@ def _run_ticks(
         if flow.axes:
             extras = [_choose(number - place == done, a, jnp.zeros_like(a)) for a in extras]
             last, ring = flow.ways - 1, [(i, (i + 1) % flow.ways) for i in range(flow.ways)]
-            behind = [permute(a, flow.axes, ring if kept else ring[:-1]) for a in ended]
-            drifted = [permute(a, flow.axes, [(i + 1, i) for i in range(last)]) for a in next_in]
+            with _because(_HANDED_ON, inner):
+                behind = [permute(a, flow.axes, ring if kept else ring[:-1]) for a in ended]
+            with _because(_DRIFT, inner):
+                drifted = [permute(a, flow.axes, [(i + 1, i) for i in range(last)]) for a in next_in]
             ended = [_choose(place == last, a, b) for a, b in zip(ended, drifted, strict=True)]
             arrived = [result(a, b.dims, inner) for a, b in zip(behind, begun, strict=True)]
         stream = [_write(x, a, slot, inner) for x, a in zip(stream, ended, strict=True)]
