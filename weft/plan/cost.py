@@ -230,6 +230,8 @@ class Plan:
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
+        if idle := self.program.flops_idle:
+            lines.append(f"pipeline: {idle / self.program.flops:.0%} of the work is its bubble")
         lines.append(self._memory_line())
         return "\n".join([*lines, "", self.table()])
 
@@ -281,7 +283,7 @@ def _why(plan: Plan) -> str:
     share = by[most] / plan.seconds if plan.seconds else 0.0
     most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
-    wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
+    wasted = (duplicated + plan.program.flops_idle) / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
         return f"{most_of_it}; {duplicated.reason}"
