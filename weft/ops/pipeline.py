@@ -23,7 +23,7 @@ from ..errors import DimError, TensorError
 from ..layout import Axes, Placement, Region, tracing_in
 from ..lower.collectives import as_varying, index, permute, varying
 from ..lower.dealt import dealing
-from ..lower.meet import bring, common_region, need_tensor, operand, vary_before_loop, with_layout
+from ..lower.meet import bring, common_region, operand, vary_before_loop, with_layout
 from ..lower.move import align, relocate, result, settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import bring_in, bringing, note_loop, recorded_block
@@ -31,6 +31,7 @@ from ..lower.trees import map_tensors
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .control import TracedLoop, scan, trace_on_slice
 from .mapping import axes_taken
+from .random import need_key
 from .remat import remat
 
 ROUNDS = "rounds"
@@ -67,6 +68,7 @@ def pipeline(
     micro_dim = _micro_dim(micro, tensors, dim)
     region = common_region([*tensors, *stacked])
     axes = axes_taken(dim, region, stacked)
+    key = None if key is None else need_key(key, "pipeline")
     flow = _Flow(dim, axes, region.ways(axes) if region is not None else 1, micro_dim, rounds, rows, key)
     _check_divides(flow, region)
     note_loop(dim.name, idle=(flow.ways - 1, flow.ticks))
@@ -406,9 +408,24 @@ class _Stages:
                     fix="return a tree of the same structure",
                 )
             extras, self.extras_structure = jax.tree.flatten(pair[1], is_leaf=is_tensor)
-            return bring_in([need_tensor(a, "pipeline") for a in y]), [_scalar(bring_in(a)) for a in extras]
+            flowing = [_flowing_on(before, after) for before, after in zip(x, y, strict=True)]
+            return flowing, [_scalar(bring_in(a)) for a in extras]
 
         return remat(run, save=self.save)(x)
+
+
+def _flowing_on(before: Tensor, after: Any) -> Tensor:
+    """What a stage made of `before`, its dims in the same order; it must be alike."""
+    is_alike = is_tensor(after) and set(before.dims) == set(after.dims) and before.dtype == after.dtype
+    if not is_alike:
+        raise TensorError(
+            f"what flows through the pipeline enters a stage as {before!r} and leaves as {after!r:.60}",
+            fix="return what has the same dims and dtype: rename, broadcast, sum or cast it in the stage",
+        )
+    after = with_layout(bring_in(after), before.region)
+    return with_marks(
+        make(align(after.raw, after.dims, before.dims), before.dims, after.region, after.kind), marks_of(after)
+    )
 
 
 def _at(w: Tensor, name: str, place: Any) -> Tensor:
