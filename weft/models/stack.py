@@ -103,8 +103,8 @@ class Stack(eqx.Module):
 
         state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
         numbers = number_along(config.stack_dims(1))
-        micro, how = config.microbatch, {"rounds": config.pipeline_rounds, "save": _names_kept(config)}
-        (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, **how)
+        micro, rounds, save = config.microbatch, config.pipeline_rounds, _names_kept(config)
+        (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, rounds=rounds, save=save)
         return x, {name: value / micro.size if name in _MEANS else value for name, value in report.items()}
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, KeysValues]:
