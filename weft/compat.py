@@ -130,7 +130,7 @@ def frames_of(eqn: Any) -> Iterator[Frame]:
 
 
 def expect_no_driver() -> None:
-    """Leaves out what JAX logs where its CUDA plugin finds no driver; all else is said.
+    """Leaves out what JAX logs of a CUDA driver that is not there; all else is said.
 
     A program that only compiles for GPUs needs the plugin, and no driver.
     """
