@@ -12,6 +12,7 @@ from ..namespace import namespace as _namespace
 from ..nn import weights
 from ..record import show_as_source as _show_as_source
 from .config import TransformerConfig, need_config
+from .decoding import with_shapes as _decoding_shapes
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
@@ -59,6 +60,18 @@ def shapes(config: TransformerConfig) -> Any:
     return weights.shapes(_blueprint(config))
 
 
+@public
+def decode_step(config: TransformerConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
+    """A step of decoding and its arguments as shapes, for `wf.trace`: (fn, args).
+
+    The KV cache has `context` places in each of `batch` sequences, all of which the next token looks at, and may be
+    overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
+    processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
+    """
+    need_config(config)
+    return _decoding_shapes(shapes(config), context, batch)
+
+
 def _blueprint(config: TransformerConfig) -> Any:
     """The model without values, its weights in the dtype they are kept in."""
     return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint())
@@ -73,6 +86,7 @@ __all__ = [
     "Seq2SeqConfig",
     "TransformerConfig",
     "TransformerLM",
+    "decode_step",
     "fields",
     "from_fields",
     "init",
