@@ -58,7 +58,9 @@ class Conv(eqx.Module):
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
-        return _convolve(wf.conv, self, x)
+        over, made = _slides(self, x)
+        y = wf.conv(x, cast_weight(self.weight, x.dtype), over=over, channels=(self.ins, made), **self.how)
+        return _finish(self, y, made)
 
 
 class ConvTranspose(eqx.Module):
@@ -101,7 +103,9 @@ class ConvTranspose(eqx.Module):
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
-        return _convolve(wf.conv_transpose, self, x)
+        over, made = _slides(self, x)
+        y = wf.conv_transpose(x, cast_weight(self.weight, x.dtype), over=over, channels=(self.ins, made), **self.how)
+        return _finish(self, y, made)
 
 
 _KERNEL = "kernel_"
@@ -132,12 +136,15 @@ def _made(ins: Dim, outs: Dim, groups: int) -> Dim:
     return Dim(f"{outs.name}_out", outs.size, outs.name, outs.valid)
 
 
-def _convolve(op: Any, layer: Any, x: Tensor) -> Tensor:
-    """`x` convolved with the layer's kernel, by `wf.conv` or `wf.conv_transpose`."""
+def _slides(layer: Any, x: Tensor) -> tuple[dict[str, Dim], Dim]:
+    """The dims a kernel slides along with its own, and the channels that come out."""
     check_dims(x, [layer.ins])
-    made = _made(layer.ins, layer.outs, layer.how["groups"])
     over = {dim.name.removeprefix(_KERNEL): dim for dim in layer.weight.dims if dim.name.startswith(_KERNEL)}
-    y = op(x, cast_weight(layer.weight, x.dtype), over=over, channels=(layer.ins, made), **layer.how)
+    return over, _made(layer.ins, layer.outs, layer.how["groups"])
+
+
+def _finish(layer: Any, y: Tensor, made: Dim) -> Tensor:
+    """What was made, with the layer's bias, its channels under their own name."""
     if layer.bias is not None:
-        y = wf.add(y, wf.cast(layer.bias, x.dtype), names="subset")
+        y = wf.add(y, wf.cast(layer.bias, y.dtype), names="subset")
     return y if made == layer.outs else y.rename(**{made.name: layer.outs})
