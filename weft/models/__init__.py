@@ -69,7 +69,7 @@ def decode_step(config: TransformerConfig, context: int, batch: int = 1) -> tupl
     overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
     processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
     """
-    need_config(config)
+    need_config(config, TransformerConfig)
     return _decoding_shapes(shapes(config), context, batch)
 
 
