@@ -20,13 +20,11 @@ import optax
 import typer
 
 from .. import models
-from ..dims import dims
 from ..errors import WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
-from ..tensor import tensor
 from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
@@ -163,16 +161,10 @@ def load_run(name: str) -> Model:
     return Model(name, step, shapes_of_call(config, step), mesh)
 
 
-def _shape(batch: int, length: int, dtype: str) -> Any:
-    rows = dims(batch=batch, length=length)
-    return tensor(jax.ShapeDtypeStruct((batch, length), dtype), rows)
-
-
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
     """The train step of a preset with an optimizer of Optax's, or its loss alone."""
     config = find_preset(name, **sizes)
-    ids = _shape(config.batch, config.length, "int32")
-    batch, key = {"inputs": ids, "targets": ids}, jax.eval_shape(lambda: jax.random.key(0))
+    batch, key = config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(model: Any, batch: Any, key: Any) -> Any:
         return model.loss(batch, key)
