@@ -125,6 +125,8 @@ class Entry:
     results: tuple[Placed, ...] = ()
     examples: int = 1
     """How many examples a processor works on at once, where the op maps a function."""
+    idle: tuple[int, int] = (0, 1)
+    """Of a pipeline in how many turns of how many a processor has no work (its bubble)."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False

@@ -27,6 +27,7 @@ from ..tensor import (
     as_dtype,
     check_tensor,
     is_tensor,
+    make,
     marks_of,
     need_room,
     placement,
@@ -398,10 +399,25 @@ def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return result(_gather(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
+def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
+    """`x` varying over axes that a loop's data varies over: one gradient sum, after it."""
+    missing = over - varying(x.raw)
+    if x.region is None or not missing:
+        return x
+    kind = x.kind
+    if kind.sums is None:
+        array = as_varying(x.raw, missing)
+    else:
+        stored = replace(kind, cast_to=None) if kind.store is not None else kind  # it is cast where it is gathered
+        array = _sum_in(lambda a: as_varying(a, missing), stored, missing)(x.raw)
+        kind = kind if kind.store is not None else replace(kind, cast_to=None)
+    return make(array, x.dims, x.region, replace(kind, equal=kind.equal | missing))
+
+
 def bring(x: Tensor, region: Region) -> Tensor:
     """`x` in this region, varying over the axes taken; made once, where `x` was."""
-    if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
-        return x
+    if x.region is region and (x.kind.is_plain or x.kind.store) and varying(x.raw).issuperset(region.taken):
+        return x  # a parameter stored in the region stays so until it is used
     if x.region is not None and not x.region.encloses(region):
         return x  # of no region around this one: the op it is given to says so
 
