@@ -146,6 +146,12 @@ def note_over(dims: Sequence[Dim]) -> None:
         draft.note(over=tuple(dim.name for dim in dims))
 
 
+def note_choice(*choice: tuple[str, int]) -> None:
+    """Notes what the op being traced sends, then what it could have, and their bytes."""
+    if (region := open_region()) is not None and (draft := region.record.current):
+        draft.note(choice=choice)
+
+
 @contextlib.contextmanager
 def fused_attention(length: int, memory_length: int, width: int, *, causal: bool) -> Iterator[None]:
     """While a function writes out an attention that a GPU does by one fused kernel."""
