@@ -42,6 +42,8 @@ TENSORS: dict[str, list[tuple[str, str, str | None]]] = {
     "experts": [("what experts are given", "expert_batch experts slots d_model", None),
                 ("w_in of experts", "layers experts d_model d_ff", "params")],
     "three": [_STREAM, _W_IN],
+    "decoding": [("KV cache", "layers batch memory_length heads d_kv", None), _W_IN],
+    "cache": [("KV cache", "layers batch memory_length heads d_kv", None), _W_IN],
 }  # fmt: skip
 """The two tensors of each picture: what they are called, their dims, and by which rules they are stored."""
 
@@ -54,10 +56,11 @@ class Section:
     layout: str
     mesh: str
     model: str
+    changes: dict[str, int]
 
     def facts(self) -> dict[str, Any]:
         """What is drawn: the mesh, and of each tensor its dims with their sizes and axes."""
-        config = models.preset(self.model, layers=2)
+        config = models.preset(self.model, layers=2, **self.changes)
         region = Region(wf.Mesh(self.mesh), wf.Layout(self.layout))
         tensors = []
         for title, names, store in TENSORS[self.picture]:
@@ -81,7 +84,8 @@ def sections(text: str) -> list[Section]:
             shown = re.search(r'^show\("([^"]+)", "([^"]+)"(.*?)\)$', part, re.MULTILINE | re.DOTALL)
             assert shown is not None, f"no `show` beside the picture {picture}"
             model = re.search(r'model="([\w-]+)"', shown[3])
-            found.append(Section(picture, shown[1], shown[2], model[1] if model else "tiny-lm"))
+            changes = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", shown[3])}
+            found.append(Section(picture, shown[1], shown[2], model[1] if model else "tiny-lm", changes))
     return found
 
 
