@@ -366,7 +366,7 @@ def test_a_chunk_of_the_loss_must_divide_as_its_length_does():
 
 
 def test_what_is_no_configuration_makes_no_model():
-    with pytest.raises(wf.TensorError, match="'tiny-lm' is no TransformerConfig"):
+    with pytest.raises(wf.TensorError, match="'tiny-lm' is no ModelConfig"):
         models.init("tiny-lm", jax.random.key(0))
     with pytest.raises(wf.TensorError, match="freeze got no pattern"):
         wf.nn.freeze(models.shapes(models.preset("tiny-lm")))

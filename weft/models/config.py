@@ -1,4 +1,4 @@
-"""The configuration of a Transformer: sizes, parts, and how it is computed.
+"""Configurations of models: sizes, parts, and how they are computed.
 
 Imports what stands below the layers. A configuration is checked where it is made; the models trust it.
 """
@@ -7,6 +7,7 @@ import abc
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..checks import is_real, is_whole
@@ -18,14 +19,52 @@ from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.moe import GATINGS, expert_capacity
 from ..nn.position import RopeScaling
-from ..tensor import as_dtype
+from ..tensor import Tensor, as_dtype, tensor
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
+class ModelConfig(abc.ABC):
+    """What every model's configuration has; its fields are checked where it is made."""
+
+    name: str
+    batch: int
+    param_dtype: str
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
+        self._check_together()
+
+    @abc.abstractmethod
+    def _check_together(self) -> None:
+        """Raises where fields do not go together."""
+
+    @property
+    @abc.abstractmethod
+    def dims(self) -> Shape:
+        """Every dim of the weights and of what is computed with them."""
+
+    def dim(self, name: str) -> Dim:
+        return self.dims.find(name)
+
+    @abc.abstractmethod
+    def blueprint(self) -> Any:
+        """The model without values."""
+
+    @abc.abstractmethod
+    def batch_shapes(self) -> dict[str, Tensor]:
+        """A batch as shapes, for `wf.trace` of the model's loss."""
+
+    @property
+    def param_count(self) -> int:
+        """How many numbers the weights hold, padding left out."""
+        return weights.count(self.blueprint())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(abc.ABC):
+class TransformerConfig(ModelConfig):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
     name: str
@@ -101,13 +140,7 @@ class TransformerConfig(abc.ABC):
     attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
-        self._check_together()
-
     def _check_together(self) -> None:
-        """Raises where fields do not go together."""
         if self.experts and self.layers % self.every:
             raise DimError(
                 f"every {self.every} of {self.layers} layers was to have experts",
@@ -163,24 +196,17 @@ class TransformerConfig(abc.ABC):
             dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 
-    def dim(self, name: str) -> Dim:
-        return self.dims.find(name)
-
-    @abc.abstractmethod
-    def blueprint(self) -> Any:
-        """The model without values."""
-
-    @property
-    def param_count(self) -> int:
-        """How many numbers the weights hold, padding left out."""
-        return weights.count(self.blueprint())
+    def batch_shapes(self) -> dict[str, Tensor]:
+        """A batch as shapes, for `wf.trace` of the model's loss."""
+        ids = jax.ShapeDtypeStruct((self.batch, self.length), "int32")
+        return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
 SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
 """The dims of a model that a search of layouts splits where none are named."""
 
 
-def need_config(config: Any, kind: type = TransformerConfig) -> None:
+def need_config(config: Any, kind: type = ModelConfig) -> None:
     """Raises where something else stands for a configuration."""
     if not isinstance(config, kind):
         raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")

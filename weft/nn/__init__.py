@@ -5,6 +5,8 @@ from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention, Mask
+from .conv import Conv, ConvTranspose
+from .dice import dice
 from .feed_forward import FeedForward
 from .freezing import freeze, paths, unfreeze
 from .linear import Embedding, Linear
@@ -19,6 +21,8 @@ _show_as_source(__path__[0])
 __all__ = [
     "Attention",
     "BatchNorm",
+    "Conv",
+    "ConvTranspose",
     "Embedding",
     "FeedForward",
     "GroupNorm",
@@ -30,6 +34,7 @@ __all__ = [
     "RelativeBias",
     "ScaleNorm",
     "cross_entropy",
+    "dice",
     "freeze",
     "init",
     "lora",
