@@ -51,7 +51,11 @@ def test_every_section_has_a_picture_and_says_when_to_use_it():
     parts = [
         part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if "\nshow(" in part and "def show" not in part
     ]
-    assert [part.split("\n")[0] for part in parts if "pictures/parallelisms/" not in part or "Use it" not in " ".join(part.split())] == []
+    assert [
+        part.split("\n")[0]
+        for part in parts
+        if "pictures/parallelisms/" not in part or "Use it" not in " ".join(part.split())
+    ] == []
     assert (
         {section.picture for section in sections(PAGE)} == set(TENSORS) == {file.stem for file in FOLDER.glob("*.svg")}
     )

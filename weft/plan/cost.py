@@ -62,6 +62,31 @@ class OpCost:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class Bubble:
+    """The turns of a pipeline in which a processor has no work."""
+
+    over: str
+    """The dim of the stages."""
+    idle: int
+    turns: int
+    seconds: float
+    """What the plan says these turns take."""
+
+    @property
+    def share(self) -> float:
+        """Of the stages' work: (p - 1) / (m r + p - 1)."""
+        return self.idle / self.turns
+
+    def __str__(self) -> str:
+        counted = f"{self.idle}/{self.turns} of the work of `{self.over}`, (p - 1) / (m r + p - 1)"
+        return f"bubble: {counted}, {time_text(self.seconds)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"over": self.over, "idle": self.idle, "turns": self.turns, "seconds": self.seconds}
+
+
 @dataclass
 class _OpTotal:
     """The kernels of one op in one phase."""
@@ -166,6 +191,19 @@ class Plan:
         place, figures = (total.op, text, total.axes, total.phase, str(site)), (total.flops, total.bytes, total.count)
         return OpCost(*place, total.seconds, bound_by, *figures)
 
+    @functools.cached_property
+    def bubbles(self) -> list[Bubble]:
+        """The bubble of each pipeline whose stages are split, in the order of the program."""
+        reading = self.program.reading
+        pipelines = {entry.id: entry for entry in reading.entries if entry.idle[0]}
+        seconds: dict[int, float] = defaultdict(float)
+        for op in self.ops:
+            entry = reading.entry(op.op)
+            around = reading.around(entry) if entry is not None else ()
+            if (outer := next((e for e in around if e.id in pipelines), None)) is not None:
+                seconds[outer.id] += op.seconds * outer.idle[0] / outer.idle[1]
+        return [Bubble(e.over[0] if e.over else "", *e.idle, seconds[e.id]) for e in pipelines.values()]
+
     @property
     def peak_flops(self) -> float:
         """FLOP/s at most, in the dtype of most of the program's products."""
@@ -240,7 +278,7 @@ class Plan:
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
-        lines.append(self.memory_text)
+        lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
 
     @property
@@ -274,6 +312,7 @@ class Plan:
             "communication": self.communication,
             "exposed": self.exposed,
             "phases": self.phases,
+            "bubbles": [bubble.to_dict() for bubble in self.bubbles],
             "mfu": self.mfu,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
