@@ -271,7 +271,7 @@ fault("accumulate-adds-narrow-sums-narrow", "ops/accumulate.py",
       'x.local_array.astype(jnp.promote_types(x.dtype, "float32"))', "x.local_array",
       "ops/test_control_in_vmap.py -k short_floats")
 fault("scan-in-reverse-goes-forward", "ops/control.py",
-      "length=dim.size, reverse=reverse, unroll=unroll", "length=dim.size, unroll=unroll",
+      '"length": dim.size, "reverse": reverse', '"length": dim.size, "reverse": False',
       _CONTRACT.format("control"))
 fault("rows-that-are-done-go-on", "ops/control.py",
       "jnp.where(as_varying(is_on, varying(new)), new, old) for new, old", "new for new, old",

@@ -34,7 +34,7 @@ from ..tensor import (
     with_kind,
     with_marks,
 )
-from . import collectives, padding
+from . import collectives, fetch, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
 from .recorded import axes_brought_to, note_operands
@@ -116,7 +116,11 @@ class Meeting:
         steps: list[Callable[[Any], Any]] = [_identity] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                steps[i] = functools.partial(_gather, x=x, i=i, want=wants[i], region=self.region, over=over)
+                gather = functools.partial(_gather, x=x, i=i, want=wants[i], region=self.region, over=over)
+                whole = fetch.take(functools.partial(gather, moved[i]))
+                steps[i], moved[i], stored[i] = (
+                    (_identity, whole, False) if whole is not None else (gather, moved[i], True)
+                )
             elif is_tensor(x):
                 moved[i] = _vary(x, i, moved[i], wants[i], over)
         if not any(stored):

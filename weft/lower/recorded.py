@@ -170,6 +170,15 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     return trace(), mark
 
 
+def rehearsing(trace: Callable[[], R]) -> R:
+    """`trace()` of a body that is traced again next, under the same numbers."""
+    record = region.record if (region := open_region()) is not None else Record()
+    mark = record.mark
+    made = trace()
+    record.rewind(mark)
+    return made
+
+
 def note_operands(
     region: Region,
     dims: dict[str, Any],

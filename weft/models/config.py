@@ -131,6 +131,8 @@ class TransformerConfig(ModelConfig):
     """Whether the layers run as one loop; they are stored stacked either way."""
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
+    prefetch: bool = False
+    """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
     """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
     dtype: str = "bfloat16"

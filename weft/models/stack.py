@@ -141,7 +141,14 @@ class Stack(eqx.Module):
             return (x, sums), outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size))
 
         numbers = wf.arange(config.dim("layers").resized(count))
-        (x, report), outputs = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", unroll=config.unroll)
+        (x, report), outputs = wf.scan(
+            turn,
+            (x, report),
+            (blocks, pasts, numbers),
+            over="layers",
+            unroll=config.unroll,
+            prefetch=config.prefetch,
+        )
         return x, report, outputs if size == 1 else _ungroup(outputs, config.dim("layers"))
 
 
