@@ -5,6 +5,7 @@ row-major index of every local element. Samplers are JAX's own, given a key whos
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -182,8 +183,24 @@ def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) 
     is_sliced = any(placement) or shape.is_padded
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes))
+        key = jax.random.wrap_key_data(data, impl=_key_of_places(shape, _slice_places(placement, sizes), sizes))
     return result(sampler(key, sizes), shape, region)
+
+
+def keep_at(key_data: Any, rate: float, dims: Shape, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Where dropout of a tensor keeps values, in a block of it.
+
+    The block begins at the global indices `starts` along the dims and has these sizes; it comes in the same order.
+    """
+    first = [jnp.asarray(start).astype("uint32").reshape(1) for start in starts]
+    data = jnp.concatenate([key_data, *first])
+
+    def places(starts: Any) -> Iterator[Any]:
+        for position in range(len(dims)):
+            yield lax.broadcasted_iota("uint32", tuple(sizes), position) + starts[position]
+
+    block = jax.random.wrap_key_data(data, impl=_key_of_places(dims, places, tuple(sizes), len(dims)))
+    return jax.random.bernoulli(block, 1 - rate, tuple(sizes))
 
 
 def _need_key(key: Any, what: str) -> Any:
@@ -209,13 +226,16 @@ def _need_key(key: Any, what: str) -> Any:
     return key
 
 
-def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key with this processor's slice of the bits of the (unpadded) whole."""
+def _key_of_places(shape: Shape, places: Callable[[Any], Iterable[Any]], sizes: tuple[int, ...], extra: int = 0) -> Any:
+    """A kind of key with the bits that some places have of the (unpadded) whole.
+
+    `places` gives the global index along each dim, of what the key's data hold beyond the key itself.
+    """
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
             raise AssertionError(f"a sampler asked for bits of shape {asked} to fill {sizes}")
-        high, low = _global_index(shape, placement, sizes)
+        high, low = _global_index(shape, places(data[2:]), sizes)
         first, second = extended.threefry2x32_p.bind(data[0], data[1], high, low)
         if width == 64:
             return (first.astype("uint64") << 32) | second.astype("uint64")
@@ -223,7 +243,7 @@ def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) ->
 
     standard: Any = extended.threefry_prng_impl
     return extended.define_prng_impl(
-        key_shape=(2,),
+        key_shape=(2 + extra,),
         seed=standard.seed,
         split=standard.split,
         random_bits=random_bits,
@@ -233,14 +253,22 @@ def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) ->
     )
 
 
-def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
+def _slice_places(placement: Placement, sizes: tuple[int, ...]) -> Callable[[Any], Iterator[Any]]:
+    """The global indices along each dim of this processor's slice."""
+
+    def places(_: Any) -> Iterator[Any]:
+        for position, axes in enumerate(placement):
+            here = lax.broadcasted_iota("uint32", sizes, position)
+            yield here + index(axes).astype("uint32") * jnp.uint32(sizes[position]) if axes else here
+
+    return places
+
+
+def _global_index(shape: Shape, places: Iterable[Any], sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """The row-major index in the whole of each local element: high and low word."""
     high = low = jnp.zeros(sizes, "uint32")
     is_long = math.prod(dim.count for dim in shape) > 2**32
-    for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
-        here = lax.broadcasted_iota("uint32", sizes, position)
-        if axes:
-            here = here + index(axes).astype("uint32") * jnp.uint32(sizes[position])
+    for dim, here in zip(shape, places, strict=True):
         if is_long:
             high = high * jnp.uint32(dim.count) + _high_product(low, dim.count)
         total = low * jnp.uint32(dim.count) + here
