@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checks import is_whole
 from ..dims import Dim, Shape, union
-from ..errors import RegionError, TensorError
+from ..errors import LayoutError, RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
 from ..tensor import (
@@ -185,6 +185,28 @@ def meet(
     region = common_region(tensors)
     kind = PLAIN if into is None else _kind_after(tensors, region, into, along)
     return Meeting(region, union(first, *(x.dims for x in tensors), more), kind, split=split)
+
+
+def meet_apart(xs: Sequence[Tensor]) -> Meeting:
+    """As `meet`, each tensor placed by itself: an axis may split a dim of each.
+
+    For an op that brings such dims together itself, piece by piece (ring attention).
+    """
+    region = common_region(xs)
+    axes: dict[str, Axes] = {}
+    for x in xs:
+        placed = region.placement(x.dims) if region is not None else ((),) * len(x.dims)
+        for dim, own in zip(x.dims, placed, strict=True):
+            if axes.setdefault(dim.name, own) != own:
+                first, second = ("+".join(a) or "no axis" for a in (axes[dim.name], own))
+                raise LayoutError(
+                    f"`{dim.name}` is split over {first} in one operand, over {second} in another",
+                    state="" if region is None else region.state,
+                    fix=f"give `{dim.name}` a rule of its own",
+                )
+    meeting = Meeting(None, union(*(x.dims for x in xs)))
+    meeting.region, meeting._axes = region, axes
+    return meeting
 
 
 def _kind_after(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:

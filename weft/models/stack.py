@@ -15,6 +15,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..nn import weights
 from ..nn.weights import apply_dropout, fold_key
+from ..ops.ring import is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
@@ -93,14 +94,16 @@ class Stack(eqx.Module):
         x, _, new = self._run(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
-    def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | None:
-        """T5's relative bias, which all blocks share, if there is one."""
+    def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
+        """T5's relative bias, which all blocks share; of a ring, what makes it."""
         if self.relative is None:
             return None
-        like = as_length(x)
-        positions = mask.query_positions(like)
-        like = x if like is x else like.rename(length="memory_length")
-        return self.relative(positions, mask.key_positions(like))
+        q = as_length(x)
+        k = x if q is x else q.rename(length="memory_length")
+        if is_ring(q, k):
+            return self.relative
+        positions = mask.query_positions(q)
+        return self.relative(positions, mask.key_positions(k))
 
     def _run(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
         """The last x, the report summed, and what each block outputs.

@@ -60,7 +60,7 @@ class Block(eqx.Module):
         x: Tensor,
         *,
         mask: nn.Mask,
-        bias: Tensor | None = None,
+        bias: Tensor | nn.RelativeBias | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: nn.Mask | None = None,
         past: KeysValues | None = None,
