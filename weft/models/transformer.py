@@ -189,9 +189,14 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
         _check_length(tokens, config)
         x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")
     if config.positions == "sinusoid":
-        here = mask.query_positions(tokens).rename(**back)
+        here = _as_stream(mask.query_positions(tokens))
         x = wf.cast(wf.add(x, nn.sinusoids(here, x.dim("d_model"), x), names="subset"), config.dtype)
     return apply_dropout(x, config.dropout, fold_key(key, 0))
+
+
+def _as_stream(x: Tensor) -> Tensor:
+    """Places of tokens under the name they have between blocks: `stream`."""
+    return x.rename(length=stream(x.size("length"))) if x.dims.has("length") else x
 
 
 def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
