@@ -183,14 +183,20 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
 def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     """Words (and positions) embedded: [batch stream d_model]; one token, no `stream`."""
     config = model.config
-    x = model.embedding(tokens, config.dtype)
+    back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
+    x = model.embedding(tokens, config.dtype, rename=back)
     if model.positions is not None:
         _check_length(tokens, config)
-        x = wf.add(x, model.positions(mask.query_positions(x), config.dtype), names="subset")
+        x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(wf.add(x, nn.sinusoids(mask.query_positions(x), x.dim("d_model"), x), names="subset"), config.dtype)
-    x = apply_dropout(x, config.dropout, fold_key(key, 0))
-    return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
+        here = _as_stream(mask.query_positions(tokens))
+        x = wf.cast(wf.add(x, nn.sinusoids(here, x.dim("d_model"), x), names="subset"), config.dtype)
+    return apply_dropout(x, config.dropout, fold_key(key, 0))
+
+
+def _as_stream(x: Tensor) -> Tensor:
+    """Places of tokens under the name they have between blocks: `stream`."""
+    return x.rename(length=stream(x.size("length"))) if x.dims.has("length") else x
 
 
 def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
