@@ -25,21 +25,25 @@ BIASES = ("q", "k", "v", "o", "in", "out", "norm")
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
     """What every model's configuration has; its fields are checked where it is made."""
 
     name: str
-    batch: int
-    param_dtype: str
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
         self._check_together()
 
     @abc.abstractmethod
     def _check_together(self) -> None:
         """Raises where fields do not go together."""
+
+    @property
+    @abc.abstractmethod
+    def param_dtype(self) -> str:
+        """The dtype of the weights."""
 
     @property
     @abc.abstractmethod
@@ -67,7 +71,6 @@ class ModelConfig(abc.ABC):
 class TransformerConfig(ModelConfig):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
-    name: str
     layers: int
     d_model: int
     heads: int

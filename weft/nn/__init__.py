@@ -5,6 +5,7 @@ from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention
+from .block_attention import BlockAttention
 from .conv import Conv, ConvTranspose
 from .dice import dice
 from .feed_forward import FeedForward
@@ -22,6 +23,7 @@ _show_as_source(__path__[0])
 __all__ = [
     "Attention",
     "BatchNorm",
+    "BlockAttention",
     "Conv",
     "ConvTranspose",
     "Embedding",
