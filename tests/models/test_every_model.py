@@ -374,6 +374,14 @@ def test_what_is_no_configuration_makes_no_model():
         wf.nn.lora.merge(models.shapes(models.preset("tiny-lm")))
 
 
+@pytest.mark.parametrize("name", ["tiny-lm", "tiny-mt", "tiny-moe"])
+@pytest.mark.parametrize("rule", ["layers:cols", "params.layers:cols"])
+def test_layers_that_do_not_divide_are_told_by_the_rule_that_was_written(name, rule):
+    with pytest.raises(wf.LayoutError) as raised:
+        models.init(models.preset(name, layers=2), jax.random.key(0), "rows=2,cols=4", f"batch:rows,{rule}")
+    assert f"layout: batch:rows,{rule} " in raised.value.state and raised.value.fix.endswith(f"or drop `{rule}`")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 def test_one_layout_may_name_dims_of_training_and_of_decoding():

@@ -229,6 +229,20 @@ def test_experts_beside_the_batch_are_one_all_to_all_each_way(gating):
     assert "all_gather" not in calls("batch:x,experts:x", backward, gating)
 
 
+@pytest.mark.parametrize("layout", ["batch:x+y,experts:x", "batch:x+y,experts:y", "batch:x+y,experts:x+y"])
+@pytest.mark.parametrize("gating", GATINGS)
+def test_experts_beside_any_axis_of_the_batch_are_sent_each_slot_once_each_way(gating, layout):
+    layer = experts(gating=gating, capacity=1.0)
+    rows = wf.trace(backward, layer, X, mesh="x=4,y=2", layout=layout).ledger.rows
+    axes = tuple(layout.split(":")[-1].split("+"))
+    slots = (
+        E.size * room_for(gating, 1.0) * B.size * D.size * 4 // 8
+    )  # bytes of the slots one of eight processors fills
+    sent = [(row.axes, row.bytes) for row in rows if row.collective != "all_reduce"]
+    assert {row.collective for row in rows} == {"all_to_all", "all_reduce"}
+    assert sent == [(axes, slots)] * 4
+
+
 @pytest.mark.parametrize("gating", GATINGS)
 def test_a_batch_alone_moves_no_token(gating):
     rows = wf.trace(forward, experts(gating=gating), X, mesh="x=8", layout="batch:x").ledger.rows

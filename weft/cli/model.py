@@ -74,8 +74,8 @@ class Model:
     args: tuple[Any, ...]
     mesh: str | None = None
     """The mesh of a run whose layout is still to be found."""
-    context: int | None = None
-    """How many tokens a step of decoding looks at, where it is one."""
+    is_alone: bool = False
+    """Whether the function is bound to one processor only until a mesh is named."""
 
     @property
     def is_bound(self) -> bool:
@@ -105,7 +105,7 @@ def load(
     loss: bool,
     decode: int | None = None,
 ) -> Model:
-    """What MODEL names; of presets sizes, an optimizer, the loss or decoding can be asked."""
+    """What MODEL names; of presets sizes, an optimizer, the loss or decoding."""
     chosen = decode is not None and "--decode"
     check_only_one(chosen, loss and "--loss", optimizer is not None and "--optimizer")
     if decode is not None:
@@ -129,8 +129,7 @@ def check_only_one(*options: str | bool) -> None:
 
 def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> None:
     """Refuses a command without mesh or layout, unless the function brings its own."""
-    is_alone = model.context is not None and model.mesh is None and model.fn.mesh.size == 1
-    if model.is_bound and not (is_alone and (mesh is not None or layout is not None)):
+    if model.is_bound and not (model.is_alone and (mesh is not None or layout is not None)):
         return
     if mesh is not None:
         as_mesh(mesh)  # a mesh that cannot be read is said first
@@ -177,7 +176,7 @@ def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
 
 
 def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:
-    """A step of decoding of a preset or of a run's model, on one processor or the run's."""
+    """A step of decoding of a preset, on one processor, or of a run, on its own."""
     if is_function(name):
         raise typer.BadParameter("is for presets and runs; your function says what it does", param_hint="--decode")
     run = read(Path(name)) if is_run(name) else None
@@ -185,12 +184,11 @@ def load_decoding(name: str, context: int, *, batch: int | None, length: int | N
     if length is not None and (run is not None or not isinstance(config, models.Seq2SeqConfig)):
         what = "your file says it itself" if run is not None else "how much a token looks at is what --decode says"
         raise typer.BadParameter(f"is for presets of encoder-decoders here; {what}", param_hint="--length")
-    sizes = {} if length is None else {"length": length}
-    config = replace(config, param_dtype=config.dtype, **sizes)
+    config = replace(config, param_dtype=config.dtype, length=length or config.length)
     fn, args = models.decode_step(config, context, batch or 1)
     if run is not None and not run.is_open:
-        fn = bind(fn, *run.runs_on)
-    return Model(name, fn, args, context=context)
+        return Model(name, bind(fn, *run.runs_on), args)
+    return Model(name, fn, args, is_alone=True)
 
 
 def find_preset(name: str, **sizes: int) -> models.TransformerConfig:

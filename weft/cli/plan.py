@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..compat import expect_no_driver
 from ..errors import WeftError, closest
 from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
@@ -66,6 +67,8 @@ def plan(
     Time and MFU, memory by what holds it, what is sent over each axis. Of decoding: what a token takes.
     """
     with reported(layout=layout):
+        if target is not None:
+            expect_no_driver()  # JAX starts before anything is compiled
         conditions = [Condition(text) for text in fail_if or []]
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
         chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)

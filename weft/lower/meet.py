@@ -7,7 +7,7 @@ axis are made to vary here (which is where their gradients are summed), once per
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..tensor import (
     as_dtype,
     check_tensor,
     is_tensor,
+    make,
     marks_of,
     need_room,
     placement,
@@ -63,10 +64,14 @@ def is_rematted() -> bool:
 class Meeting:
     """The region, dims, placement and `kind` that the operands of one op agree on."""
 
-    def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
+    def __init__(
+        self, region: Region | None, dims: Shape, kind: Kind = PLAIN, *, split: Mapping[str, Axes] | None = None
+    ):
         self.region, self.dims, self.kind = region, dims, kind
-        axes = region.placement(dims, kind.store) if region is not None else ((),) * len(dims)
-        self._axes = dict(zip(dims.names, axes, strict=True))
+        if split is None or kind.store is not None:
+            axes = region.placement(dims, kind.store) if region is not None else ((),) * len(dims)
+            split = dict(zip(dims.names, axes, strict=True))
+        self._axes = dict(split)
 
     def placement(self, dims: Sequence[Dim]) -> Placement:
         return tuple(self._axes[dim.name] for dim in dims)
@@ -157,12 +162,14 @@ def meet(
     *,
     into: Sequence[Dim] | None = None,
     along: Dim | None = None,
+    split: Mapping[str, Axes] | None = None,
 ) -> Meeting:
     """What the tensors among `xs` agree on.
 
     The op adds the dims `more`; the dims `first` come first. An op that only rearranges values says `into` which
     dims, and `along` which dim it goes, if it needs that one as it is used: its result is a parameter, stored so,
-    where its operands are and these dims can be.
+    where its operands are and these dims can be. An op that takes them split otherwise than the layout has it says
+    how (`split`).
     """
     tensors = [check_tensor(x) for x in xs if is_tensor(x)]
     without = [x for x in tensors if isinstance(x.raw, jax.ShapeDtypeStruct)]
@@ -173,7 +180,7 @@ def meet(
         )
     region = common_region(tensors)
     kind = PLAIN if into is None else _kind_after(tensors, region, into, along)
-    return Meeting(region, union(first, *(x.dims for x in tensors), more), kind)
+    return Meeting(region, union(first, *(x.dims for x in tensors), more), kind, split=split)
 
 
 def _kind_after(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim], along: Dim | None) -> Kind:
@@ -398,10 +405,25 @@ def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return result(_gather(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
 
 
+def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
+    """`x` varying over axes that a loop's data varies over: one gradient sum, after it."""
+    missing = over - varying(x.raw)
+    if x.region is None or not missing:
+        return x
+    kind = x.kind
+    if kind.sums is None:
+        array = as_varying(x.raw, missing)
+    else:
+        stored = replace(kind, cast_to=None) if kind.store is not None else kind  # it is cast where it is gathered
+        array = _sum_in(lambda a: as_varying(a, missing), stored, missing)(x.raw)
+        kind = kind if kind.store is not None else replace(kind, cast_to=None)
+    return make(array, x.dims, x.region, replace(kind, equal=kind.equal | missing))
+
+
 def bring(x: Tensor, region: Region) -> Tensor:
     """`x` in this region, varying over the axes taken; made once, where `x` was."""
-    if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
-        return x
+    if x.region is region and (x.kind.is_plain or x.kind.store) and varying(x.raw).issuperset(region.taken):
+        return x  # a parameter stored in the region stays so until it is used
     if x.region is not None and not x.region.encloses(region):
         return x  # of no region around this one: the op it is given to says so
 

@@ -134,16 +134,22 @@ def part_of_block() -> Iterator[None]:
         record.current = before
 
 
-def note_loop(over: str, *, examples: int = 1) -> None:
-    """Notes the dim of the loop being traced, and how many examples run at once."""
+def note_loop(over: str, *, examples: int = 1, idle: tuple[int, int] | None = None) -> None:
+    """Notes the dim of the loop being traced, how many examples run at once, and idle turns."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
-        draft.note(over=_shown([over]), examples=examples)
+        draft.note(over=_shown([over]), examples=examples, **({} if idle is None else {"idle": idle}))
 
 
 def note_over(dims: Sequence[Dim]) -> None:
     """Notes the dims the op being traced goes over, where no `over` of its own does."""
     if (region := open_region()) is not None and (draft := region.record.current) and not draft.noted.get("over"):
         draft.note(over=tuple(dim.name for dim in dims))
+
+
+def note_choice(*choice: tuple[str, int]) -> None:
+    """Notes what the op being traced sends, then what it could have, and their bytes."""
+    if (region := open_region()) is not None and (draft := region.record.current):
+        draft.note(choice=choice)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ all-reduce a block, as `d_ff` is in a Transformer.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -63,7 +63,7 @@ class UNetConfig(ModelConfig):
     dice_loss: float = bounded(1.0, least=0)
     """How much 1 - soft Dice counts beside the cross-entropy."""
     remat: bool | str = True
-    """Rematerialisation: whether a block is computed again in the backward pass; or the names of what is kept."""
+    """Rematerialisation: whether a block is computed again in the backward pass; with `convolution` its norms alone."""
     dtype: str = "bfloat16"
     """Of activations; norms and loss are computed in float32."""
     param_dtype: str = "float32"
@@ -142,8 +142,10 @@ class ConvBlock(eqx.Module):
 
     def __call__(self, x: Tensor, *, over: Sequence[str]) -> Tensor:
         """`over` are the dims of the image."""
-        x = wf.relu(self.first_norm(self.first(x), over=over))
-        return wf.relu(self.second_norm(self.second(x), over=over))
+        x = wf.name(self.first(x), "convolution")
+        x = wf.relu(self.first_norm(x, over=over))
+        x = wf.name(self.second(x), "convolution")
+        return wf.relu(self.second_norm(x, over=over))
 
 
 class UpBlock(eqx.Module):
@@ -234,8 +236,7 @@ def _logits(model: UNet, images: Tensor, key: Any) -> Tensor:
     over = config.space.names
     for dim in config.space:
         _check_halves(images.dim(dim.name), config.levels, images.ways(dim.name))
-    run = functools.partial(wf.remat, save=config.remat.split() if isinstance(config.remat, str) else ())
-    run = run if config.remat else lambda fn: fn
+    run = _remat(config)
     keys = (fold_key(key, i) for i in range(2 * config.levels))
 
     x, skips = wf.cast(images, config.dtype), []
@@ -247,11 +248,18 @@ def _logits(model: UNet, images: Tensor, key: Any) -> Tensor:
         skips.append(x)
     skips.pop()
     if model.attention is not None:
-        x = run(lambda x, attention: attention(x, over=over))(x, model.attention)
+        x = model.attention(x, over=over)
     for up in reversed(model.up):
         x = run(lambda x, skip, up: up(x, skip, over=over))(x, skips.pop(), up)
         x = apply_dropout(x, config.dropout, next(keys))
     return wf.cast(model.out(x), "float32")
+
+
+def _remat(config: UNetConfig) -> Callable[[Any], Any]:
+    """How a block runs: computed again in the backward pass, or not."""
+    if not config.remat:
+        return lambda fn: fn
+    return functools.partial(wf.remat, save=config.remat.split() if isinstance(config.remat, str) else ())
 
 
 def _loss_and_metrics(model: UNet, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -19,6 +19,7 @@ import jax
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
+from ..ops.dispatch import collect, dispatch
 from ..tensor import Tensor
 from .arguments import check_choice, check_dim, check_dims, check_number
 from .feed_forward import ACTIVATIONS
@@ -84,9 +85,9 @@ class MixtureOfExperts(eqx.Module):
         batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in first}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
-        z = z.rename(**batch, router=experts)
+        z = dispatch(z, **batch, router=experts)
         z = self.experts(z, fold_key(key, 1))
-        z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
+        z = collect(z, **{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
         return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), report
 
     def experts(self, z: Tensor, key: Any = None) -> Tensor:

@@ -61,7 +61,7 @@ def scan(
             )
         return result
 
-    loop = _TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
+    loop = TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
     last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
     outputs = [_stack(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
@@ -125,7 +125,7 @@ def _stack(slot: Slot, array: Any, dim: Dim) -> Any:
     return settle(array, dims, have, region, kind=kind)
 
 
-class _TracedLoop:
+class TracedLoop:
     """A loop's body, traced on a carry of the type that it gives back."""
 
     def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
@@ -231,7 +231,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     return put_together(last, loop.slots, loop.structure)
 
 
-class _While(_TracedLoop):
+class _While(TracedLoop):
     """A while loop's body and condition, traced on a carry as the body gives it."""
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):

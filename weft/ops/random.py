@@ -18,7 +18,8 @@ from ..dtypes import DTypeLike, is_key
 from ..elsewhere import RANDOM
 from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
-from ..lower.collectives import as_varying, index
+from ..lower.collectives import as_varying, index, varying
+from ..lower.dealt import Dealt, dealt_rows
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
@@ -179,11 +180,21 @@ def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) 
     """The slice that is due here of `sampler` on the whole shape."""
     key = _need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    is_sliced = any(placement) or shape.is_padded
+    dealt = dealt_rows()
+    dealt = dealt if dealt is not None and any(map(dealt.has, shape)) else None
+    is_sliced = any(placement) or shape.is_padded or dealt is not None
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes))
+        data = data if dealt is None else _with_word(data, dealt.number)
+        key = jax.random.wrap_key_data(data, impl=_key_of_slice(shape, placement, sizes, dealt))
     return result(sampler(key, sizes), shape, region)
+
+
+def _with_word(data: Any, word: Any) -> Any:
+    """The words of a key and one more."""
+    word = jnp.asarray(word).astype("uint32")[None]
+    axes = varying(data) | varying(word)
+    return jnp.concatenate([as_varying(data, axes), as_varying(word, axes)])
 
 
 def _need_key(key: Any, what: str) -> Any:
@@ -209,23 +220,30 @@ def _need_key(key: Any, what: str) -> Any:
     return key
 
 
-def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> Any:
-    """A kind of key with this processor's slice of the bits of the (unpadded) whole."""
+def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...], dealt: Dealt | None) -> Any:
+    """A kind of key with this processor's slice of the bits of the (unpadded) whole.
+
+    Where rows are dealt out, which ones is a word more of the key: a kind of key can close over no traced number.
+    """
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
             raise AssertionError(f"a sampler asked for bits of shape {asked} to fill {sizes}")
-        high, low = _global_index(shape, placement, sizes)
+        high, low = _global_index(shape, placement, sizes, dealt, data)
         first, second = extended.threefry2x32_p.bind(data[0], data[1], high, low)
         if width == 64:
             return (first.astype("uint64") << 32) | second.astype("uint64")
         return lax.convert_element_type(first ^ second, f"uint{width}")
 
+    def split(data: Any, shape: Any) -> Any:
+        keys = standard.split(data[:2], shape)
+        return jnp.concatenate([keys, jnp.broadcast_to(data[2:], (*shape, data.size - 2))], axis=-1)
+
     standard: Any = extended.threefry_prng_impl
     return extended.define_prng_impl(
-        key_shape=(2,),
+        key_shape=(2 if dealt is None else 3,),
         seed=standard.seed,
-        split=standard.split,
+        split=standard.split if dealt is None else split,
         random_bits=random_bits,
         fold_in=standard.fold_in,
         name="weft_slice",
@@ -233,17 +251,22 @@ def _key_of_slice(shape: Shape, placement: Placement, sizes: tuple[int, ...]) ->
     )
 
 
-def _global_index(shape: Shape, placement: Placement, sizes: tuple[int, ...]) -> tuple[Any, Any]:
+def _global_index(
+    shape: Shape, placement: Placement, sizes: tuple[int, ...], dealt: Dealt | None, data: Any
+) -> tuple[Any, Any]:
     """The row-major index in the whole of each local element: high and low word."""
     high = low = jnp.zeros(sizes, "uint32")
-    is_long = math.prod(dim.count for dim in shape) > 2**32
-    for position, (dim, axes) in enumerate(zip(shape, placement, strict=True)):
+    counts = [dim.count * (dealt.count if dealt is not None and dealt.has(dim) else 1) for dim in shape]
+    is_long = math.prod(counts) > 2**32
+    for position, (dim, axes, count) in enumerate(zip(shape, placement, counts, strict=True)):
         here = lax.broadcasted_iota("uint32", sizes, position)
         if axes:
             here = here + index(axes).astype("uint32") * jnp.uint32(sizes[position])
+        if dealt is not None and dealt.has(dim):
+            here = here * jnp.uint32(dealt.count) + data[2]
         if is_long:
-            high = high * jnp.uint32(dim.count) + _high_product(low, dim.count)
-        total = low * jnp.uint32(dim.count) + here
+            high = high * jnp.uint32(count) + _high_product(low, count)
+        total = low * jnp.uint32(count) + here
         if is_long:
             high = high + (total < here).astype("uint32")
         low = total

@@ -1,4 +1,4 @@
-"""A step of decoding on some hardware: one token of each sequence, and what it takes.
+"""A step of decoding on some hardware: what one token of each sequence takes.
 
 The program is `models.decode_step`'s, or any that is given a KV cache; beside it stands the same on one processor.
 """

@@ -110,7 +110,7 @@ class Memory:
 
     @functools.cached_property
     def given(self) -> list[Alive]:
-        """The arguments as one processor holds them, in the order the program takes them."""
+        """The arguments as one processor holds them, in the order of the inputs."""
         called = [(value, self._names.called(value, self._course)) for value in self._course.body.inputs]
         return [Alive(name.name, name.type, value.bytes, "argument", name.phase, name.source) for value, name in called]
 
