@@ -10,7 +10,7 @@ import pytest
 import weft as wf
 from tests.programs.everywhere import assert_close, outcome
 from weft import nn
-from weft.ops import blockwise
+from weft.ops import blockwise, ring
 
 B, T, M, H, G, K, D = wf.dims(batch=2, length=32, memory_length=16, heads=2, group=2, d_kv=8, d_model=8)
 KEY = jax.random.key(5)
@@ -23,6 +23,7 @@ def floats(*dims: wf.Dim) -> wf.Tensor:
 
 
 Q, K1, V1, K2, V2 = floats(B, T, H, G, K), *(floats(B, m, H, K) for m in (SAME, SAME, M, M))
+X = floats(B, T, D)
 SEGMENTS = wf.tensor(np.sort(RANDOM.integers(0, 3, (2, 32))).astype("int32"), [B, T])
 UNMET = wf.tensor(RANDOM.integers(2, 5, (2, 32)).astype("int32"), [B, T])  # some see no key at all
 MEMORY_SEGMENTS = wf.tensor(RANDOM.integers(0, 3, (2, 16)).astype("int32"), [B, M])
@@ -97,6 +98,27 @@ def test_values_gradients_and_dropout_are_those_of_one_processor(name, place, lo
     assert_close(outcome(place, program, *given), outcome(None, program, *given), terms=2 * T.size * K.size)
 
 
+LONG_PLACES = [("x=4,y=2", "length:x,heads:y"), ("y=2", "batch:y")]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, id=f"{name} {place[1]}", marks=() if (name, place) == quick else pytest.mark.slow)
+        for quick in [("zigzag: causal, segments, capped", LONG_PLACES[0])]
+        for name in CASES
+        for place in LONG_PLACES
+    ],
+)
+def test_long_scores_are_made_block_by_block_where_keys_are_whole(name, place, monkeypatch):
+    program, given = CASES[name]
+    want = outcome(None, program, *given)
+    monkeypatch.setattr(ring, "LARGEST", 16)
+    monkeypatch.setattr(blockwise, "LONGEST", 4)
+    monkeypatch.setattr(blockwise, "_SHORTEST", 1)
+    assert_close(outcome(place, program, *given), want, terms=2 * T.size * K.size)
+
+
 def plain(q: Any, k: Any, v: Any) -> Any:
     """Causal attention in plain jnp."""
     scores = jnp.einsum("blhgd,bmhd->bhglm", q, k) * 8**-0.5
@@ -125,6 +147,7 @@ def size(*xs: wf.Tensor) -> int:
     return sum(4 * x.array.size for x in xs)
 
 
+SENT = ("all_gather", "reduce_scatter")
 LOSS = 4  # the loss itself is summed over x
 
 
@@ -154,6 +177,21 @@ def test_a_window_stops_the_ring_where_it_ends():
     assert program.ledger.bytes(phase="backward") == 5 * own
 
 
+@pytest.mark.parametrize("largest", [0, 2**26], ids=["by blocks", "written out"])
+def test_where_length_alone_is_split_keys_and_values_are_gathered(largest, monkeypatch):
+    monkeypatch.setattr(ring, "LARGEST", largest)
+    layer = nn.init(nn.Attention(D, H, K), KEY)
+
+    def loss(layer: Any, x: wf.Tensor) -> wf.Tensor:
+        return wf.sum(layer(x, mask=causal()), over="batch length d_model")
+
+    program = wf.trace(wf.grad(loss, argnums=1), layer, X, mesh=wf.Mesh("x=8"), layout="length:x")
+    whole = 2 * 4 * B.size * T.size * H.size * K.size  # of keys and values together
+    sent = {name: sum(r.bytes * r.count for r in program.ledger if r.collective == name) for name in SENT}
+    assert sent == {"all_gather": whole, "reduce_scatter": whole}  # forward, and of the gradients
+    assert program.ledger.bytes() == 2 * whole
+
+
 def test_segments_travel_with_their_keys():
     program = traced(4, in_segments, Q, K1, V1, SEGMENTS)
     plain = traced(4, causal, Q, K1, V1)
@@ -167,7 +205,12 @@ def test_segments_travel_with_their_keys():
     ("how", "layout", "fact", "fix"),
     [
         ({"talking": True}, "length:x,memory_length:x", "talking heads mix all scores", "drop one of the rules"),
-        ({}, "length:x,memory_length:x,d_kv:y", "needs `d_kv` whole, and it is split over `y`", "drop `d_kv:y`"),
+        (
+            {},
+            "length:x,memory_length:x,d_kv:y",
+            "by blocks needs `d_kv` whole, and it is split over `y`",
+            "drop `d_kv:y`",
+        ),
     ],
 )
 def test_what_a_ring_cannot_do_is_told_with_its_cure(how, layout, fact, fix):

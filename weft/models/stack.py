@@ -15,7 +15,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..nn import weights
 from ..nn.weights import apply_dropout, fold_key
-from ..ops.ring import is_ring
+from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
@@ -95,12 +95,12 @@ class Stack(eqx.Module):
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
-        """T5's relative bias, which all blocks share; of a ring, what makes it."""
+        """T5's relative bias, which all blocks share; of a ring or long scores, its maker."""
         if self.relative is None:
             return None
         q = as_length(x)
         k = x if q is x else q.rename(length="memory_length")
-        if is_ring(q, k):
+        if is_ring(q, k) or (self.config.attention == "auto" and is_long(q, k)):
             return self.relative
         positions = mask.query_positions(q)
         return self.relative(positions, mask.key_positions(k))

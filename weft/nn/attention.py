@@ -19,7 +19,7 @@ from ..dims import Dim
 from ..errors import LayoutError, TensorError, public
 from ..lower.recorded import fused_attention
 from ..ops.blockwise import UNSEEN
-from ..ops.ring import is_ring, ring_attention
+from ..ops.ring import blockwise_attention, is_long, is_ring, ring_attention
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_number
 from .mask import Mask
@@ -147,19 +147,21 @@ class Attention(eqx.Module):
     ) -> Tensor:
         """The mean of the values each query sees, by how well keys answer: as `q`.
 
-        Where `length` and `memory_length` are split over the same axes, by ring attention; a bias is then given as
-        the layer that makes it.
+        Where `length` and `memory_length` are split over the same axes, by ring attention, and where scores would be
+        too many to be held, by blocks of them. A relative bias may be given as the layer that makes it.
         """
+        how = {"scale": self.scale, "softcap": self.softcap, "key": key, "dropout": dropout}
         if is_ring(q, k):
             made = self._check_ring(q, bias)
-            how = {"scale": self.scale, "softcap": self.softcap, "key": key, "dropout": dropout}
             return ring_attention(q, k, v, mask, made, **how)
-        if isinstance(bias, RelativeBias):
-            bias = bias(mask.query_positions(q), mask.key_positions(k))
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
         is_fusable = is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:])
         if self.fused and is_fusable and _is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
+        if self.fused and is_long(q, k) and self._can_cut(q, bias):
+            return blockwise_attention(q, k, v, mask, bias, **how)
+        if isinstance(bias, RelativeBias):
+            bias = bias(mask.query_positions(q), mask.key_positions(k))
         with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
@@ -179,6 +181,10 @@ class Attention(eqx.Module):
             share = wf.cast(share, v.dtype)
             share = apply_dropout(share, dropout, key)
             return wf.einsum(share, v, out=q.dims)
+
+    def _can_cut(self, q: Tensor, bias: Any) -> bool:
+        """Whether scores can be made block by block."""
+        return self.talking is None and not is_tensor(bias) and q.ways(q.dims[-1]) == 1
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""

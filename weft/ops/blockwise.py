@@ -10,7 +10,7 @@ Queries are [.. length channel], keys and values [.. memory_length channel]; wha
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -144,6 +144,8 @@ class Scoring:
     """Which of the rows are here, where they are dealt out."""
     starts: Any
     """For each of `outer` the global index at which the slice starts, as functions."""
+    is_ordered: bool
+    """Whether places count from 0, each sees itself and none after it: blocks of later keys are left out."""
 
     # One block.
 
@@ -240,6 +242,18 @@ class Scoring:
 
     # Many blocks.
 
+    def _if_seen(
+        self, add: Callable[[], Any], leave: Callable[[], Any], queries: QueryPiece, keys: KeyPiece, *, is_past: bool
+    ) -> Any:
+        """What `add` gives; what `leave` gives, if no query of a block sees a key of it."""
+        if is_past or not self.is_ordered:
+            return add()
+        here, there = queries.places.index.reshape(-1), keys.places.index.reshape(-1)
+        is_seen = there[0] <= here[-1]
+        if self.mask.window is not None:
+            is_seen = is_seen & (there[-1] > here[0] - self.mask.window)
+        return lax.cond(is_seen, add, leave)
+
     def add(self, state: State, queries: QueryPiece, keys: KeyPiece, table: Any, more: More, *, is_past: bool) -> State:
         """The state with these keys."""
         rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
@@ -251,7 +265,10 @@ class Scoring:
             state, queries = given
 
             def block(state: State, keys: KeyPiece) -> Any:
-                return self._add(state, queries, keys, table, more, is_past=is_past), None
+                def add() -> State:
+                    return self._add(state, queries, keys, table, more, is_past=is_past)
+
+                return self._if_seen(add, lambda: state, queries, keys, is_past=is_past), None
 
             return None, lax.scan(block, state, cut_keys)[0]
 
@@ -272,8 +289,12 @@ class Scoring:
 
             def block(carry: Any, given: Any) -> Any:
                 (queries, back), d_q = given
-                more_q, *rest = self._gradients(queries, back, keys, table, more, is_past=is_past)
-                return jax.tree.map(jnp.add, carry, rest), d_q + more_q
+
+                def add() -> Any:
+                    more_q, *rest = self._gradients(queries, back, keys, table, more, is_past=is_past)
+                    return jax.tree.map(jnp.add, carry, rest), d_q + more_q
+
+                return self._if_seen(add, lambda: (carry, d_q), queries, keys, is_past=is_past)
 
             (d_k, d_v, d_table), d_queries = lax.scan(block, start, (cut_queries, d_queries))
             return (d_queries, d_table), (d_k, d_v)

@@ -42,23 +42,46 @@ def _axes_of(x: Tensor, dim: str) -> Axes:
     return placement(x)[x.dims.position(dim)] if x.dims.has(dim) else ()
 
 
+LARGEST = 2**26  # scores of one head and sequence on one processor that are held at once
+
+
+def is_long(q: Tensor, k: Tensor) -> bool:
+    """Whether scores are too many to be held, of keys that are whole: blocks are."""
+    if not q.dims.has("length") or not k.dims.has("memory_length") or k.ways("memory_length") > 1:
+        return False
+    return q.size("length") // q.ways("length") * k.size("memory_length") > LARGEST
+
+
 @recorded(name="ring_attention", reason_along=RING, reason_else=RING)
-def ring_attention(
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, bias: Bias | None = None, **how: Any) -> Tensor:
+    """As `blockwise_attention`, of keys that are split as queries are, and go round."""
+    return _attend(q, k, v, mask, bias, **how)
+
+
+@recorded
+def blockwise_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, bias: Bias | None = None, **how: Any
+) -> Tensor:
+    """The mean of the values each query sees, by how well keys answer: as `q`.
+
+    `q` is [.. length .. channel], `k` and `v` [.. memory_length .. channel], with no other dims than `q` has. What
+    `how` says: `scale`, `softcap`, and the `key` and rate of `dropout`.
+    """
+    return _attend(q, k, v, mask, bias, **how)
+
+
+def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: MaskLike,
-    bias: Bias | None = None,
+    bias: Bias | None,
     *,
     scale: float,
     softcap: float | None = None,
     key: Any = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The mean of the values each query sees, by how well keys answer: as `q`.
-
-    `q` is [.. length .. channel], `k` and `v` [.. memory_length .. channel], with no other dims than `q` has.
-    """
     channel = q.dims[-1]
     table = None if bias is None else with_layout(bias.table, q.region)
     tensors = {"q": q, "k": k, "v": v, "table": table} | {name: getattr(mask, name) for name in _MASK_TENSORS}
@@ -102,7 +125,7 @@ def _check(meeting: Meeting, q: Tensor, k: Tensor, channel: Dim) -> None:
         raise DimError(f"keys have `{stray.name}`, which queries [{q.dims}] have not", fix="give queries that dim too")
     if axes := meeting.axes([channel]):
         raise LayoutError(
-            f"ring attention needs `{channel.name}` whole, and it is split over `{'+'.join(axes)}`",
+            f"attention by blocks needs `{channel.name}` whole, and it is split over `{'+'.join(axes)}`",
             state="" if meeting.region is None else meeting.region.state,
             fix=f"split `heads` over it instead, or drop `{channel.name}:{'+'.join(axes)}`",
         )
@@ -137,7 +160,15 @@ def _scoring(
         share_dims=Shape([*q.dims.without([channel]), memory]),
         dealt=dealt_among(q.dims),
         starts=[start_of(dim) for dim in outer],
+        is_ordered=_is_ordered(q, k, mask),
     )
+
+
+def _is_ordered(q: Tensor, k: Tensor, mask: MaskLike) -> bool:
+    """Whether places count from 0, each query sees itself and none after it."""
+    is_plain = mask.causal and mask.prefix is mask.positions is mask.memory_positions is None
+    sees_itself = mask.segments is None or mask.is_within
+    return is_plain and sees_itself and q.size("length") == k.size("memory_length")
 
 
 def _spread(array: Any, x: Tensor | None, outer: Sequence[str], along: str | None, sizes: Sequence[int]) -> Any:
@@ -166,14 +197,11 @@ class _Ring:
     def of(cls, meeting: Meeting, q: Tensor, k: Tensor, mask: MaskLike) -> "_Ring":
         length, memory = q.dim("length"), k.dim("memory_length")
         axes, ways = meeting.axes([length]), meeting.ways(memory)
-        own = memory.size // ways
-        is_plain = mask.causal and mask.prefix is mask.positions is mask.memory_positions is None
-        hops = ways - 1
-        if is_plain and mask.window is not None and length.size == memory.size and ways > 1:
+        own, hops, is_ordered = memory.size // ways, ways - 1, _is_ordered(q, k, mask)
+        if is_ordered and mask.window is not None:
             hops = min(hops, -(-(mask.window - 1) // own))
-        sees_itself = mask.segments is None or mask.is_within
-        is_even = length.size == memory.size and own % 2 == 0
-        return cls(axes, ways, hops, is_plain and mask.window is None and sees_itself and is_even and ways > 1)
+        is_zigzag = is_ordered and mask.window is None and own % 2 == 0 and ways > 1
+        return cls(axes, ways, hops, is_zigzag)
 
     def attend(self, scoring: Scoring, q: Any, kv: Any, table: Any, rest: Any) -> Any:
         """What queries take from all keys; `rest` are their places and `More`."""
