@@ -1,4 +1,4 @@
-"""Rows dealt out: which rows of the whole a function works on, one part at a time.
+"""Rows dealt out: which rows of the whole a function works on.
 
 Whoever runs a function on microbatches says so here, so that random numbers are those of the rows it has, and no
 microbatch has another's.
@@ -15,7 +15,7 @@ from ..dims import Dim
 
 @dataclass(frozen=True)
 class Dealt:
-    """Row i here, along the dim of that name, is row `i * count + number` of the whole."""
+    """Row i here, along a dim, is row `i * count + number` of the whole."""
 
     name: str
     count: int

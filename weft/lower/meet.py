@@ -353,9 +353,9 @@ def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
 
 
 def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
-    """`x` varying over axes that a loop's data varies over: one gradient sum, after it."""
+    """`x` varying as a loop's data does: its gradient is summed once, after the loop."""
     missing = over - varying(x.raw)
-    if x.region is None or not missing:
+    if x.region is None or not missing or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     kind = x.kind
     if kind.sums is None:

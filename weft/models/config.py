@@ -130,6 +130,12 @@ class TransformerConfig(ModelConfig):
     z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
+    stages: int = 1
+    """Pipeline parallelism: into how many stages the layers are cut, a dim `stage` of their weights."""
+    pipeline_microbatches: int | None = None
+    """In how many microbatches a batch flows through the stages; as many as there are stages, if not said."""
+    pipeline_rounds: int = 1
+    """How often a microbatch goes round all stages, a chunk of each at a time (circular or interleaved schedule)."""
     scanned: bool = True
     """Whether the layers run as one loop; they are stored stacked either way."""
     unroll: int = 1
@@ -137,7 +143,8 @@ class TransformerConfig(ModelConfig):
     prefetch: bool = False
     """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass (a stage of a pipeline always is); or the
+    names of what is kept."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
@@ -150,6 +157,11 @@ class TransformerConfig(ModelConfig):
             raise DimError(
                 f"every {self.every} of {self.layers} layers was to have experts",
                 fix=f"give a number that divides {self.layers}",
+            )
+        if self.stages == 1 and (self.pipeline_rounds > 1 or self.pipeline_microbatches is not None):
+            raise DimError(
+                "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
+                fix="say how many `stages` there are, or leave them out",
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
@@ -182,12 +194,33 @@ class TransformerConfig(ModelConfig):
         return RopeScaling(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
 
     @property
+    def group_size(self) -> int:
+        """Every how many layers there is one with experts; 1 where all layers are alike."""
+        return self.every if self.experts else 1
+
+    @property
+    def chunk_groups(self) -> int:
+        """How many groups of layers a stage has in each round; the last may be padded."""
+        return -(-(self.layers // self.group_size) // (self.stages * self.pipeline_rounds))
+
+    @property
+    def microbatch(self) -> Dim:
+        """The microbatches of a pipeline, which wait and end split as its stages are."""
+        return Dim("microbatch", self.pipeline_microbatches or self.stages, follows="stage")
+
+    def stack_dims(self, per_group: int) -> list[Dim]:
+        """The dims of weights stacked for all layers, so many a group of layers."""
+        rounds = [Dim("rounds", self.pipeline_rounds)] if self.pipeline_rounds > 1 else []
+        stages = [*rounds, Dim("stage", self.stages)] if self.stages > 1 else []
+        return [*stages, Dim("layers", self.chunk_groups * per_group)]
+
+    @property
     def dims(self) -> Shape:
         """Every dim of the weights and of what is computed with them."""
-        sizes = {
-            name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
-        }
-        dims = [Dim(name, size) for name, size in sizes.items()]
+        sizes = {name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff")}
+        dims = [Dim(name, size) for name, size in sizes.items()] + self.stack_dims(self.group_size)
+        if self.stages > 1:
+            dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         if self.group > 1:
             dims.append(Dim("group", self.group))

@@ -25,7 +25,7 @@ from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
-from .stack import Stack, as_length
+from .stack import Stack, as_length, deal_out, put_together
 
 # A block, and the stack of them.
 
@@ -343,6 +343,7 @@ class TransformerLM(Runnable):
 
 
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
     targets, weights = batch["targets"], batch.get("weights")
     if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
@@ -353,8 +354,8 @@ def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) 
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
-    x, _ = _hidden(model, batch, None)
-    return predict(model, x)
+    x, _ = _hidden(model, deal_out(batch, model.config), None)
+    return predict(model, put_together(x))
 
 
 def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
