@@ -17,7 +17,7 @@ from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.moe import GATINGS, expert_capacity
+from ..nn.moe import GATINGS, expert_capacity, experts_per_token
 from ..nn.position import RopeScaling
 from ..tensor import Tensor, as_dtype, tensor
 
@@ -121,6 +121,8 @@ class TransformerConfig(ModelConfig):
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
+    top_k: int = 2
+    """How many experts a token goes to, where `gating` is `top_k`."""
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
     balance_loss: float = bounded(0.01, least=0)
@@ -162,6 +164,10 @@ class TransformerConfig(ModelConfig):
             raise DimError(
                 "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
                 fix="say how many `stages` there are, or leave them out",
+            )
+        if self.experts and self.choices > self.experts:
+            raise DimError(
+                f"a token goes to {self.choices} of {self.experts} experts", fix=f"say `top_k={self.experts}` or less"
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
@@ -215,6 +221,11 @@ class TransformerConfig(ModelConfig):
         return [*stages, Dim("layers", self.chunk_groups * per_group)]
 
     @property
+    def choices(self) -> int:
+        """How many experts a token goes to."""
+        return experts_per_token(self.gating, self.top_k)
+
+    @property
     def dims(self) -> Shape:
         """Every dim of the weights and of what is computed with them."""
         sizes = {name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff")}
@@ -229,8 +240,9 @@ class TransformerConfig(ModelConfig):
         if self.positions == "learned":
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
-            slots = expert_capacity(self.length, self.experts, self.gating, self.capacity)
+            slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
             dims += [Dim("experts", self.experts), Dim("router", self.experts)]
+            dims += [Dim("dispatch", self.experts, "experts")]
             dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 

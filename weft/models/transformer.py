@@ -92,8 +92,7 @@ class Block(eqx.Module):
         h = as_length(self.feed_forward_norm(x))
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(h, key=keys[4], drops=drops)
-            y = y.rename(**back) if back else y
+            y, report = self.feed_forward(h, key=keys[4], drops=drops, rename=back)
         else:
             y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=back)
         y = wf.name(y, "feed_forward")
@@ -153,6 +152,7 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         activation=config.activation,
         gated=config.gated,
         gating=config.gating,
+        top_k=config.top_k,
         capacity=config.capacity,
         jitter=config.jitter,
         dropout=config.dropout,
