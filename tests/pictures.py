@@ -41,6 +41,9 @@ TENSORS: dict[str, list[tuple[str, str, str | None]]] = {
     "context": [("queries", "batch length heads d_kv", None), ("keys", "batch memory_length heads d_kv", None)],
     "experts": [("what experts are given", "expert_batch experts slots d_model", None),
                 ("w_in of experts", "layers experts d_model d_ff", "params")],
+    "outer": [("what experts are given", "expert_batch experts slots d_model", None),
+              ("w_in of experts", "layers experts d_model d_ff", "params")],
+    "spatial": [("features", "batch height width channels", None), ("the kernels", "channels filters", "params")],
     "three": [_STREAM, _W_IN],
     "decoding": [("KV cache", "layers batch memory_length heads d_kv", None), _W_IN],
     "cache": [("KV cache", "layers batch memory_length heads d_kv", None), _W_IN],
@@ -60,7 +63,8 @@ class Section:
 
     def facts(self) -> dict[str, Any]:
         """What is drawn: the mesh, and of each tensor its dims with their sizes and axes."""
-        config = models.preset(self.model, layers=2, **self.changes)
+        layers = {} if "unet" in self.model else {"layers": 2}
+        config = models.preset(self.model, **layers, **self.changes)
         region = Region(wf.Mesh(self.mesh), wf.Layout(self.layout))
         tensors = []
         for title, names, store in TENSORS[self.picture]:

@@ -12,7 +12,10 @@ from tests.test_docs import blocks_of
 
 PAGE = TEXT.read_text(encoding="utf-8")
 # Sizes that share no factor by which one letter could stand for another.
-OTHER = "SIZES = dict(layers=3, d_model=48, heads=8, d_kv=10, d_ff=112, vocab=176, batch=24, length=32)"
+OTHER = {
+    "SIZES": dict(layers=3, d_model=48, heads=8, d_kv=10, d_ff=112, vocab=176, batch=24, length=32),
+    "IMAGES": dict(levels=3, channels=16, height=64, width=48, classes=5, batch=3),
+}
 
 
 def run_page(change):
@@ -27,7 +30,9 @@ def run_page(change):
 
 @pytest.mark.slow
 def test_every_formula_holds_for_a_model_of_other_sizes():
-    printed = run_page(lambda text: re.sub(r"^SIZES = .*$", OTHER, text, flags=re.MULTILINE))
+    printed = run_page(
+        lambda text: re.sub(r"^(SIZES|IMAGES) = .*$", lambda m: f"{m[1]} = {OTHER[m[1]]}", text, flags=re.M)
+    )
     held, shown = (
         re.findall(r"^  (\w+ over .*) B in .* calls = (.*)$", text, re.MULTILINE) for text in (printed, PAGE)
     )
@@ -48,14 +53,11 @@ def test_a_picture_shows_the_slices_that_its_line_gives(section):
 
 
 def test_every_section_has_a_picture_and_says_when_to_use_it():
-    parts = [
-        part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if "\nshow(" in part and "def show" not in part
-    ]
-    assert [
-        part.split("\n")[0]
-        for part in parts
-        if "pictures/parallelisms/" not in part or "Use it" not in " ".join(part.split())
-    ] == []
+    parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    for part in filter(lambda part: "\nshow(" in part, parts):
+        title, *lines = part.splitlines()
+        assert "pictures/parallelisms/" in part, title
+        assert "Use it" in " ".join(lines), title
     assert (
         {section.picture for section in sections(PAGE)} == set(TENSORS) == {file.stem for file in FOLDER.glob("*.svg")}
     )
