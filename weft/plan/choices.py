@@ -47,6 +47,7 @@ class Choices:
     def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
         self.tensors = tensors_of(program, args)
         self.rules = self._default_rules(args) if rules is None else self._check_rules(rules)
+        self._stores = STORES if any(rule.startswith("optimizer.") for rule in self.rules) else STORES[:1]
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
         self._follows = {dim.name: dim.follows for tensor in self.tensors for dim in tensor.dims if dim.follows}
         self.sets = self._legal_sets()
@@ -128,8 +129,7 @@ class Choices:
             names = {dim.name for dim in tensor.dims}
             if any(names.issuperset(ring) and set(rules).issuperset(ring) for ring in RINGS):
                 continue  # there is no such tensor where a ring goes round
-            stores = [None] if not tensor.is_parameter else STORES if layout.optimizer else STORES[:1]
-            for store in stores:
+            for store in self._stores if tensor.is_parameter else [None]:
                 try:
                     axes = region.axes(tensor.dims, store)
                 except LayoutError:
