@@ -252,7 +252,7 @@ class TransformerConfig(ModelConfig):
         return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
 """The dims of a model that a search of layouts splits where none are named."""
 
 
