@@ -134,8 +134,16 @@ class Plan:
 
     @property
     def communication(self) -> dict[str, float]:
-        """`sending`, the axes of each group as they are written: `rows+cols`."""
-        return {"+".join(axes): took for axes, took in self.sending.items()}
+        """`sending`, the axes of each group as they are written: `rows+cols`.
+
+        Groups of the same axes in another order are one: the same processors.
+        """
+        names: dict[frozenset[str], str] = {}
+        totals: dict[str, float] = {}
+        for axes, took in self.sending.items():
+            name = names.setdefault(frozenset(axes), "+".join(axes))
+            totals[name] = totals.get(name, 0.0) + took
+        return totals
 
     def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
