@@ -55,7 +55,7 @@ def start_decoding(
     if model.config.experts and model.config.gating == "choice":
         raise TensorError(
             "experts that choose their tokens look at those to come, and cannot decode",
-            fix="train with gating='switch' or 'top2'",
+            fix="train with gating='switch', 'top2' or 'dropless'",
         )
     check_values(jax.tree.leaves(model))
     steps = check_count(steps, "max_new_tokens")
