@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..checks import is_whole
@@ -362,7 +363,7 @@ def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
         array = as_varying(x.raw, missing)
     else:
         stored = replace(kind, cast_to=None) if kind.store is not None else kind  # it is cast where it is gathered
-        array = _sum_in(lambda a: as_varying(a, missing), stored, missing)(x.raw)
+        array = sum_in(lambda a: as_varying(a, missing), stored, missing)(x.raw)
         kind = kind if kind.store is not None else replace(kind, cast_to=None)
     return make(array, x.dims, x.region, replace(kind, equal=kind.equal | missing))
 

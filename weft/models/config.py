@@ -147,8 +147,8 @@ class TransformerConfig(ModelConfig):
     prefetch: bool = False
     """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass (a stage of a pipeline always is); or the
-    names of what is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
+    of a pipeline always is."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"

@@ -104,7 +104,8 @@ class Stack(eqx.Module):
 
         state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
         numbers = number_along(config.stack_dims(1))
-        micro, how = config.microbatch, {"rounds": config.pipeline_rounds, "save": _names_kept(config)}
+        micro = config.microbatch
+        how: dict[str, Any] = {"rounds": config.pipeline_rounds, "save": _names_kept(config)}
         (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, **how)
         return x, {name: value / micro.size if name in _MEANS else value for name, value in report.items()}
 
@@ -219,7 +220,7 @@ class Stack(eqx.Module):
 
         if isinstance(numbers, int):
             numbers = wf.arange(Dim("layers", numbers))
-        how = {"unroll": config.unroll, "prefetch": config.prefetch}
+        how: dict[str, Any] = {"unroll": config.unroll, "prefetch": config.prefetch}
         (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", **how)
         return x, report, stacked
 
