@@ -153,9 +153,10 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         gated=config.gated,
         gating=config.gating,
         top_k=config.top_k,
+        shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,
-        dropout=config.dropout,
+        dropout=config.dropout if config.gating != "dropless" else 0.0,
     )
 
 
