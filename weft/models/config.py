@@ -13,6 +13,7 @@ from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
+from ..layout import tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
@@ -21,6 +22,10 @@ from ..nn.position import RopeScaling
 from ..tensor import as_dtype
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
+PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "experts_multiple"}
+"""Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
+for _dim, _field in PADDED_BY.items():
+    tell_multiple(_dim, _field)
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
@@ -35,6 +40,9 @@ class TransformerConfig(abc.ABC):
     d_kv: int
     d_ff: int
     vocab: int
+    heads_multiple: int = 1
+    """The heads are padded to a multiple of this, so that 6 of them divide over 4 processors; the padding attends to
+    nothing and has no gradient."""
     group: int = 1
     """GQA: how many query heads share one head of keys and values."""
     batch: int = 256
@@ -76,6 +84,8 @@ class TransformerConfig(abc.ABC):
     dropout: float = bounded(0.0, least=0, below=1)
     experts: int = bounded(0, least=0)
     """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
+    experts_multiple: int = 1
+    """The experts are padded to a multiple of this; no token is routed to the padding."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
@@ -129,7 +139,11 @@ class TransformerConfig(abc.ABC):
 
     @property
     def vocab_dim(self) -> Dim:
-        return Dim("vocab", self.vocab).padded_to(self.vocab_multiple)
+        return self._pad(Dim("vocab", self.vocab))
+
+    def _pad(self, dim: Dim) -> Dim:
+        """The dim with the padding that the configuration asks for."""
+        return dim.padded_to(getattr(self, PADDED_BY[dim.name])) if dim.name in PADDED_BY else dim
 
     @property
     def max_positions(self) -> int:
@@ -149,7 +163,7 @@ class TransformerConfig(abc.ABC):
         sizes = {
             name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
         }
-        dims = [Dim(name, size) for name, size in sizes.items()]
+        dims = [self._pad(Dim(name, size)) for name, size in sizes.items()]
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         if self.group > 1:
             dims.append(Dim("group", self.group))
@@ -159,7 +173,8 @@ class TransformerConfig(abc.ABC):
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
             slots = expert_capacity(self.length, self.experts, self.gating, self.capacity)
-            dims += [Dim("experts", self.experts), Dim("router", self.experts)]
+            experts = self._pad(Dim("experts", self.experts))
+            dims += [experts, experts.renamed("router")]
             dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 
