@@ -64,7 +64,7 @@ def test_losses_gradients_and_weights_are_those_of_the_model_without_padding(cas
     check_close(found[2], wanted[2])
 
 
-@pytest.mark.parametrize("case", ["groups of queries", "experts"])
+@pytest.mark.parametrize("case", [pytest.param("groups of queries", marks=pytest.mark.slow), "experts"])
 def test_padding_counts_as_no_parameter_and_first_values_are_the_same(case):
     plain, padded = configs(case)
     assert padded.param_count == plain.param_count
@@ -120,7 +120,9 @@ def test_the_fused_kernel_takes_padded_heads_and_no_padded_positions():
     [
         ("llama-1b", dict(heads=3, group=2, heads_multiple=4)),
         pytest.param("gpt2", dict(heads=3, d_model=12, heads_multiple=2), marks=pytest.mark.slow),
-        ("t5-small", dict(heads=3, heads_multiple=4, experts=3, every=2, experts_multiple=4)),
+        pytest.param(
+            "t5-small", dict(heads=3, heads_multiple=4, experts=3, every=2, experts_multiple=4), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_padding_is_not_exported_and_is_there_again_when_imported(name, sizes, tmp_path):
