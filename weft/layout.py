@@ -258,7 +258,7 @@ class Region:
             self._hold(name, inherited[name], held, dims)
         placed |= explicit | inherited
         for level in _STORED_BY[store]:
-            rules, settled = getattr(self.layout, level), set(held)
+            rules, settled = getattr(self.layout, level), {*held, *self.taken}
             for dim in dims:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims, level)

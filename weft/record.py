@@ -127,6 +127,8 @@ class Entry:
     results: tuple[Placed, ...] = ()
     examples: int = 1
     """How many examples a processor works on at once, where the op maps a function."""
+    idle: tuple[int, int] = (0, 1)
+    """Of a pipeline in how many turns of how many a processor has no work (its bubble)."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False
@@ -231,6 +233,10 @@ class Record:
             draft.note(attention=self._attention[1])
         self._entries.append(None)
         return draft
+
+    def rewind(self, mark: int) -> None:
+        """Takes away all entries from number `mark` on: the next ones have their numbers."""
+        del self._entries[mark:]
 
     def forget(self, mark: int) -> None:
         """Marks all entries from number `mark` on as gone: their body is traced again."""

@@ -29,6 +29,7 @@ LAYOUTS = {
     "model": ("two", "heads:cols,d_ff:cols,vocab:cols,d_model:rows"),
     "both": ("two", "batch:rows,heads:cols,d_ff:cols,vocab:cols"),
     "3-D": ("three", "batch:a,length:b,heads:c,d_ff:c,vocab:c,params.d_model:a"),
+    "ring": ("two", "batch:rows,length:cols,memory_length:cols,params.d_model:rows"),
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
 QUICK = {  # those that the others say little beyond
@@ -366,12 +367,20 @@ def test_a_chunk_of_the_loss_must_divide_as_its_length_does():
 
 
 def test_what_is_no_configuration_makes_no_model():
-    with pytest.raises(wf.TensorError, match="'tiny-lm' is no TransformerConfig"):
+    with pytest.raises(wf.TensorError, match="'tiny-lm' is no ModelConfig"):
         models.init("tiny-lm", jax.random.key(0))
     with pytest.raises(wf.TensorError, match="freeze got no pattern"):
         wf.nn.freeze(models.shapes(models.preset("tiny-lm")))
     with pytest.raises(wf.TensorError, match="the model has no adapters to merge"):
         wf.nn.lora.merge(models.shapes(models.preset("tiny-lm")))
+
+
+@pytest.mark.parametrize("name", ["tiny-lm", "tiny-mt", "tiny-moe"])
+@pytest.mark.parametrize("rule", ["layers:cols", "params.layers:cols"])
+def test_layers_that_do_not_divide_are_told_by_the_rule_that_was_written(name, rule):
+    with pytest.raises(wf.LayoutError) as raised:
+        models.init(models.preset(name, layers=2), jax.random.key(0), "rows=2,cols=4", f"batch:rows,{rule}")
+    assert f"layout: batch:rows,{rule} " in raised.value.state and raised.value.fix.endswith(f"or drop `{rule}`")
 
 
 @pytest.mark.slow

@@ -525,6 +525,11 @@ row("control", "accumulate", (*_MLP_INPUTS, floats("batch", 0.5, 1.5)),
     lambda x, w, v, m: jnp.sum(jnp.square(jnp.sin(jnp.tanh(x @ w)) @ v) * m[:, None]) / jnp.sum(m),
     sums="batch d_model")  # fmt: skip
 
+row("control", "pipeline", (weights("layers d_model heads_whole"), floats("batch d_model")),
+    lambda w, x: wf.pipeline(lambda c, w, _: (_layer(c, w), {}), x, w, over=layers, micro=2)[0],
+    lambda w, x: _scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0],
+    sums="layers batch", meetings=_LAYER)  # fmt: skip
+
 row("control", "local", _two(floats), lambda x, y: wf.local(lambda a, b: jnp.sin(a)[:, :, None] * b, x, y,
     out="batch length d_model"), _by_name(lambda a, b: jnp.sin(a) * b))  # fmt: skip
 row("control", "local summed", (floats(_x), weights(_w)),

@@ -25,7 +25,7 @@ from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
-from .stack import Stack, as_length
+from .stack import Stack, as_length, deal_out, put_together
 
 # A block, and the stack of them.
 
@@ -60,7 +60,7 @@ class Block(eqx.Module):
         x: Tensor,
         *,
         mask: nn.Mask,
-        bias: Tensor | None = None,
+        bias: Tensor | nn.RelativeBias | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: nn.Mask | None = None,
         past: KeysValues | None = None,
@@ -92,8 +92,7 @@ class Block(eqx.Module):
         h = as_length(self.feed_forward_norm(x))
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(h, key=keys[4], drops=drops)
-            y = y.rename(**back) if back else y
+            y, report = self.feed_forward(h, key=keys[4], drops=drops, rename=back)
         else:
             y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=back)
         y = wf.name(y, "feed_forward")
@@ -153,6 +152,7 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         activation=config.activation,
         gated=config.gated,
         gating=config.gating,
+        top_k=config.top_k,
         capacity=config.capacity,
         jitter=config.jitter,
         dropout=config.dropout,
@@ -343,6 +343,7 @@ class TransformerLM(Runnable):
 
 
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
     targets, weights = batch["targets"], batch.get("weights")
     if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
@@ -353,8 +354,8 @@ def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) 
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
-    x, _ = _hidden(model, batch, None)
-    return predict(model, x)
+    x, _ = _hidden(model, deal_out(batch, model.config), None)
+    return predict(model, put_together(x))
 
 
 def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -6,6 +6,7 @@ for nothing there (the gather of a stored weight), hides under a stated share of
 """
 
 import functools
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,14 +193,19 @@ class Plan:
 
     @functools.cached_property
     def tokens(self) -> int | None:
-        """Tokens of one step: batch times length of the ids; None without ids."""
-        sizes = [
-            placed.dims.find("batch").size * placed.dims.find("length").size
+        """Tokens of one step: batch times length of the ids; None without ids.
+
+        When decoding, which shows by a KV cache, an id of each sequence is one token.
+        """
+        ids = [
+            placed.dims
             for entry in self.program.reading.entries
             for placed, maker in zip(entry.operands, entry.makers, strict=False)
-            if placed is not None and maker is None and placed.dtype.kind in "iu"
-            if placed.dims.has("batch") and placed.dims.has("length")
+            if placed is not None and maker is None and placed.dtype.kind in "iu" and placed.dims.has("batch")
         ]
+        if self.memory.cache:
+            return max((math.prod(dims.sizes) for dims in ids if not dims.has("memory_length")), default=None)
+        sizes = [dims.find("batch").size * dims.find("length").size for dims in ids if dims.has("length")]
         return max(sizes, default=None)
 
     @property
@@ -223,22 +229,30 @@ class Plan:
             lines.append(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more")
         return "\n".join(lines)
 
+    @property
+    def title(self) -> str:
+        """The program, its mesh, its layout and the hardware."""
+        return f"{self.program.title}, {self.hardware.title}"
+
     def __str__(self) -> str:
-        head = f"{self.program.title}, {self.hardware.title}"
         rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
-        lines = [head, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
+        lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
-        lines.append(self._memory_line())
+        lines.append(self.memory_text)
         return "\n".join([*lines, "", self.table()])
 
-    def _memory_line(self) -> str:
+    @property
+    def memory_text(self) -> str:
+        """One line: the peak, whether it fits, and what of it can be said apart."""
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
         line = (
             f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
         )
+        if cache := sum(array.bytes for array in self.memory.cache):
+            return f"{line}; {size_text(cache)} of it are the KV cache"
         scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
         if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
             line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"

@@ -104,7 +104,7 @@ class _Op:
             return f"because {entry.op} needs {_and(self.split)} whole, split over {over}"
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
-        if collective == "all_gather" and entry.renamed:
+        if collective in ("all_gather", "permute") and entry.renamed:
             return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
         if self.along:
             why = self._filled(entry.traits.reason_along, self.along)
@@ -132,6 +132,8 @@ class _Op:
         if collective == "reduce_scatter" and self.entry.renamed:
             otherwise = self._otherwise()
             return f"because {_is(self.moved)} split over {over} and {otherwise}: the parts of the gradient are summed"
+        if collective == "permute" and self.entry.renamed:
+            return f"because {_is(self.moved)} split over {over} and {self._otherwise()}: so the gradient goes back"
         if collective == "reduce_scatter" or self.along or self.split:
             return self._goes_over()
         return f"because the result of {op} is the same on all of {over}, used with data split there"
