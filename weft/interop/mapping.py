@@ -70,7 +70,7 @@ class Parameter:
         return self.entry.name.format(**numbers)
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        return itertools.product(*(range(dim.size) for dim in self.counted))
+        return itertools.product(*(range(dim.count) for dim in self.counted))
 
     def names(self) -> list[str]:
         """All tensors that hold this parameter."""
@@ -86,7 +86,8 @@ class Parameter:
         ranges = [list(_file_ranges(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
         shift = self.entry.part * (self.shape[-1] // self.entry.parts)
         ranges[-1] = [(slice(part.start + shift, part.stop + shift), targets) for part, targets in ranges[-1]]
-        for places in itertools.product(*(wanted[dim.name] for dim in self.counted)):
+        held = [range(wanted[dim.name].start, min(wanted[dim.name].stop, dim.count)) for dim in self.counted]
+        for places in itertools.product(*held):
             name = self.name(places)
             at = [place - wanted[dim.name].start for place, dim in zip(places, self.counted, strict=True)]
             for block in itertools.product(*ranges):
