@@ -151,6 +151,7 @@ class TransformerConfig(abc.ABC):
         }
         dims = [Dim(name, size) for name, size in sizes.items()]
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims.append(Dim("queries", self.heads, "heads"))
         if self.group > 1:
             dims.append(Dim("group", self.group))
         if self.positions == "relative":
