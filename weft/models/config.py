@@ -249,6 +249,7 @@ class TransformerConfig(ModelConfig):
         if self.stages > 1:
             dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims.append(Dim("queries", self.heads, "heads"))
         if self.group > 1:
             dims.append(Dim("group", self.group))
         if self.positions == "relative":
