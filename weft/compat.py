@@ -81,6 +81,11 @@ _TRANSPOSED = "transpose("  # around the scopes of what a backward pass does, on
 _REMATTED = "rematted_computation"  # inside that, what `jax.checkpoint` makes again
 
 
+def recomputing() -> contextlib.AbstractContextManager[Any]:
+    """While what the forward pass made is made again, in the scope JAX has for that."""
+    return jax.named_scope(_REMATTED)
+
+
 def backward_depth(scopes: str) -> int:
     """How many differentiations these scopes are in the backward pass of.
 

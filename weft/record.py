@@ -234,6 +234,10 @@ class Record:
         self._entries.append(None)
         return draft
 
+    def rewind(self, mark: int) -> None:
+        """Takes away all entries from number `mark` on: the next ones have their numbers."""
+        del self._entries[mark:]
+
     def forget(self, mark: int) -> None:
         """Marks all entries from number `mark` on as gone: their body is traced again."""
         self._entries[mark:] = [entry and replace(entry, is_gone=True) for entry in self._entries[mark:]]

@@ -29,6 +29,7 @@ LAYOUTS = {
     "model": ("two", "heads:cols,d_ff:cols,vocab:cols,d_model:rows"),
     "both": ("two", "batch:rows,heads:cols,d_ff:cols,vocab:cols"),
     "3-D": ("three", "batch:a,length:b,heads:c,d_ff:c,vocab:c,params.d_model:a"),
+    "ring": ("two", "batch:rows,length:cols,memory_length:cols,params.d_model:rows"),
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
 QUICK = {  # those that the others say little beyond

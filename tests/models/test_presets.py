@@ -79,7 +79,15 @@ def test_dims_are_all_the_names_a_layout_may_use():
     with pytest.raises(wf.LayoutError, match="did you mean `heads`"):
         wf.Layout("haeds:cols", dims=config.dims)
     more = models.preset("tiny-moe", group=2, positions="relative").dims.names
-    assert set(more) - set(names.split()) == {"experts", "router", "expert_batch", "slots", "group", "buckets"}
+    assert set(more) - set(names.split()) == {
+        "experts",
+        "router",
+        "dispatch",
+        "expert_batch",
+        "slots",
+        "group",
+        "buckets",
+    }
 
 
 def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_later():

@@ -20,6 +20,7 @@ DEEP = dict(depth=8, height=8, width=8, batch=2, classes=3, channels=4, groups=2
 MODELS = {
     "2-D": ("tiny-unet", FLAT | dict(levels=3, dropout=0.2)),
     "2-D, attention": ("tiny-unet", FLAT | dict(heads=2, d_kv=4, remat=True, dice_loss=0.0)),
+    "2-D, blocks": ("tiny-unet", FLAT | dict(heads=2, d_kv=4, attention_block=2, remat="convolution")),
     "3-D": ("tiny-unet-3d", DEEP | dict(remat=True)),
     "3-D, attention": ("tiny-unet-3d", DEEP | dict(heads=2, d_kv=4, dropout=0.1)),
 }
@@ -86,6 +87,10 @@ LAYOUTS = {
         ("x=2,y=2", "height:x,width:y,length:x+y"),
         ("x=2,y=2", "height:x,heads:y,filters:y"),
         ("x=2,y=2", "batch:x,params.channels:x,heads:y"),
+    ],
+    "2-D, blocks": [
+        ("x=2,y=2", "height:x,width:y"),
+        ("x=4", "height:x"),
     ],
     "3-D": [
         ("x=2,y=2", "depth:x,height:y"),

@@ -305,6 +305,9 @@ row("index", "take outside", (weights("vocab d_model"), integers("batch length",
     partial(wf.take, over=vocab),
     lambda table, ids: jnp.where(((ids >= 0) & (ids < 24))[..., None], table[jnp.clip(ids, 0, 23)], 0),
     meetings=("vocab d_model", "batch length d_model"))  # fmt: skip
+row("index", "take rename", (weights("vocab d_model"), integers("batch length", 0, 24)),
+    partial(wf.take, over=vocab, rename={"length": stream}), lambda table, ids: table[ids],
+    meetings=("vocab d_model", "batch length d_model", "batch stream d_model"))  # fmt: skip
 row("index", "one_hot", integers("batch length", -3, 30), lambda ids: wf.one_hot(ids, vocab),
     lambda ids: jax.nn.one_hot(ids, 24), is_differentiable=False)  # fmt: skip
 row("index", "one_hot dtype", integers("batch", 0, 24, "uint8"), lambda ids: wf.one_hot(ids, vocab, dtype="int32"),

@@ -74,7 +74,7 @@ def start_decoding(
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
         layout = _drop_undivided(
-            layout, mesh, {"slots": expert_capacity(longest, config.experts, config.gating, config.capacity)}
+            layout, mesh, {"slots": expert_capacity(longest, config.experts, config.choices, config.capacity)}
         )
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(

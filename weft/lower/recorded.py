@@ -135,7 +135,7 @@ def part_of_block() -> Iterator[None]:
 
 
 def note_loop(over: str, *, examples: int = 1, idle: tuple[int, int] | None = None) -> None:
-    """Notes the dim of the loop being traced, how many examples run at once, and idle turns."""
+    """Notes a loop's dim, how many examples run at once, and how many turns are idle."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
         draft.note(over=_shown([over]), examples=examples, **({} if idle is None else {"idle": idle}))
 
@@ -168,6 +168,15 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
         record.forget(previous)
     mark = record.mark
     return trace(), mark
+
+
+def rehearsing(trace: Callable[[], R]) -> R:
+    """`trace()` of a body that is traced again next, under the same numbers."""
+    record = region.record if (region := open_region()) is not None else Record()
+    mark = record.mark
+    made = trace()
+    record.rewind(mark)
+    return made
 
 
 def note_operands(

@@ -41,8 +41,8 @@ def init(config: ModelConfig, key: Any, mesh: MeshLike | None = None, layout: La
 def _check_layers(model: Any, region: Region) -> None:
     """Raises where layers do not divide by the rule that says how they are stored."""
     stacks = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
-    for dim in dict.fromkeys(dim for dim in stacks if dim is not None and "layers" not in region.layout.params):
-        region.placement([dim])
+    for dims in dict.fromkeys(stack for stack in stacks if "layers" not in region.layout.params):
+        region.placement(dims)
 
 
 def _stored_layers(layout: Layout) -> Layout:

@@ -17,7 +17,7 @@ from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.moe import GATINGS, expert_capacity
+from ..nn.moe import GATINGS, expert_capacity, experts_per_token
 from ..nn.position import RopeScaling
 from ..tensor import Tensor, as_dtype, tensor
 
@@ -25,21 +25,25 @@ BIASES = ("q", "k", "v", "o", "in", "out", "norm")
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
     """What every model's configuration has; its fields are checked where it is made."""
 
     name: str
-    batch: int
-    param_dtype: str
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
         self._check_together()
 
     @abc.abstractmethod
     def _check_together(self) -> None:
         """Raises where fields do not go together."""
+
+    @property
+    @abc.abstractmethod
+    def param_dtype(self) -> str:
+        """The dtype of the weights."""
 
     @property
     @abc.abstractmethod
@@ -67,7 +71,6 @@ class ModelConfig(abc.ABC):
 class TransformerConfig(ModelConfig):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
-    name: str
     layers: int
     d_model: int
     heads: int
@@ -118,6 +121,8 @@ class TransformerConfig(ModelConfig):
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
+    top_k: int = 2
+    """How many experts a token goes to, where `gating` is `top_k`."""
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
     balance_loss: float = bounded(0.01, least=0)
@@ -127,12 +132,21 @@ class TransformerConfig(ModelConfig):
     z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
+    stages: int = 1
+    """Pipeline parallelism: into how many stages the layers are cut, a dim `stage` of their weights."""
+    pipeline_microbatches: int | None = None
+    """In how many microbatches a batch flows through the stages; as many as there are stages, if not said."""
+    pipeline_rounds: int = 1
+    """How often a microbatch goes round all stages, a chunk of each at a time (circular or interleaved schedule)."""
     scanned: bool = True
     """Whether the layers run as one loop; they are stored stacked either way."""
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
+    prefetch: bool = False
+    """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
+    of a pipeline always is."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
@@ -145,6 +159,15 @@ class TransformerConfig(ModelConfig):
             raise DimError(
                 f"every {self.every} of {self.layers} layers was to have experts",
                 fix=f"give a number that divides {self.layers}",
+            )
+        if self.stages == 1 and (self.pipeline_rounds > 1 or self.pipeline_microbatches is not None):
+            raise DimError(
+                "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
+                fix="say how many `stages` there are, or leave them out",
+            )
+        if self.experts and self.choices > self.experts:
+            raise DimError(
+                f"a token goes to {self.choices} of {self.experts} experts", fix=f"say `top_k={self.experts}` or less"
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
@@ -177,12 +200,38 @@ class TransformerConfig(ModelConfig):
         return RopeScaling(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
 
     @property
+    def group_size(self) -> int:
+        """Every how many layers there is one with experts; 1 where all layers are alike."""
+        return self.every if self.experts else 1
+
+    @property
+    def chunk_groups(self) -> int:
+        """How many groups of layers a stage has in each round; the last may be padded."""
+        return -(-(self.layers // self.group_size) // (self.stages * self.pipeline_rounds))
+
+    @property
+    def microbatch(self) -> Dim:
+        """The microbatches of a pipeline, which wait and end split as its stages are."""
+        return Dim("microbatch", self.pipeline_microbatches or self.stages, follows="stage")
+
+    def stack_dims(self, per_group: int) -> list[Dim]:
+        """The dims of weights stacked for all layers, so many a group of layers."""
+        rounds = [Dim("rounds", self.pipeline_rounds)] if self.pipeline_rounds > 1 else []
+        stages = [*rounds, Dim("stage", self.stages)] if self.stages > 1 else []
+        return [*stages, Dim("layers", self.chunk_groups * per_group)]
+
+    @property
+    def choices(self) -> int:
+        """How many experts a token goes to."""
+        return experts_per_token(self.gating, self.top_k)
+
+    @property
     def dims(self) -> Shape:
         """Every dim of the weights and of what is computed with them."""
-        sizes = {
-            name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
-        }
-        dims = [Dim(name, size) for name, size in sizes.items()]
+        sizes = {name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff")}
+        dims = [Dim(name, size) for name, size in sizes.items()] + self.stack_dims(self.group_size)
+        if self.stages > 1:
+            dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         if self.group > 1:
             dims.append(Dim("group", self.group))
@@ -191,8 +240,9 @@ class TransformerConfig(ModelConfig):
         if self.positions == "learned":
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
-            slots = expert_capacity(self.length, self.experts, self.gating, self.capacity)
+            slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
             dims += [Dim("experts", self.experts), Dim("router", self.experts)]
+            dims += [Dim("dispatch", self.experts, "experts")]
             dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 

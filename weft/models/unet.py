@@ -38,7 +38,6 @@ SPACE = ("depth", "height", "width")
 class UNetConfig(ModelConfig):
     """A U-Net: its sizes, its parts, and how it is computed."""
 
-    name: str
     height: int
     width: int
     classes: int
@@ -54,8 +53,10 @@ class UNetConfig(ModelConfig):
     groups: int = 8
     """Of the GroupNorm after each convolution; as many as there are channels makes it an InstanceNorm."""
     heads: int = bounded(0, least=0)
-    """Of the attention at the lowest level, in which all places see all; 0 for none."""
+    """Of the attention at the lowest level; 0 for none."""
     d_kv: int = 32
+    attention_block: int = bounded(0, least=0)
+    """How large the blocks of an image are that see themselves and the blocks around; 0 where all places see all."""
     batch: int = 8
     """How many images `dims` counts on; the data may bring another number, and other sizes of images."""
     dropout: float = bounded(0.0, least=0, below=1)
@@ -169,17 +170,23 @@ class UpBlock(eqx.Module):
 
 
 class ImageAttention(eqx.Module):
-    """Self-attention of all places of an image, added to it."""
+    """Self-attention of the places of an image, all of them or in blocks; added to it."""
 
     norm: nn.RMSNorm
-    attention: nn.Attention
+    attention: nn.Attention | nn.BlockAttention
 
     def __init__(self, config: UNetConfig):
-        channels = config.features(config.levels - 1)
+        channels, heads, d_kv = config.features(config.levels - 1), config.dim("heads"), config.dim("d_kv")
+        blocks = config.by_dim(config.attention_block)
         self.norm = nn.RMSNorm(channels)
-        self.attention = nn.Attention(channels, config.dim("heads"), config.dim("d_kv"))
+        is_local = config.attention_block > 0
+        self.attention = (
+            nn.BlockAttention(channels, heads, d_kv, blocks) if is_local else nn.Attention(channels, heads, d_kv)
+        )
 
     def __call__(self, x: Tensor, *, over: Sequence[str]) -> Tensor:
+        if isinstance(self.attention, nn.BlockAttention):
+            return x + self.attention(self.norm(x))
         space = [x.dim(name) for name in over]
         # Places stay where they are along the first dim of the image.
         length = Dim("length", math.prod(dim.size for dim in space), follows=space[0].name)
@@ -239,7 +246,8 @@ def _logits(model: UNet, images: Tensor, key: Any) -> Tensor:
     run = _remat(config)
     keys = (fold_key(key, i) for i in range(2 * config.levels))
 
-    x, skips = wf.cast(images, config.dtype), []
+    skips: list[Tensor] = []
+    x = wf.cast(images, config.dtype)
     for block in model.down:
         if skips:
             x = wf.max_pool(x, window=config.by_dim(2))

@@ -15,7 +15,7 @@ from ..lower.meet import meet, need_tensor
 from ..lower.move import relocate, result, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, placement
-from .reshape import rename
+from .reshape import broadcast, rename
 
 
 @recorded(is_rename=True)
@@ -58,6 +58,26 @@ def collect(x: Tensor, **names: DimLike) -> Tensor:
     array = relocate(meeting.run(lambda a: a, [x]), meeting.placement(x.dims), parts, x.region)
     array = array.reshape([*array.shape[:position], -1, *array.shape[position + 2 :]])
     return result(array, target, x.region)
+
+
+def parts_of(dim: Dim, *, beside: Tensor) -> list[Dim]:
+    """A dim cut in a part for each of its slices and the rest; itself if it is whole.
+
+    So it is too where a dim of the tensor beside it has its axes. Sums over the rest alone need not be sent before all
+    else is done; the part then is one more dim to sum over.
+    """
+    region = beside.region
+    if region is None or not (axes := region.placement([dim])[0]) or dim.is_padded:
+        return [dim]
+    part = Dim(f"{UNSHOWN}{dim.name}", region.ways(axes), dim.name)
+    if region.placement([part, *beside.dims])[0] != axes:
+        return [dim]
+    return [part, Dim(f"{UNSHOWN}in_{dim.name}", dim.size // part.size)]
+
+
+def repeat(x: Tensor, along: Dim) -> Tensor:
+    """`x` repeated along a dim, which comes first."""
+    return broadcast(x, [along, *x.dims])
 
 
 def _outer(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, DimLike, Shape, only, resolve
+from ..dims import Dim, DimLike, Shape, only, rename_dims, resolve
 from ..dtypes import DTypeLike, is_key
 from ..errors import DimError, TensorError
 from ..lower.collectives import index
@@ -20,34 +20,36 @@ from ..lower.meet import meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
+from .einsum import read_rename
 
 
 @recorded(
     reason_along="because {along_is} looked up in, and split over {axes}",
     reason_exchange="because {along_is} stored split over {axes}, and what is found there goes to whose ids they are",
 )
-def take(table: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+def take(table: Tensor, ids: Tensor, *, over: DimLike, rename: Mapping[Any, DimLike] | None = None) -> Tensor:
     """The entries of `table` at `ids`, whose dims replace the dim `over`.
 
     A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
     are gathered, and the all-reduce is a reduce-scatter. From a table stored by other dims (`params.d_model:x`, FSDP)
     the ids are gathered and what is found is exchanged by an all-to-all, where that is fewer bytes than the table. Dims
-    that both have are matched by name.
+    that both have are matched by name. `rename={"length": stream}` lets the result leave under a new name, by one
+    reduce-scatter where the axis of `over` is the new dim's.
     """
     table, ids = need_tensor(table, "take"), need_integers(ids, "take")
     if is_key(table):
-        return keys_of(take(words_of(table), ids, over=over))
+        return keys_of(take(words_of(table), ids, over=over, rename=rename))
     dim = only(resolve(over, table.dims, what="over"), "take")
     if ids.dims.has(dim):
         raise DimError(
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
             fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
         )
-    return look_up(table, ids, dim, {})
+    return look_up(table, ids, dim, read_rename(rename))
 
 
-def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
-    """The entries at `ids`, whose dims leave under new names where these are given."""
+def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, DimLike]) -> Tensor:
+    """The entries at `ids`; dims leave under new names where these are given."""
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
@@ -67,8 +69,7 @@ def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> T
         return plan.answer(picked, final)
 
     array = plan.meeting.run(pick, [table, ids])
-    leaving, have = Shape(names.get(d.name, d) for d in final), plan.placement(final)
-    kind = plan.meeting.kind
+    leaving, have, kind = rename_dims(final, names), plan.placement(final), plan.meeting.kind
     return settle(array, leaving, have, plan.meeting.region, partial=plan.partial, one_holds=True, kind=kind)
 
 

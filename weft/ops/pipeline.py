@@ -48,13 +48,15 @@ def pipeline(
     rounds: int = 1,
     key: Any = None,
     batch: DimLike = "batch",
+    save: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """Pipeline: `x` after all stages, `micro` microbatches one after another; extras.
 
     `fn(x, w, key)` is one stage, on trees without the dim `over`; it gives the next x and a tree of scalars, which are
     summed over stages and microbatches. Tensors of `x` have the dim `batch`: global row i goes to microbatch i mod
     `micro`. Where x is dealt out already, `micro` is the dim of microbatches. With `rounds` weights are [rounds stage
-    ..], and go round. A key is folded with the stage's number (of the round too).
+    ..], and go round. A key is folded with the stage's number (of the round too). Stages are recomputed in the backward
+    pass but for values marked by `wf.name` with a name in `save`.
     """
     need_function(fn, "pipeline", takes=3)
     leaves, structure = jax.tree.flatten(x, is_leaf=is_tensor)
@@ -73,7 +75,7 @@ def pipeline(
     over_axes = frozenset().union(*(varying(leaf.raw) for leaf in dealt))
     weights = map_tensors(lambda w: _bring_weight(w, flow, region, inner, over_axes), weights)
     with tracing_in(inner) if axes else contextlib.nullcontext(), bringing(bring) if axes else contextlib.nullcontext():
-        run = _Stages(fn, weights, structure, flow)
+        run = _Stages(fn, weights, structure, flow, save)
         last, extras = _run_ticks(run, dealt, flow, inner)
     outputs = [_put_back(a, like, flow, region, inner) for a, like in zip(last, tensors, strict=True)]
     sums = [_total(a, flow, region) for a in extras]
@@ -343,8 +345,8 @@ def _repeated(x: Tensor, dim: Dim, inner: Region | None) -> Tensor:
 class _Stages:
     """The stages of one processor on one microbatch, each recomputed when needed."""
 
-    def __init__(self, fn: Callable[..., Any], weights: Any, structure: Any, flow: _Flow):
-        self.fn, self.structure, self.flow = fn, structure, flow
+    def __init__(self, fn: Callable[..., Any], weights: Any, structure: Any, flow: _Flow, save: Sequence[str]):
+        self.fn, self.structure, self.flow, self.save = fn, structure, flow, save
         self.leaves, self.weights_structure = jax.tree.flatten(weights, is_leaf=is_tensor)
         self.is_stacked = [is_tensor(leaf) and leaf.dims.has(flow.stage) for leaf in self.leaves]
         self.stacked = [leaf for leaf, flag in zip(self.leaves, self.is_stacked, strict=True) if flag]
@@ -385,7 +387,6 @@ class _Stages:
         """One stage, by its number (that of its round too), on one microbatch."""
         flow = self.flow
 
-        @remat
         def run(x: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
             own = iter([_at(w, ROUNDS, turn) for w in weights] if flow.passes > 1 else weights)
             tree = [next(own) if flag else leaf for leaf, flag in zip(self.leaves, self.is_stacked, strict=True)]
@@ -407,7 +408,7 @@ class _Stages:
             extras, self.extras_structure = jax.tree.flatten(pair[1], is_leaf=is_tensor)
             return bring_in([need_tensor(a, "pipeline") for a in y]), [_scalar(bring_in(a)) for a in extras]
 
-        return run(x)
+        return remat(run, save=self.save)(x)
 
 
 def _at(w: Tensor, name: str, place: Any) -> Tensor:

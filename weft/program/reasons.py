@@ -124,7 +124,7 @@ class _Op:
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
         if collective == "all_to_all" and self.entry.traits.reason_exchange:
-            return f"{self._filled(self.entry.traits.reason_exchange, self.moved)}, and so is the gradient"
+            return f"{self._filled(self.entry.traits.reason_exchange, self.moved)}: the gradient goes back"
         if collective == "all_to_all" and not self.is_back:
             return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
         if collective == "all_gather":
