@@ -282,6 +282,15 @@ def test_two_layouts_are_compared_on_a_page(tmp_path):
     assert "hidden/cols" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
+def test_a_unet_learns_what_it_then_finds_in_the_part_held_out():
+    printed, _ = run("17_unet.py")
+    assert "(28, 44, 14) padded to [32, 48, 16]; depth:x, height:y on x=2,y=2" in printed
+    assert losses(printed)[-1] < losses(printed)[0] / 2
+    found = re.search(r"held out, Dice: other (\S+)  grey (\S+)  white (\S+)", printed)
+    assert min(map(float, found.groups())) > 0.8
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

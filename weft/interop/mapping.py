@@ -81,7 +81,7 @@ class Parameter:
         return any(dim.name == "layers" for dim in self.counted) and self._layer(places) >= len(self.entry.layers)
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        everywhere = itertools.product(*(range(dim.size) for dim in self.counted))
+        everywhere = itertools.product(*(range(dim.count) for dim in self.counted))
         return (places for places in everywhere if not self._is_padding(places))
 
     def names(self) -> list[str]:
@@ -98,7 +98,8 @@ class Parameter:
         ranges = [list(_file_ranges(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
         shift = self.entry.part * (self.shape[-1] // self.entry.parts)
         ranges[-1] = [(slice(part.start + shift, part.stop + shift), targets) for part, targets in ranges[-1]]
-        for places in itertools.product(*(wanted[dim.name] for dim in self.counted)):
+        held = [range(wanted[dim.name].start, min(wanted[dim.name].stop, dim.count)) for dim in self.counted]
+        for places in itertools.product(*held):
             if self._is_padding(places):
                 continue
             name = self.name(places)

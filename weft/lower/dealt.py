@@ -6,7 +6,7 @@ microbatch has another's.
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ def dealing(name: str, count: int, number: Any) -> Iterator[None]:
         _dealt.reset(token)
 
 
-def dealt_rows() -> Dealt | None:
-    """The rows of the function being traced, where it has not all of them."""
-    return _dealt.get()
+def dealt_among(dims: Iterable[Dim]) -> Dealt | None:
+    """The rows of the function being traced, if it has not all that a dim counts."""
+    dealt = _dealt.get()
+    return dealt if dealt is not None and any(map(dealt.has, dims)) else None

@@ -146,6 +146,12 @@ def note_over(dims: Sequence[Dim]) -> None:
         draft.note(over=tuple(dim.name for dim in dims))
 
 
+def note_choice(*choice: tuple[str, int]) -> None:
+    """Notes what the op being traced sends, then what it could have, and their bytes."""
+    if (region := open_region()) is not None and (draft := region.record.current):
+        draft.note(choice=choice)
+
+
 @contextlib.contextmanager
 def fused_attention(length: int, memory_length: int, width: int, *, causal: bool) -> Iterator[None]:
     """While a function writes out an attention that a GPU does by one fused kernel."""
@@ -162,6 +168,15 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
         record.forget(previous)
     mark = record.mark
     return trace(), mark
+
+
+def rehearsing(trace: Callable[[], R]) -> R:
+    """`trace()` of a body that is traced again next, under the same numbers."""
+    record = region.record if (region := open_region()) is not None else Record()
+    mark = record.mark
+    made = trace()
+    record.rewind(mark)
+    return made
 
 
 def note_operands(

@@ -18,6 +18,7 @@ from ..dims import UNSHOWN, Dim
 from ..errors import DimError
 from ..nn import weights
 from ..nn.weights import STACKED, apply_dropout, fold_key, number_along
+from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
@@ -138,14 +139,16 @@ class Stack(eqx.Module):
         x, _, new = self._run_all(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
-    def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | None:
-        """T5's relative bias, which all blocks share, if there is one."""
+    def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
+        """T5's relative bias, which all blocks share; of a ring or long scores, its maker."""
         if self.relative is None:
             return None
-        like = as_length(x)
-        positions = mask.query_positions(like)
-        like = x if like is x else like.rename(length="memory_length")
-        return self.relative(positions, mask.key_positions(like))
+        q = as_length(x)
+        k = x if q is x else q.rename(length="memory_length")
+        if is_ring(q, k) or (self.config.attention == "auto" and is_long(q, k)):
+            return self.relative
+        positions = mask.query_positions(q)
+        return self.relative(positions, mask.key_positions(k))
 
     def _blocks(self) -> tuple[Any, ...]:
         """The weights of blocks, dense ones of each group first."""
@@ -216,7 +219,8 @@ class Stack(eqx.Module):
 
         if isinstance(numbers, int):
             numbers = wf.arange(Dim("layers", numbers))
-        (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", unroll=config.unroll)
+        how: dict[str, Any] = {"unroll": config.unroll, "prefetch": config.prefetch}
+        (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", **how)
         return x, report, stacked
 
 
