@@ -69,7 +69,7 @@ def pipeline(
     inner = region.within(axes) if region is not None and axes else region
     dealt = [_deal_out(leaf, flow, region, inner) for leaf in tensors]
     over_axes = frozenset().union(*(varying(leaf.raw) for leaf in dealt))
-    weights = map_tensors(lambda w: _bring_weight(w, flow, region, inner, over_axes), weights)
+    weights = map_tensors(lambda w: bring_weight(w, flow, region, inner, over_axes), weights)
     with tracing_in(inner) if axes else contextlib.nullcontext(), bringing(bring) if axes else contextlib.nullcontext():
         run = Stages(fn, weights, structure, flow, save)
         last, extras = run_ticks(run, dealt, flow, inner)
@@ -187,7 +187,7 @@ def _put_back(x: Tensor, like: Tensor, flow: Flow, region: Region | None, inner:
     return result(array.reshape(shape), dims.resized({flow.rows: like.dims.find(flow.rows).size}), region)
 
 
-def _bring_weight(w: Tensor, flow: Flow, region: Region | None, inner: Region | None, over: frozenset[str]) -> Tensor:
+def bring_weight(w: Tensor, flow: Flow, region: Region | None, inner: Region | None, over: frozenset[str]) -> Tensor:
     """A weight of this processor's stages, rounds and stages first; still stored so.
 
     It varies over the axes of the data from here on: its gradient is summed once, after all ticks.

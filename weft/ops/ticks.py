@@ -1,4 +1,4 @@
-"""The ticks of a pipeline: at each, every processor runs its stages on one microbatch.
+"""The ticks of a pipeline, at each of which stages run on one microbatch each.
 
 Works on microbatches dealt out and weights brought to their stages (`ops.pipeline`). A stage that has no work, while
 the pipeline fills and empties, works on real data whose results go nowhere: its gradients are finite, and zero.
@@ -98,19 +98,19 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
             if kept:
                 kept = [_write(k, a, number % waiting.size, inner) for k, a in zip(kept, behind, strict=True)]
                 waited = [lax.dynamic_index_in_dim(k.raw, (number + 1) % waiting.size, 0, False) for k in kept]
-                x = [_choose(turn == 0, a, b) for a, b in zip(x, waited, strict=True)]
-            x = [_choose(place == 0, a, b) for a, b in zip(x, behind, strict=True)]
-            x = [_choose(number - place == done, a, b) for a, b in zip(x, idle, strict=True)]
+                x = [choose(turn == 0, a, b) for a, b in zip(x, waited, strict=True)]
+            x = [choose(place == 0, a, b) for a, b in zip(x, behind, strict=True)]
+            x = [choose(number - place == done, a, b) for a, b in zip(x, idle, strict=True)]
         y, extras = run([result(a, b.dims, inner) for a, b in zip(x, begun, strict=True)], turn, micro)
         ended = [a.raw for a in y]
         if flow.axes:
-            extras = [_choose(number - place == done, a, jnp.zeros_like(a)) for a in extras]
+            extras = [choose(number - place == done, a, jnp.zeros_like(a)) for a in extras]
             last, ring = flow.ways - 1, [(i, (i + 1) % flow.ways) for i in range(flow.ways)]
             with because(_HANDED_ON, inner):
                 behind = [permute(a, flow.axes, ring if kept else ring[:-1]) for a in ended]
             with because(_DRIFT, inner):
                 drifted = [permute(a, flow.axes, [(i + 1, i) for i in range(last)]) for a in next_in]
-            ended = [_choose(place == last, a, b) for a, b in zip(ended, drifted, strict=True)]
+            ended = [choose(place == last, a, b) for a, b in zip(ended, drifted, strict=True)]
             arrived = [result(a, b.dims, inner) for a, b in zip(behind, begun, strict=True)]
         stream = [_write(x, a, slot, inner) for x, a in zip(stream, ended, strict=True)]
         return (stream, arrived, kept), extras
@@ -122,7 +122,8 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
     return [slot.filled(a) for slot, a in zip(loop.slots[: len(dealt)], last[: len(dealt)], strict=True)], extras
 
 
-def _choose(is_first: Any, a: Any, b: Any) -> Any:
+def choose(is_first: Any, a: Any, b: Any) -> Any:
+    """One of two arrays, by a boolean that may differ between processors."""
     axes = varying(is_first) | varying(a) | varying(b)
     return jnp.where(*(as_varying(jnp.asarray(part), axes) for part in (is_first, a, b)))
 
@@ -151,7 +152,7 @@ class Stages:
             loops = {ROUNDS: flow.rounds, **loops}
         self.loops = {name: size for name, size in loops.items() if size > 1}
         for name in loops.keys() - self.loops.keys():
-            self.stacked = [_at(w, name, 0) for w in self.stacked]
+            self.stacked = [at_place(w, name, 0) for w in self.stacked]
         self.extras_structure: Any = None
 
     def __call__(self, x: list[Tensor], turn: Any, micro: Any) -> tuple[list[Tensor], list[Any]]:
@@ -184,7 +185,7 @@ class Stages:
         flow = self.flow
 
         def run(x: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
-            own = iter([_at(w, ROUNDS, turn) for w in weights] if flow.passes > 1 else weights)
+            own = iter([at_place(w, ROUNDS, turn) for w in weights] if flow.passes > 1 else weights)
             tree = [next(own) if flag else leaf for leaf, flag in zip(self.leaves, self.is_stacked, strict=True)]
             key = None if flow.key is None else jax.random.fold_in(flow.key, number)
             with dealing(flow.rows, flow.micro.size, micro):
@@ -222,7 +223,7 @@ def _flowing_on(before: Tensor, after: Any) -> Tensor:
     )
 
 
-def _at(w: Tensor, name: str, place: Any) -> Tensor:
+def at_place(w: Tensor, name: str, place: Any) -> Tensor:
     """The weights at one place of a dim that is whole; stored as they were."""
     position = w.dims.position(name)
     if isinstance(place, int):
