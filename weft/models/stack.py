@@ -70,7 +70,7 @@ class Stack(eqx.Module):
         return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
 
     def _block_runner(
-        self, mask: nn.Mask, bias: Tensor | None, memory: Any, memory_mask: nn.Mask | None, key: Any
+        self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any
     ) -> Callable[..., Any]:
         """What runs one block in training: `one(x, block, its number)`."""
 
