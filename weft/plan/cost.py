@@ -342,7 +342,7 @@ def _why(plan: Plan) -> str:
     share = by[most] / plan.seconds if plan.seconds else 0.0
     most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
-    wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
+    wasted = (duplicated + plan.program.flops_idle) / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
         return f"{most_of_it}; {duplicated.reason}"
