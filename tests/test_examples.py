@@ -272,6 +272,16 @@ def test_two_layouts_are_compared_on_a_page(tmp_path):
     assert "hidden/cols" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
+def test_a_long_sequence_has_one_loss_and_is_held_in_ever_smaller_parts():
+    printed, _ = run("14_long_context.py", 1024)
+    assert len(re.findall(r"loss (\d\.\d{6})", printed)) == 3
+    assert re.search(r"1,024 tokens on 8 processors: loss \d\.\d{4}", printed)
+    held = [float(found) for found in re.findall(r"x=\d+ +(\S+) MiB", printed)]
+    assert held[0] > held[1] > held[2]
+    assert "train_step on x=64 under length:x,memory_length:x,params.d_model:x" in printed and ": it fits" in printed
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

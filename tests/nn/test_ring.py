@@ -217,3 +217,27 @@ def test_what_a_ring_cannot_do_is_told_with_its_cure(how, layout, fact, fix):
     with pytest.raises(wf.WeftError, match=fact) as error:
         wf.trace(attends(dropout=0.0, **how), Q, K1, V1, None, mesh=wf.Mesh("x=4,y=2"), layout=layout)
     assert fix in str(error.value)
+
+
+def held(n: int, length: int, layout: str) -> int:
+    """Bytes on each processor at the peak of attention and its gradients."""
+    places = wf.Dim("length", length)
+    dims = [B, places, H, K], [B, places.renamed("memory_length"), H, K]
+    q, k = (wf.tensor(jax.ShapeDtypeStruct([dim.size for dim in own], "float32"), own) for own in dims)
+    layer = nn.init(nn.Attention(D, H, K), KEY)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return wf.sum(layer.attend(q, k, v, mask=causal()), over=q.dims)
+
+    run = wf.value_and_grad(loss, argnums=(0, 1, 2))
+    return wf.trace(run, q, k, k, mesh=wf.Mesh(f"x={n}"), layout=layout).memory.peak
+
+
+def test_memory_falls_as_processors_grow_and_grows_with_the_length_alone(monkeypatch):
+    monkeypatch.setattr(blockwise, "LONGEST", 64)
+    ring = "length:x,memory_length:x"
+    base = held(8, 2**14, ring)
+    assert held(16, 2**14, ring) == pytest.approx(base / 2, rel=0.1)
+    assert held(8, 2**15, ring) == pytest.approx(base * 2, rel=0.1)
+    assert held(64, 2**17, ring) == pytest.approx(base, rel=0.1)
+    assert held(8, 2**12, "length:x") > base  # written out, a quarter of the length holds more
