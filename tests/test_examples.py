@@ -291,6 +291,16 @@ def test_a_unet_learns_what_it_then_finds_in_the_part_held_out():
     assert min(map(float, found.groups())) > 0.8
 
 
+@pytest.mark.slow
+def test_a_long_sequence_has_one_loss_and_is_held_in_ever_smaller_parts():
+    printed, _ = run("14_long_context.py", 1024)
+    assert len(re.findall(r"loss (\d\.\d{6})", printed)) == 3
+    assert re.search(r"1,024 tokens on 8 processors: loss \d\.\d{4}", printed)
+    held = [float(found) for found in re.findall(r"x=\d+ +(\S+) MiB", printed)]
+    assert held[0] > held[1] > held[2]
+    assert "train_step on x=64 under length:x,memory_length:x,params.d_model:x" in printed and ": it fits" in printed
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80
