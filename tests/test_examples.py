@@ -262,6 +262,19 @@ def test_stages_of_a_pipeline_learn_the_same_and_idle_by_formula():
     assert sent == [4 * ticks * microbatch for ticks in (0, 0, 8 + 4 - 1, 16 + 2 - 1)]  # two each way
 
 
+@pytest.mark.slow
+def test_dropless_experts_drop_nothing_and_send_tokens_once_each_way():
+    printed, _ = run("16_dropless.py")
+    stays, travels = printed.split("\n\n")[1:3]
+    losses = [re.search(r"loss (\S+) to (\S+), 0 tokens dropped", part).groups() for part in (stays, travels)]
+    assert losses[0] == losses[1] and float(losses[0][1]) < float(losses[0][0]) - 0.5
+    size = 16 * 32 // 2 * 32 * 4  # [batch/y length d_model] in float32
+    assert "all_gather" not in stays
+    for collective in ("all_gather", "reduce_scatter"):
+        assert re.search(rf"{collective} +over x +{size:,} bytes", travels)
+    assert 0 < int(re.search(r"(\d+) of 512 would be dropped", printed)[1]) < 512
+
+
 def test_a_model_is_planned_on_hardware_that_is_not_here():
     printed, _ = run("11_plan_before_you_run.py")
     assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
