@@ -15,6 +15,8 @@ GQA = dict(heads=3, group=2, d_model=24, layers=2, positions="rotary", bias="q k
 CASES = {
     "heads": ("tiny-lm", HEADS, "batch:rows,heads:cols,stream:cols"),
     "groups of queries": ("tiny-lm", GQA, "batch:rows,heads:cols,params.d_model:rows"),
+    "a ring": ("tiny-lm", GQA, "length:rows,memory_length:rows,heads:cols"),
+    "stages": ("tiny-lm", HEADS | dict(stages=2, pipeline_microbatches=2), "stage:rows,heads:cols"),
     "an encoder's heads": ("tiny-mt", HEADS | dict(positions="relative", tied=True), "batch:rows,heads:cols"),
     "experts": ("tiny-moe", EXPERTS | dict(router_z_loss=1e-2, jitter=0.1), "batch:rows+cols,experts:cols"),
     "two experts a token": ("tiny-moe", EXPERTS | dict(gating="top2"), "batch:rows,experts:cols"),
