@@ -120,11 +120,9 @@ def test_the_fused_kernel_takes_padded_heads_and_no_padded_positions():
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("llama-1b", dict(heads=3, group=2, heads_multiple=4)),
+        pytest.param("llama-1b", dict(heads=3, group=2, heads_multiple=4), marks=pytest.mark.slow),
         pytest.param("gpt2", dict(heads=3, d_model=12, heads_multiple=2), marks=pytest.mark.slow),
-        pytest.param(
-            "t5-small", dict(heads=3, heads_multiple=4, experts=3, every=2, experts_multiple=4), marks=pytest.mark.slow
-        ),
+        ("t5-small", dict(heads=3, heads_multiple=4, experts=3, every=2, experts_multiple=4)),
     ],
 )
 def test_padding_is_not_exported_and_is_there_again_when_imported(name, sizes, tmp_path):
