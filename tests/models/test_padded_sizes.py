@@ -8,7 +8,7 @@ import pytest
 import weft as wf
 from tests.errors.raised import error_of
 from weft import decode, interop, models, nn
-from weft.nn.attention import can_fuse
+from weft.nn.attention import attend_fused, can_fuse
 
 HEADS, EXPERTS = dict(heads=6, d_model=24, layers=2), dict(experts=6, layers=2)
 GQA = dict(heads=3, group=2, d_model=24, layers=2, positions="rotary", bias="q k v o", softcap=20.0, remat=True)
@@ -115,6 +115,27 @@ def test_the_fused_kernel_takes_padded_heads_and_no_padded_positions():
     assert fuses(batch.padded_to(4), length, heads.padded_to(4), d_kv)
     assert not fuses(batch, wf.Dim("length", 7).padded_to(8), heads, d_kv)
     assert not fuses(batch, length, heads, wf.Dim("d_kv", 15).padded_to(16))
+
+
+def test_what_stands_in_padded_heads_reaches_no_other_through_the_kernel(monkeypatch):
+    plain = jax.nn.dot_product_attention  # the same by XLA: the kernel itself needs a GPU
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *xs, **how: plain(*xs, **how | dict(implementation="xla"))
+    )
+    dims = wf.dims(batch=2, length=4) + (wf.Dim("heads", 4, valid=3), wf.Dim("d_kv", 8))
+    clean = [np.random.default_rng(i).normal(size=(2, 4, 4, 8)).astype("float32") for i in range(3)]
+    soiled = [np.where(np.arange(4)[:, None] < 3, array, np.nan).astype("float32") for array in clean]
+
+    def loss(q, k, v):
+        k, v = (x.rename(length="memory_length") for x in (k, v))
+        y = attend_fused(q, k, v, scale=0.3, causal=True, window=None)
+        return wf.sum(wf.sin(y), over=y.dims)
+
+    run = wf.spmd(wf.value_and_grad(loss, argnums=(0, 1, 2)), mesh="x=4", layout="heads:x")
+    found, wanted = (run(*(wf.tensor(array, dims) for array in arrays)) for arrays in (soiled, clean))
+    for x, y in zip(tensors(found), tensors(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+        assert np.isfinite(x.array).all()
 
 
 @pytest.mark.parametrize(
