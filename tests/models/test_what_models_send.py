@@ -5,6 +5,7 @@ import optax
 import pytest
 
 import weft as wf
+from tests.errors.raised import error_of
 from weft import models
 
 PAPERS = "batch:m0,vocab:m1,heads:m1,d_ff:m1"
@@ -110,6 +111,17 @@ def test_words_stored_by_columns_are_exchanged_and_no_table_is_gathered_for_them
     gathered = sum(row.bytes * row.count for row in kept if row.collective == "all_gather")
     scattered = sum(row.bytes * row.count for row in kept if row.collective == "reduce_scatter")
     assert (gathered, scattered) == (2 * (table + others), table + others)  # the softmax's table, and all but these
+
+
+def test_a_vocab_over_the_axis_of_the_batch_can_be_stored_so():
+    config = models.preset("tiny-lm", vocab=512, layers=1)
+    error = error_of(lambda: ledger(config, "x=8", "batch:x,vocab:x"), wf.LayoutError)
+    assert "`batch` and `vocab`" in error.fact  # of the logits; words are looked up under both
+    assert "or only store parameters so: `params.vocab:x` for `vocab:x`" in error.fix
+    found = ledger(config, "x=8", "batch:x,params.vocab:x")
+    ids, vectors = config.batch * config.length * 4, config.batch * config.length * config.d_model * 4
+    looked_up = [(row.collective, row.bytes) for row in found if row.function == "Embedding.__call__"]
+    assert looked_up == [("all_gather", ids), ("reduce_scatter", vectors), ("all_gather", vectors)]
 
 
 @pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
