@@ -177,7 +177,7 @@ class UpBlock(eqx.Module):
 
 
 class ImageAttention(eqx.Module):
-    """Self-attention of the places of an image, all of them or in blocks; added to it."""
+    """Self-attention of the places of an image, all or in blocks, added to it."""
 
     norm: nn.RMSNorm
     attention: nn.Attention | nn.BlockAttention

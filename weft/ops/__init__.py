@@ -116,7 +116,7 @@ from .local import local
 from .mapping import vmap
 from .moments import mean_and_var, var
 from .order import argmax, argmin, cummax, cumprod, cumsum, sort, top_k
-from .pool import avg_pool, max_pool, upsample
+from .pool import avg_pool, max_pool, upsample, windows
 from .prefixes import associative_scan
 from .random import dropout
 from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum
