@@ -4,6 +4,7 @@ It stands here, and nowhere else. A release of JAX that renames one of these is 
 """
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -80,6 +81,11 @@ _TRANSPOSED = "transpose("  # around the scopes of what a backward pass does, on
 _REMATTED = "rematted_computation"  # inside that, what `jax.checkpoint` makes again
 
 
+def recomputing() -> contextlib.AbstractContextManager[Any]:
+    """While what the forward pass made is made again, in the scope JAX has for that."""
+    return jax.named_scope(_REMATTED)
+
+
 def backward_depth(scopes: str) -> int:
     """How many differentiations these scopes are in the backward pass of.
 
@@ -123,3 +129,19 @@ def frames_of(eqn: Any) -> Iterator[Frame]:
     for line in reversed(source_info_util.summarize(eqn.source_info, num_frames=100).splitlines()):
         if found := _FRAME.match(line):
             yield Frame(found["file"], int(found["line"]), found["function"])
+
+
+# What JAX says while it starts.
+
+
+def expect_no_driver() -> None:
+    """Leaves out what JAX logs of a CUDA driver that is not there; all else is said.
+
+    A program that only compiles for GPUs needs the plugin, and no driver.
+    """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_is_not_of_driver)  # the logger has no public name
+
+
+def _is_not_of_driver(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return "Unable to load CUDA" not in str(error)

@@ -72,14 +72,22 @@ def test_the_tiny_model_is_float32_and_splits_eight_ways():
 
 def test_dims_are_all_the_names_a_layout_may_use():
     config = models.preset("lm-0.14b")
-    names = "batch length memory_length stream d_model d_ff heads d_kv vocab layers beam samples"
+    names = "batch length memory_length stream d_model d_ff heads queries d_kv vocab layers beam samples"
     assert set(config.dims.names) == set(names.split())
     assert config.dims.find("memory_length").size == config.length
     wf.Layout("batch:rows;vocab:cols;heads:cols;d_ff:cols;params.d_model:rows", dims=config.dims)
     with pytest.raises(wf.LayoutError, match="did you mean `heads`"):
         wf.Layout("haeds:cols", dims=config.dims)
     more = models.preset("tiny-moe", group=2, positions="relative").dims.names
-    assert set(more) - set(names.split()) == {"experts", "router", "expert_batch", "slots", "group", "buckets"}
+    assert set(more) - set(names.split()) == {
+        "experts",
+        "router",
+        "dispatch",
+        "expert_batch",
+        "slots",
+        "group",
+        "buckets",
+    }
 
 
 def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_later():

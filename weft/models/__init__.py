@@ -12,6 +12,7 @@ from ..namespace import namespace as _namespace
 from ..nn import weights
 from ..record import show_as_source as _show_as_source
 from .config import ModelConfig, TransformerConfig, need_config
+from .decoding import with_shapes as _decoding_shapes
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
@@ -40,8 +41,8 @@ def init(config: ModelConfig, key: Any, mesh: MeshLike | None = None, layout: La
 def _check_layers(model: Any, region: Region) -> None:
     """Raises where layers do not divide by the rule that says how they are stored."""
     stacks = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
-    for dim in dict.fromkeys(dim for dim in stacks if dim is not None and "layers" not in region.layout.params):
-        region.placement([dim])
+    for dims in dict.fromkeys(stack for stack in stacks if "layers" not in region.layout.params):
+        region.placement(dims)
 
 
 def _stored_layers(layout: Layout) -> Layout:
@@ -60,6 +61,18 @@ def shapes(config: ModelConfig) -> Any:
     return weights.shapes(_blueprint(config))
 
 
+@public
+def decode_step(config: TransformerConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
+    """A step of decoding and its arguments as shapes, for `wf.trace`: (fn, args).
+
+    The KV cache has `context` places in each of `batch` sequences, all of which the next token looks at, and may be
+    overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
+    processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
+    """
+    need_config(config, TransformerConfig)
+    return _decoding_shapes(shapes(config), context, batch)
+
+
 def _blueprint(config: ModelConfig) -> Any:
     """The model without values, its weights in the dtype they are kept in."""
     return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint())
@@ -75,6 +88,7 @@ __all__ = [
     "Seq2SeqConfig",
     "TransformerConfig",
     "TransformerLM",
+    "decode_step",
     "UNet",
     "UNetConfig",
     "fields",

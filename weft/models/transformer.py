@@ -25,7 +25,7 @@ from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
-from .stack import Stack, as_length
+from .stack import Stack, as_length, deal_out, put_together
 
 # A block, and the stack of them.
 
@@ -60,7 +60,7 @@ class Block(eqx.Module):
         x: Tensor,
         *,
         mask: nn.Mask,
-        bias: Tensor | None = None,
+        bias: Tensor | nn.RelativeBias | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: nn.Mask | None = None,
         past: KeysValues | None = None,
@@ -76,7 +76,7 @@ class Block(eqx.Module):
         keys = [fold_key(key, i) for i in range(6)]
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
-        h = as_length(self.attention_norm(x))
+        h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q = self.attention.query(h, position)
         new = KeysValues(*self.attention.keys_and_values(h, position))
@@ -89,22 +89,31 @@ class Block(eqx.Module):
             y = self._cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
 
-        h = as_length(self.feed_forward_norm(x))
+        h = self.feed_forward_norm(x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(h, key=keys[4], drops=drops)
-            y = y.rename(**back) if back else y
+            y, report = self.feed_forward(as_length(h), key=keys[4], drops=drops, rename=back)
         else:
-            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=back)
+            h = self._enter(h, self.feed_forward.w_in)
+            rename = back if h.dims.has("length") else {}
+            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=rename)
         y = wf.name(y, "feed_forward")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
         return x, report, new
+
+    def _enter(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The stream as `length`; as it is, where heads trade places with it (Ulysses).
+
+        It stays split then, if it can meet this weight so.
+        """
+        stays = x.region is not None and self.attention.queries(x) and x.region.can_meet([*x.dims, *weight.dims[1:]])
+        return x if stays else as_length(x)
 
     def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
         assert attention is not None and self.memory_norm is not None and memory is not None
-        q = attention.query(as_length(self.memory_norm(x)), None)
+        q = attention.query(self._enter(self.memory_norm(x), attention.q), None)
         k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
         mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.dropout)
         return wf.name(attention.out(mixed, rename=back), "memory_attention")
@@ -153,9 +162,11 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         activation=config.activation,
         gated=config.gated,
         gating=config.gating,
+        top_k=config.top_k,
+        shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,
-        dropout=config.dropout,
+        dropout=config.dropout if config.gating != "dropless" else 0.0,
     )
 
 
@@ -183,14 +194,20 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
 def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     """Words (and positions) embedded: [batch stream d_model]; one token, no `stream`."""
     config = model.config
-    x = model.embedding(tokens, config.dtype)
+    back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
+    x = model.embedding(tokens, config.dtype, rename=back)
     if model.positions is not None:
         _check_length(tokens, config)
-        x = wf.add(x, model.positions(mask.query_positions(x), config.dtype), names="subset")
+        x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(wf.add(x, nn.sinusoids(mask.query_positions(x), x.dim("d_model"), x), names="subset"), config.dtype)
-    x = apply_dropout(x, config.dropout, fold_key(key, 0))
-    return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
+        here = _as_stream(mask.query_positions(tokens))
+        x = wf.cast(wf.add(x, nn.sinusoids(here, x.dim("d_model"), x), names="subset"), config.dtype)
+    return apply_dropout(x, config.dropout, fold_key(key, 0))
+
+
+def _as_stream(x: Tensor) -> Tensor:
+    """Places of tokens under the name they have between blocks: `stream`."""
+    return x.rename(length=stream(x.size("length"))) if x.dims.has("length") else x
 
 
 def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
@@ -337,6 +354,7 @@ class TransformerLM(Runnable):
 
 
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
     targets, weights = batch["targets"], batch.get("weights")
     if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
@@ -347,8 +365,8 @@ def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) 
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
-    x, _ = _hidden(model, batch, None)
-    return predict(model, x)
+    x, _ = _hidden(model, deal_out(batch, model.config), None)
+    return predict(model, put_together(x))
 
 
 def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

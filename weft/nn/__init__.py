@@ -4,7 +4,7 @@ from ..elsewhere import LAYERS as _LAYERS
 from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source
 from . import lora
-from .attention import Attention, Mask
+from .attention import Attention
 from .block_attention import BlockAttention
 from .conv import Conv, ConvTranspose
 from .dice import dice
@@ -12,6 +12,7 @@ from .feed_forward import FeedForward
 from .freezing import freeze, paths, unfreeze
 from .linear import Embedding, Linear
 from .loss import cross_entropy, summed_cross_entropy
+from .mask import Mask
 from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from .position import RelativeBias, rope, sinusoids

@@ -3,6 +3,9 @@
 Queries are at positions `length`, keys and values at `memory_length`. The layer's own dims may have any names. Heads of
 keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the fused kernel
 is used where it can do the same; the numbers agree to the dtype's precision.
+
+Where a rule of the layout names `queries`, heads are called so while attending (Ulysses): under `stream:x,queries:x`
+the projections of a slice of the stream become all positions of some heads by one all-to-all each, and go back by one.
 """
 
 import contextlib
@@ -16,91 +19,17 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim
-from ..errors import TensorError, public
+from ..errors import LayoutError, TensorError, public
 from ..lower.recorded import fused_attention
-from ..tensor import Tensor
+from ..ops.blockwise import UNSEEN
+from ..ops.ring import blockwise_attention, is_long, is_ring, ring_attention
+from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_number
-from .position import RopeScaling, rope
+from .mask import Mask
+from .position import RelativeBias, RopeScaling, rope
 from .weights import apply_dropout, cast_weight, full, normal
 
-UNSEEN = -1e9
 _WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
-
-
-@public
-class Mask(eqx.Module):
-    """The attention mask: causal, a sliding window, a prefix (prefix LM), segments.
-
-    Positions count from 0 where none are given; segments of a packed batch do not see each other.
-    """
-
-    causal: bool = eqx.field(static=True, default=False)
-    window: int | None = eqx.field(static=True, default=None)
-    """How many places back are seen, the own one counted (and as many ahead, where not causal)."""
-    prefix: Tensor | None = None
-    """How many positions at the start all see each other, for each of the batch."""
-    positions: Tensor | None = None
-    memory_positions: Tensor | None = None
-    segments: Tensor | None = None
-    memory_segments: Tensor | None = None
-
-    def __check_init__(self) -> None:
-        if self.window is not None and not (isinstance(self.window, int) and self.window > 0):
-            raise TensorError(f"`window` is {self.window!r}", fix="give a whole number from 1 on: the own place counts")
-        if self.prefix is not None and not self.causal:
-            raise TensorError("a mask has a prefix, and all see all already", fix="say `causal=True`, or no prefix")
-        if (self.segments is None) != (self.memory_segments is None):
-            missing = "segments" if self.segments is None else "memory_segments"
-            raise TensorError(
-                f"a mask has only one side of segments: no `{missing}`", fix="give both, or `Mask.within`"
-            )
-
-    @classmethod
-    @public
-    def within(cls, *, positions: Tensor | None = None, segments: Tensor | None = None, **how: Any) -> "Mask":
-        """The mask of self-attention: queries and keys have the same positions."""
-
-        def of_keys(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.rename(length="memory_length")
-
-        return cls(
-            positions=positions,
-            memory_positions=of_keys(positions),
-            segments=segments,
-            memory_segments=of_keys(segments),
-            **how,
-        )
-
-    def query_positions(self, q: Tensor) -> Tensor:
-        return wf.arange("length", like=q) if self.positions is None else self.positions
-
-    def key_positions(self, k: Tensor) -> Tensor:
-        return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions
-
-    def is_seen(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """True where a query sees a key; None where all see all."""
-        conditions: list[Tensor] = []
-        if self.causal or self.window is not None:
-            here, there = self.query_positions(q), self.key_positions(k)
-        if self.causal:
-            is_before = there <= here
-            conditions.append(is_before if self.prefix is None else is_before | (there < self.prefix))
-        if self.window is not None:
-            conditions.append(there > here - self.window)
-            if not self.causal:
-                conditions.append(there < here + self.window)
-        if self.segments is not None and self.memory_segments is not None:
-            conditions.append(self.memory_segments == self.segments)
-        is_seen = None
-        for condition in conditions:
-            is_seen = condition if is_seen is None else is_seen & condition
-        return is_seen
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether a kernel that knows nothing of positions and segments can do it."""
-        tensors = (self.prefix, self.positions, self.memory_positions, self.segments, self.memory_segments)
-        return all(x is None for x in tensors) and (self.causal or self.window is None)
 
 
 class Attention(eqx.Module):
@@ -172,7 +101,7 @@ class Attention(eqx.Module):
         memory: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        bias: Tensor | None = None,
+        bias: Tensor | RelativeBias | None = None,
         key: Any = None,
         dropout: float = 0.0,
         rename: Any = None,
@@ -192,15 +121,29 @@ class Attention(eqx.Module):
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
-        return self._apply_rope(_project(h, self.q, self.q_bias), position)
+        return self._apply_rope(self._project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        k = self._apply_rope(_project(h, self.k, self.k_bias), position)
-        v = _project(h, self.v, self.v_bias)
-        if h.dims.has("length"):
+        k = self._apply_rope(self._project(h, self.k, self.k_bias), position)
+        v = self._project(h, self.v, self.v_bias)
+        if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
+
+    def queries(self, x: Tensor) -> dict[str, Dim]:
+        """The new name of heads while attending, by the old, where a rule names it."""
+        heads = self.k.dims[1]
+        if x.region is None or "queries" not in x.region.layout.rules:
+            return {}
+        return {heads.name: Dim("queries", heads.size, heads.name, heads.valid)}
+
+    def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not (names := self.queries(h)):
+            return _project(h, weight, bias)
+        if not h.dims.has("stream"):  # all positions are here: each processor projects its own heads
+            return _project(h, weight.rename(**names), None if bias is None else bias.rename(**names))
+        return _project(h, weight, bias).rename(stream=Dim("length", h.size("stream")), **names)
 
     def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
@@ -215,15 +158,29 @@ class Attention(eqx.Module):
         v: Tensor,
         *,
         mask: Mask,
-        bias: Tensor | None = None,
+        bias: Tensor | RelativeBias | None = None,
         key: Any = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """The mean of the values each query sees, by how well keys answer: as `q`."""
+        """The mean of the values each query sees, by how well keys answer: as `q`.
+
+        Where `length` and `memory_length` are split over the same axes, by ring attention, and where scores would be
+        too many to be held, by blocks of them. A relative bias may be given as the layer that makes it.
+        """
+        how = {"scale": self.scale, "softcap": self.softcap, "key": key, "dropout": dropout}
+        bias = self._rename_bias(q, bias)
+        if is_ring(q, k):
+            made = self._check_ring(q, bias)
+            return ring_attention(q, k, v, mask, made, **how)
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:])
+        names = self.queries(q)
+        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, [names.get(d.name, d) for d in self.q.dims[1:]])
         if self.fused and is_fusable and _is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
+        if self.fused and is_long(q, k) and self._can_cut(q, bias):
+            return blockwise_attention(q, k, v, mask, bias, **how)
+        if isinstance(bias, RelativeBias):
+            bias = bias(mask.query_positions(q), mask.key_positions(k))
         with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
@@ -244,9 +201,41 @@ class Attention(eqx.Module):
             share = apply_dropout(share, dropout, key)
             return wf.einsum(share, v, out=q.dims)
 
+    def _rename_bias(self, q: Tensor, bias: Any) -> Any:
+        """The bias with heads called as those of `q`."""
+        if bias is None or not (names := self.queries(q)):
+            return bias
+        if is_tensor(bias):
+            return bias.rename(**names)
+        return eqx.tree_at(lambda b: b.table, bias, bias.table.rename(**names), is_leaf=is_tensor)
+
+    def _can_cut(self, q: Tensor, bias: Any) -> bool:
+        """Whether scores can be made block by block."""
+        return self.talking is None and not is_tensor(bias) and q.ways(q.dims[-1]) == 1
+
+    def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
+        """The bias, if ring attention can do what is asked."""
+        over = "+".join(placement(q)[q.dims.position("length")])
+        if self.talking is None and not is_tensor(bias):
+            return bias
+        what = "talking heads mix" if self.talking is not None else "a bias that is a tensor holds"
+        why = "drop one of the rules `length` and `memory_length`"
+        raise LayoutError(
+            f"{what} all scores, and ring attention over `{over}` makes them block by block",
+            state="" if q.region is None else q.region.state,
+            fix=why if self.talking is not None else f"give the `nn.RelativeBias` itself, or {why}",
+        )
+
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
-        y = wf.einsum(mixed, cast_weight(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
+        weight = self.o
+        if names := self.queries(mixed):
+            ((old, new),) = names.items()
+            if rename:
+                mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
+            else:
+                weight = weight.rename(**{old: new})
+        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=weight.dims[:-1], rename=rename)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
 
@@ -269,11 +258,11 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name
-    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
+    # Of a padded batch or padded heads the kernel makes what no other place sees; along the others it goes.
+    along = [(x, x.dim(name)) for x, name in ((q, "length"), (q, d_kv), (k, "memory_length"))]
+    is_whole = all(x.ways(dim) == 1 and not dim.is_padded for x, dim in along)
     width = q.size(d_kv)
-    return (
-        is_whole and width <= _WIDEST_FUSED and width % 8 == 0 and not any(dim.is_padded for dim in (*q.dims, *k.dims))
-    )
+    return is_whole and width <= _WIDEST_FUSED and width % 8 == 0
 
 
 def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:

@@ -15,7 +15,8 @@ from ..dims import Dim
 from ..errors import DimError, public
 from ..tensor import Tensor
 from .arguments import check_dims, check_divisor
-from .attention import Attention, Mask
+from .attention import Attention
+from .mask import Mask
 
 
 class BlockAttention(eqx.Module):

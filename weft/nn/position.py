@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, new_dims
@@ -98,17 +99,25 @@ class RelativeBias(eqx.Module):
         buckets = self.table.dims[0]
         return wf.take(self.table, bucket(memory - query, buckets.size, self.is_causal, self.farthest), over=buckets)
 
+    def buckets(self, distance: Any) -> Any:
+        """The rows of the table for an array of distances."""
+        return bucket(distance, self.table.dims[0].size, self.is_causal, self.farthest, ops=jnp)
 
-def bucket(distance: Tensor, buckets: int, is_causal: bool, farthest: int) -> Tensor:
-    """T5's buckets of a signed distance: near ones apart, far ones by a logarithm."""
+
+def bucket(distance: Any, buckets: int, is_causal: bool, farthest: int, *, ops: Any = wf) -> Any:
+    """T5's buckets of a signed distance: near ones apart, far ones by a logarithm.
+
+    Of a tensor; with `ops=jnp`, of an array.
+    """
+    cast = wf.cast if ops is wf else ops.astype
     start: Any = 0
     if is_causal:
-        away = wf.maximum(-distance, 0)
+        away = ops.maximum(-distance, 0)
     else:
         buckets //= 2
-        start = wf.where(distance > 0, buckets, 0)
-        away = wf.abs(distance)
+        start = ops.where(distance > 0, buckets, 0)
+        away = ops.abs(distance)
     exact = buckets // 2
-    far = wf.log(wf.cast(wf.maximum(away, 1), "float32") / exact) / math.log(farthest / exact) * (buckets - exact)
-    wide = wf.minimum(exact + wf.cast(far, "int32"), buckets - 1)
-    return start + wf.where(away < exact, away, wide)
+    far = ops.log(cast(ops.maximum(away, 1), "float32") / exact) / math.log(farthest / exact) * (buckets - exact)
+    wide = ops.minimum(exact + cast(far, "int32"), buckets - 1)
+    return start + ops.where(away < exact, away, wide)

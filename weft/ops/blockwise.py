@@ -1,0 +1,346 @@
+"""Blockwise (flash) attention on local arrays: running softmax, own gradients.
+
+Scores exist one block at a time, forward and backward. A state holds for each query the sum of values so far, the
+largest score and the sum of shares; blocks of keys are added to it in any order. Nothing here knows of processors:
+`ring.py` brings the keys.
+
+Queries are [.. length channel], keys and values [.. memory_length channel]; what a place says of itself (`Places`) is
+[.. length 1]. Where sequences are long, loops over pieces of both keep a block small.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..dims import Dim, Shape
+from ..lower.collectives import as_varying, varying
+from ..lower.dealt import Dealt
+from ..lower.move import align
+from .random import keep_at
+
+UNSEEN = -1e9
+"""The score of a key that is not seen: a query that sees none takes the mean of all."""
+
+LONGEST = 1024  # queries or keys of a block
+_SHORTEST = 64
+_LOWEST = -1e30  # below every score, and finite: exp(score - largest) is 0 or 1, never NaN
+
+
+class MaskLike(Protocol):
+    """What says which keys a query sees: a dataclass (`nn.Mask`)."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    causal: bool
+    window: int | None
+    prefix: Any
+    positions: Any
+    memory_positions: Any
+    segments: Any
+    memory_segments: Any
+    is_within: bool
+
+    def is_seen(self, q: Any, k: Any, *, at: tuple[Any, Any] | None = None) -> Any:
+        """Where queries see keys, `at` the positions of both; None if everywhere."""
+
+
+class Bias(Protocol):
+    """What gives scores a bias by the distance of key and query (`nn.RelativeBias`)."""
+
+    table: Any
+
+    def buckets(self, distance: Any) -> Any:
+        """The rows of the table, for an array of distances."""
+
+
+class Places(NamedTuple):
+    """Of queries or keys: the global index, positions and segments if given."""
+
+    index: Any
+    positions: Any = None
+    segments: Any = None
+
+    @property
+    def position(self) -> Any:
+        return self.index if self.positions is None else self.positions
+
+
+class QueryPiece(NamedTuple):
+    """Queries, and their places."""
+
+    q: Any
+    places: Places
+
+
+class KeyPiece(NamedTuple):
+    """Keys and values, and their places."""
+
+    k: Any
+    v: Any
+    places: Places
+
+
+class State(NamedTuple):
+    """Of each query: the sum of values so far, the largest score, the sum of shares."""
+
+    total: Any
+    largest: Any
+    shares: Any
+
+    @classmethod
+    def before(cls, q: Any) -> "State":
+        """Before any key."""
+        row = (*q.shape[:-1], 1)
+        state = jnp.zeros(q.shape, "float32"), jnp.full(row, _LOWEST, "float32"), jnp.zeros(row, "float32")
+        return cls(*(as_varying(x, varying(q)) for x in state))
+
+    def result(self, dtype: Any) -> Any:
+        return (self.total / self.shares).astype(dtype)
+
+
+class Back(NamedTuple):
+    """Of each query what its gradients need: that of its result, and how it ended."""
+
+    gradient: Any
+    largest: Any
+    shares: Any
+    delta: Any
+    """The sum of the result times its gradient."""
+
+
+class More(NamedTuple):
+    """What all blocks share: the prefix [.. 1 1], the words of the dropout's key."""
+
+    prefix: Any = None
+    key: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How scores and shares are made of queries and keys."""
+
+    outer: tuple[str, ...]
+    """The dims of queries but `length` and the channel, in order."""
+    outer_of_keys: tuple[str, ...]
+    """Those of them that keys have, in order."""
+    scale: float
+    softcap: float | None
+    mask: MaskLike
+    """Without tensors."""
+    bias: Bias | None
+    """Its table is given apart: [buckets ..], the dims named in `outer_of_bias`."""
+    outer_of_bias: tuple[str, ...]
+    memory_count: int | None
+    """How many keys there are, where the dim is padded."""
+    dropout: float
+    share_dims: Shape
+    """The dims of all shares, in the order in which dropout counts them."""
+    dealt: Dealt | None
+    """Which of the rows are here, where they are dealt out."""
+    starts: Any
+    """For each of `outer` the global index at which the slice starts, as functions."""
+    is_ordered: bool
+    """Whether places count from 0, each sees itself and none after it: blocks of later keys are left out."""
+
+    # One block.
+
+    def scores(self, product: Any, table: Any, here: Places, there: Places, more: More, *, is_past: bool) -> Any:
+        """The scores of a block, f32; `is_past`: all its keys come before its queries."""
+        scores = product * self.scale
+        here_at, there_at = here.position, _turn(there.position)
+        if self.bias is not None:
+            scores = scores + self._bias(table, there_at - here_at)
+        if self.softcap is not None:
+            scores = self.softcap * jnp.tanh(scores / self.softcap)
+        order = {"causal": False, "window": None} if is_past else {"prefix": more.prefix}
+        segments = {"segments": here.segments, "memory_segments": _turn(there.segments)}
+        seen = dataclasses.replace(self.mask, **order, **segments).is_seen(None, None, at=(here_at, there_at))
+        if seen is not None:
+            scores = jnp.where(seen, scores, UNSEEN)
+        if self.memory_count is not None:
+            scores = jnp.where(_turn(there.index) < self.memory_count, scores, -jnp.inf)
+        return scores
+
+    def _bias(self, table: Any, distance: Any) -> Any:
+        """T5's bias of a block, by the distance of key and query."""
+        assert self.bias is not None
+        buckets = self.bias.buckets(distance)
+        lacking = [i for i, size in enumerate(buckets.shape[:-2]) if size == 1]
+        of_distance = [name for i, name in enumerate(self.outer) if i not in lacking]
+        bias = jnp.take(table, buckets.squeeze(lacking), axis=0)
+        have, want = (
+            (*of_distance, "length", "memory_length", *self.outer_of_bias),
+            (*self.outer, "length", "memory_length"),
+        )
+        return align(bias, [Dim(name, 1) for name in have], [Dim(name, 1) for name in want]).astype("float32")
+
+    def _kept(self, here: Places, there: Places, more: More, sizes: tuple[int, ...]) -> Any:
+        """What shares are multiplied by: dropout with the bits of all shares' dropout."""
+        if more.key is None:
+            return None
+        names = (*self.outer, "length", "memory_length")
+        starts = dict(zip(names, [*(start() for start in self.starts), here.index, there.index], strict=True))
+        order = [names.index(dim.name) for dim in self.share_dims]
+        first = [jnp.asarray(starts[dim.name]).reshape(-1)[0] for dim in self.share_dims]
+        kept = keep_at(more.key, self.dropout, self.share_dims, first, [sizes[i] for i in order], self.dealt)
+        return jnp.where(jnp.transpose(kept, np.argsort(order).tolist()), 1 / (1 - self.dropout), 0.0).astype("float32")
+
+    def _product(self, q: Any, k: Any) -> Any:
+        return self._einsum("qd", "kd", "qk", q, k)
+
+    def _einsum(self, left: str, right: str, out: str, a: Any, b: Any) -> Any:
+        """A product in f32 of arrays [outer ..]; keys lack some of the outer dims."""
+        letters = dict(zip(self.outer, "abcefghijlmnop", strict=False))
+        outer = {
+            name: "".join(letters[dim] for dim in dims) for name, dims in (("q", self.outer), ("k", self.outer_of_keys))
+        }
+
+        def written(dims: str) -> str:
+            return outer["k" if dims == "kd" else "q"] + dims
+
+        formula = f"{written(left)},{written(right)}->{written(out)}"
+        return jnp.einsum(formula, a, b, preferred_element_type=jnp.float32)
+
+    def _add(
+        self, state: State, queries: QueryPiece, keys: KeyPiece, table: Any, more: More, *, is_past: bool
+    ) -> State:
+        here, there = queries.places, keys.places
+        scores = self.scores(self._product(queries.q, keys.k), table, here, there, more, is_past=is_past)
+        largest = jnp.maximum(state.largest, scores.max(-1, keepdims=True))
+        share, old = jnp.exp(scores - largest), jnp.exp(state.largest - largest)
+        shares = state.shares * old + share.sum(-1, keepdims=True)
+        if (kept := self._kept(here, there, more, scores.shape)) is not None:
+            share = share * kept
+        values = self._einsum("qk", "kd", "qd", share.astype(keys.v.dtype), keys.v)
+        return State(state.total * old + values, largest, shares)
+
+    def _gradients(
+        self, queries: QueryPiece, back: Back, keys: KeyPiece, table: Any, more: More, *, is_past: bool
+    ) -> tuple[Any, Any, Any, Any]:
+        """The gradients of a block: of queries, keys, values and the bias's table; f32."""
+        here, there = queries.places, keys.places
+        scores, pull_back = jax.vjp(
+            lambda product, table: self.scores(product, table, here, there, more, is_past=is_past),
+            self._product(queries.q, keys.k),
+            table,
+        )
+        share = jnp.exp(scores - back.largest) / back.shares
+        d_share = self._einsum("qd", "kd", "qk", back.gradient, keys.v)
+        dropped = share
+        if (kept := self._kept(here, there, more, scores.shape)) is not None:
+            dropped, d_share = share * kept, d_share * kept
+        d_v = self._einsum("qk", "qd", "kd", dropped.astype(back.gradient.dtype), back.gradient)
+        d_product, d_table = pull_back(share * (d_share - back.delta))
+        d_product = d_product.astype(queries.q.dtype)
+        d_q = self._einsum("qk", "kd", "qd", d_product, keys.k)
+        return d_q, self._einsum("qk", "qd", "kd", d_product, queries.q), d_v, d_table
+
+    # Many blocks.
+
+    def _if_seen(
+        self, add: Callable[[], Any], leave: Callable[[], Any], queries: QueryPiece, keys: KeyPiece, *, is_past: bool
+    ) -> Any:
+        """What `add` gives; what `leave` gives, if no query of a block sees a key of it."""
+        if is_past or not self.is_ordered:
+            return add()
+        here, there = queries.places.index.reshape(-1), keys.places.index.reshape(-1)
+        is_seen = there[0] <= here[-1]
+        if self.mask.window is not None:
+            is_seen = is_seen & (there[-1] > here[0] - self.mask.window)
+        return lax.cond(is_seen, add, leave)
+
+    def add(self, state: State, queries: QueryPiece, keys: KeyPiece, table: Any, more: More, *, is_past: bool) -> State:
+        """The state with these keys."""
+        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        if rows == columns == 1:
+            return self._add(state, queries, keys, table, more, is_past=is_past)
+        cut_keys = _cut(keys, columns)
+
+        def row(_: None, given: Any) -> Any:
+            state, queries = given
+
+            def block(state: State, keys: KeyPiece) -> Any:
+                def add() -> State:
+                    return self._add(state, queries, keys, table, more, is_past=is_past)
+
+                return self._if_seen(add, lambda: state, queries, keys, is_past=is_past), None
+
+            return None, lax.scan(block, state, cut_keys)[0]
+
+        return _join(lax.scan(row, None, _cut((state, queries), rows))[1])
+
+    def gradients(
+        self, queries: QueryPiece, back: Back, keys: KeyPiece, table: Any, more: More, *, is_past: bool
+    ) -> tuple[Any, Any, Any, Any]:
+        """The gradients of queries, keys, values and the bias's table; f32."""
+        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        if rows == columns == 1:
+            return self._gradients(queries, back, keys, table, more, is_past=is_past)
+        cut_queries = _cut((queries, back), rows)
+
+        def column(carry: Any, keys: KeyPiece) -> Any:
+            d_queries, d_table = carry
+            start = [zeros_like(keys.k), zeros_like(keys.v), d_table]
+
+            def block(carry: Any, given: Any) -> Any:
+                (queries, back), d_q = given
+
+                def add() -> Any:
+                    more_q, *rest = self._gradients(queries, back, keys, table, more, is_past=is_past)
+                    return jax.tree.map(jnp.add, carry, rest), d_q + more_q
+
+                return self._if_seen(add, lambda: (carry, d_q), queries, keys, is_past=is_past)
+
+            (d_k, d_v, d_table), d_queries = lax.scan(block, start, (cut_queries, d_queries))
+            return (d_queries, d_table), (d_k, d_v)
+
+        start = _cut(zeros_like(queries.q), rows), jax.tree.map(zeros_like, table)
+        (d_q, d_table), (d_k, d_v) = lax.scan(column, start, _cut(keys, columns))
+        return _join(d_q), _join(d_k), _join(d_v), d_table
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros in f32 to which gradients of `x` are added."""
+    return as_varying(jnp.zeros(x.shape, "float32"), varying(x))
+
+
+def _turn(x: Any) -> Any:
+    """What keys' places say, along the columns of scores."""
+    return None if x is None else jnp.swapaxes(x, -1, -2)
+
+
+def _pieces(length: int) -> int:
+    """Into how many equal pieces of at most `LONGEST` so many places are cut."""
+    fewest = math.ceil(length / LONGEST)
+    pieces = next(n for n in range(max(fewest, 1), length + 1) if length % n == 0)
+    return pieces if pieces == 1 or length // pieces >= _SHORTEST else 1
+
+
+def _cut(tree: Any, pieces: int) -> Any:
+    """The arrays with their places in pieces, along a first dim."""
+
+    def cut(x: Any) -> Any:
+        shape = (*x.shape[:-2], pieces, x.shape[-2] // pieces, x.shape[-1])
+        return jnp.moveaxis(x.reshape(shape), -3, 0)
+
+    return jax.tree.map(cut, tree)
+
+
+def _join(tree: Any) -> Any:
+    """The arrays whose places are in pieces along a first dim, as one."""
+
+    def join(x: Any) -> Any:
+        x = jnp.moveaxis(x, 0, -3)
+        return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+    return jax.tree.map(join, tree)
+
+
+def halve(tree: Any) -> Sequence[Any]:
+    """The first and the second half of the places."""
+    return [jax.tree.map(lambda x, i=i: jnp.split(x, 2, axis=-2)[i], tree) for i in range(2)]
