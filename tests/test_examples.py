@@ -252,6 +252,16 @@ def test_experts_send_tokens_there_and_back_and_drop_the_same_ones():
     assert "The same losses, and the same tokens dropped." in printed
 
 
+@pytest.mark.slow
+def test_stages_of_a_pipeline_learn_the_same_and_idle_by_formula():
+    printed, _ = run("15_pipeline.py")
+    assert len(set(re.findall(r"loss \S+ -> \S+", printed))) == 1 and "the losses agree" in printed
+    assert re.findall(r"by formula (\S+)%", printed) == ["0.0", "0.0", "27.3", "5.9"]
+    microbatch = 16 // 8 // 2 * 16 * 32 * 4  # [batch/x stream d_model] in float32
+    sent = [int(size.replace(",", "")) for size in re.findall(r"permutes (\S+) bytes", printed)]
+    assert sent == [4 * ticks * microbatch for ticks in (0, 0, 8 + 4 - 1, 16 + 2 - 1)]  # two each way
+
+
 def test_a_model_is_planned_on_hardware_that_is_not_here():
     printed, _ = run("11_plan_before_you_run.py")
     assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
@@ -270,6 +280,15 @@ def test_two_layouts_are_compared_on_a_page(tmp_path):
     printed, _ = run("13_compare_layouts.py", tmp_path / "page.html")
     assert "over cols: 2 MiB -> 512 KiB" in printed and f"open {tmp_path / 'page.html'}" in printed
     assert "hidden/cols" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_unet_learns_what_it_then_finds_in_the_part_held_out():
+    printed, _ = run("17_unet.py")
+    assert "(28, 44, 14) padded to [32, 48, 16]; depth:x, height:y on x=2,y=2" in printed
+    assert losses(printed)[-1] < losses(printed)[0] / 2
+    found = re.search(r"held out, Dice: other (\S+)  grey (\S+)  white (\S+)", printed)
+    assert min(map(float, found.groups())) > 0.8
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -66,7 +66,7 @@ class Stack(eqx.Module):
             one = self._block_runner(mask, self._bias(x, mask), memory, memory_mask, key)
             if config.remat:
                 one = wf.remat(one, save=_names_kept(config))
-            x, report, _ = self._run(lambda x, block, past, turn: (*one(x, block, turn), None), x)
+            x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
         return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
 
     def _block_runner(
@@ -99,7 +99,7 @@ class Stack(eqx.Module):
             own_bias = self._bias(x, mask) if bias is None else bias
             one = self._block_runner(mask, own_bias, memory, memory_mask, key)
             block = lambda x, block, past, turn: (*one(x, block, turn), None)  # noqa: E731
-            x, report, _ = self._run_groups(block, x, blocks, None, numbers)
+            x, report, _ = self._run(block, x, blocks, None, numbers)
             return (x, flowing), report
 
         state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
@@ -116,7 +116,7 @@ class Stack(eqx.Module):
         def one(x: Tensor, block: Any, past: None, turn: Any) -> Any:
             return block(x, mask=mask, bias=bias, drops=False)
 
-        x, _, past = self._run(one, x)
+        x, _, past = self._run_all(one, x)
         return self.norm(x), past
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
@@ -125,7 +125,7 @@ class Stack(eqx.Module):
         def one(x: None, block: Any, past: None, turn: Any) -> Any:
             return x, {}, block.keys_and_values_of(memory)
 
-        return self._run(one, None)[2]
+        return self._run_all(one, None)[2]
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """One token, [batch d_model], through all blocks; and the KV cache with it."""
@@ -137,7 +137,7 @@ class Stack(eqx.Module):
             kept = {"past": past, "at": cache.at, "memory": memory, "memory_mask": memory_mask}
             return block(x, mask=mask, bias=bias, drops=False, **kept)
 
-        x, _, new = self._run(one, x, (cache.past, cache.memory))
+        x, _, new = self._run_all(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
@@ -155,18 +155,18 @@ class Stack(eqx.Module):
         """The weights of blocks, dense ones of each group first."""
         return (self.layers,) if self.dense is None else (_group(self.dense, self.config.group_size - 1), self.layers)
 
-    def _run(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
-        """As `_run_groups`, of all layers in turn, stages or not."""
+    def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
+        """As `_run`, of all layers in turn, stages or not."""
         config, blocks = self.config, self._blocks()
         groups = config.layers // config.group_size
         if config.stages > 1:
             blocks = _join_stages(blocks, groups)
         pasts = pasts if config.group_size == 1 else _group(pasts, config.group_size)
-        x, report, outputs = self._run_groups(one, x, blocks, pasts, groups)
+        x, report, outputs = self._run(one, x, blocks, pasts, groups)
         is_grouped = config.group_size > 1 and config.scanned
         return x, report, _ungroup(outputs, Dim("layers", config.layers)) if is_grouped else outputs
 
-    def _run_groups(
+    def _run(
         self, one: Callable[..., Any], x: Any, blocks: Any, pasts: Any, numbers: Any
     ) -> tuple[Any, dict[str, Tensor], Any]:
         """The last x, the report summed, and what each block outputs.

@@ -98,6 +98,13 @@ class UNetConfig(ModelConfig):
         """The channels inside the blocks of a level."""
         return Dim("filters", self.channels << level)
 
+    @property
+    def receptive_field(self) -> int:
+        """How many places away, each way, convolutions look; norms know all of an image."""
+        convolutions = [4 << level for level in range(self.levels - 1)] + [2 << (self.levels - 1)]
+        blocks = (1 << (self.levels - 1)) - 1  # a place of the lowest level stands for so many beside it
+        return sum(convolutions) * (self.kernel // 2) + blocks
+
     def by_dim(self, size: int) -> dict[str, int]:
         """One size for every dim of an image: of a kernel, or of a window."""
         return dict.fromkeys(self.space.names, size)

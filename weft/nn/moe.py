@@ -18,23 +18,29 @@ import jax
 
 from .. import ops as wf
 from ..dims import Dim
-from ..errors import DimError, public
+from ..errors import DimError, TensorError, public
 from ..ops.dispatch import collect, dispatch, parts_of, repeat
 from ..tensor import Tensor
 from .arguments import check_choice, check_count, check_dim, check_dims, check_number
-from .feed_forward import ACTIVATIONS
-from .weights import apply_dropout, cast_weight, check_key, fold_key, normal
+from .dropless import best_experts, run_experts
+from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
+from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
 
-GATINGS = ("switch", "top2", "choice", "top_k")
+GATINGS = ("switch", "top2", "choice", "top_k", "dropless")
 
 
 class MixtureOfExperts(eqx.Module):
-    """Feed-forward parts, one for each expert, and the gate that chooses among them."""
+    """Feed-forward parts, one for each expert, and the gate that chooses among them.
+
+    `gating` is `switch` (top-1), `top2`, `top_k`, `choice` (experts choose), or `dropless` (top-k without capacity). Of
+    several experts a token goes to, the shares are made to sum to one. `shared_experts` have every token beside them.
+    """
 
     gate: Tensor
     w_in: Tensor
     w_gate: Tensor | None
     w_out: Tensor
+    shared: FeedForward | None
     gating: str = eqx.field(static=True)
     top_k: int = eqx.field(static=True)
     capacity: float = eqx.field(static=True)
@@ -51,6 +57,7 @@ class MixtureOfExperts(eqx.Module):
         *,
         gating: str = "switch",
         top_k: int = 2,
+        shared_experts: int = 0,
         capacity: float = 1.25,
         jitter: float = 0.0,
         dropout: float = 0.0,
@@ -69,6 +76,15 @@ class MixtureOfExperts(eqx.Module):
         self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
         self.jitter = check_number(jitter, "jitter", least=0, below=1, example=0.01)
         self.dropout = check_number(dropout, "dropout", least=0, below=1, example=0.1)
+        if self.gating == "dropless" and self.dropout:
+            raise TensorError(
+                f"`dropout` is {dropout!r}, and dropless experts have none inside", fix="drop what the layer gives"
+            )
+        self.shared = None
+        if check_count(shared_experts, "shared_experts", least=0):
+            wide = Dim("shared_ff", shared_experts * d_ff.size, d_ff.name)
+            how = {"activation": activation, "gated": gated}
+            self.shared = FeedForward(d_model, wide, **how, key=None if key is None else key_for(key, "shared"))
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -88,6 +104,24 @@ class MixtureOfExperts(eqx.Module):
         lets the result leave under other names, as in `einsum`.
         """
         key = None if key is None else check_key(key)
+        y, report = (
+            self._dropless(h, key, rename) if self.gating == "dropless" else self._by_slots(h, key, drops, rename)
+        )
+        if self.shared is not None:
+            shared = self.shared(h, key=fold_key(key, 2), dropout=self.dropout, rename=rename)
+            y = wf.add(y, shared, names="subset")
+        return y, report
+
+    def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        scores, share = self.score(h, key)
+        chosen, shares = best_experts(share, self.top_k)
+        weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
+        y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
+        placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
+        return y, _report(scores, share, placed)
+
+    def _by_slots(self, h: Tensor, key: Any, drops: bool, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens put into their experts' slots, and the slots combined."""
         sends, shares, report = self._choose(h, key, drops)
         experts, width, d_ff = self.w_in.dims
         # Experts as tokens see them: on their own axes if no dim of the tokens has these, so that what is sent back is
@@ -148,7 +182,9 @@ class MixtureOfExperts(eqx.Module):
             sends, shares = _expert_choice(share, self.slots(h.dim("length").count, drops))
         else:
             sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k)
-        return sends, shares, _report(scores, share, sends)
+        within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
+        placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
+        return sends, shares, _report(scores, share, placed)
 
     def score(self, h: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
         """The router's scores for each token, and the share of each expert in it."""
@@ -180,15 +216,13 @@ def _cut(weight: Tensor, dim: Dim, parts: Sequence[Dim]) -> Tensor:
     return weight if len(parts) == 1 else wf.split(weight, **{dim.name: parts})
 
 
-def _report(scores: Tensor, share: Tensor, sends: Sequence[Tensor]) -> dict[str, Tensor]:
+def _report(scores: Tensor, share: Tensor, placed: Tensor) -> dict[str, Tensor]:
     """Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens."""
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
     first = wf.one_hot(wf.argmax(share, over="router"), router)
     chosen, mean_share = wf.mean(first, over=tokens), wf.mean(share, over=tokens)
-    within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
-    placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
     return {
         "balance_loss": router.count * wf.sum(chosen * mean_share, over="router"),
         "router_z_loss": wf.mean(total * total, over=tokens),

@@ -2,13 +2,13 @@
 
 A rename keeps every value at its place: where the outer of two axes leaves a dim, the rest of that dim must first be
 put in order. Who works on each row alone, as an expert on its tokens, needs no order. `dispatch` renames and leaves the
-rows as they come: the dim in two, an unshown part over the axes that leave, then the rest. One after the other they are
+rows as they come: the dim in two, a part over the axes that leave, then the rest. One after the other they are
 the dim itself, so random numbers stay what they are. `collect` renames back and joins them.
 """
 
 import math
 
-from ..dims import UNSHOWN, Dim, DimLike, Shape, rename_dims
+from ..dims import Dim, DimLike, Shape, rename_dims
 from ..errors import DimError
 from ..layout import Axes, Region, axes_in
 from ..lower.meet import meet, need_tensor
@@ -69,10 +69,10 @@ def parts_of(dim: Dim, *, beside: Tensor) -> list[Dim]:
     region = beside.region
     if region is None or not (axes := region.placement([dim])[0]) or dim.is_padded:
         return [dim]
-    part = Dim(f"{UNSHOWN}{dim.name}", region.ways(axes), dim.name)
+    part = Dim(f"{dim.name}_slices", region.ways(axes), dim.name)
     if region.placement([part, *beside.dims])[0] != axes:
         return [dim]
-    return [part, Dim(f"{UNSHOWN}in_{dim.name}", dim.size // part.size)]
+    return [part, Dim(f"{dim.name}_slice", dim.size // part.size)]
 
 
 def repeat(x: Tensor, along: Dim) -> Tensor:
@@ -81,7 +81,7 @@ def repeat(x: Tensor, along: Dim) -> Tensor:
 
 
 def _outer(name: str) -> str:
-    return f"{UNSHOWN}outer_{name}"
+    return f"{name}_outer"
 
 
 def _first_cut(x: Tensor, dims: Shape, region: Region) -> tuple[int, Axes] | None:

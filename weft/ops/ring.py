@@ -326,7 +326,10 @@ class _Ring:
             places = jnp.concatenate([holder * half + places[:half], last * half + places[:half]])
         else:
             places = holder * own + places
-        return as_varying(places.reshape([1] * (x.ndim - 2) + [own, 1]), varying(x))
+        places = as_varying(places.reshape([1] * (x.ndim - 2) + [own, 1]), varying(x))
+        # As if they came of the data: what a loop over layers makes of constants alone JAX takes out of it, and the
+        # masks of all blocks would be held at once.
+        return lax.optimization_barrier((places, x))[0]
 
     # Zigzag: of 2n pieces processor i has the i-th and the i-th last, in place of 2i and 2i + 1.
 

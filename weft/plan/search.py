@@ -250,7 +250,9 @@ def _drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
     """The plans without those equal to an earlier one under other names or orders."""
     distinct: dict[Any, Ranked] = {}
     for plan in plans:
-        rules = {**plan.layout.rules, **{f"params.{dim}": axes for dim, axes in plan.layout.params.items()}}
+        layout = plan.layout
+        stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
+        rules = {f"{store}{dim}": axes for store, kept in stores for dim, axes in kept.items()}
         ways = frozenset((rule, math.prod(plan.mesh.axes[a] for a in axes)) for rule, axes in rules.items())
         distinct.setdefault((ways, plan.seconds, plan.memory_bytes), plan)
     return list(distinct.values())
