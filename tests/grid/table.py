@@ -56,6 +56,9 @@ _table.write("lm", TALL, """
     length:x,heads:y,d_ff:y,vocab:y                        | loss_chunks=4
     batch:x+y,params.d_model:y,optimizer.vocab:x           | scanned=False micro=2
 """)  # fmt: skip
+_table.write("lm", TALL, """
+    batch:y,stage:x                                        | stages=4 layers=4 pipeline_microbatches=8 prefetch=True
+""")  # fmt: skip
 _table.write("lm", CUBE, """
     batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | drop
     batch:x+y,heads:z,d_ff:z,vocab:z,stream:z,params.d_model:y | remat=attention+feed_forward
@@ -110,6 +113,17 @@ _table.write("tied lm", CUBE, """
     stage:x,batch:y,vocab:z,params.d_model:y               | stages=2 pipeline_microbatches=4 drop
 """)  # fmt: skip
 
+_table.write("padded lm", TWO, """
+    batch:x,heads:y,d_ff:y,vocab:y                         | drop
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
+    heads:x+y,vocab:x+y                                    | scanned=False
+    batch:x,stage:y                                        | stages=4 layers=6
+""")  # fmt: skip
+_table.write("padded lm", CUBE, """
+    batch:x,heads:y+z,d_ff:z,vocab:y,params.d_model:x      | drop
+    batch:x,length:y,memory_length:y,heads:z,vocab:z       | remat=True micro=2
+""")  # fmt: skip
+
 _table.write("seq2seq", TWO, """
     batch:x+y                                              | drop
     batch:x+y,params.d_model:x+y                           | remat=True drop
@@ -162,6 +176,12 @@ _table.write("top2", TALL, """
     batch:x,experts:x,heads:y,d_ff:y,stream:y              | drop
     batch:x+y,experts:x,params.d_model:y                   | scanned=False remat=True
 """)  # fmt: skip
+_table.write("dropless", TWO, """
+    experts:x+y                                            | drop
+    length:x,experts:y                                     | remat=True
+    batch:x,length:y,experts:x+y                           | loss_chunks=4
+    batch:x,experts:x,params.d_model:y,params.layers:x     | scanned=False prefetch=True
+""")  # fmt: skip
 
 _table.write("unet", TWO, """
     batch:x+y                                              | drop
@@ -200,6 +220,7 @@ _DRAWN = {
     "modern lm": 3,
     "relative lm": 2,
     "tied lm": 2,
+    "padded lm": 1,
     "seq2seq": 3,
     "t5": 2,
     **dict.fromkeys((*EXPERTS, *IMAGES), 2),
