@@ -66,3 +66,9 @@ def pytest_sessionfinish(session):
     if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
         rounded = {file: round(seconds, 1) for file, seconds in sorted(_seconds.items())}
         DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n", encoding="utf-8")
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """What a file compiled is of no use to the next: without this a worker grows to several GB."""
+    if nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid):
+        jax.clear_caches()

@@ -4,6 +4,7 @@ It stands here, and nowhere else. A release of JAX that renames one of these is 
 """
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -78,6 +79,11 @@ def scopes_of(eqn: Any) -> str:
 # says the same: a transposed equation is like any other.
 _TRANSPOSED = "transpose("  # around the scopes of what a backward pass does, once for each differentiation
 _REMATTED = "rematted_computation"  # inside that, what `jax.checkpoint` makes again
+
+
+def recomputing() -> contextlib.AbstractContextManager[Any]:
+    """While what the forward pass made is made again, in the scope JAX has for that."""
+    return jax.named_scope(_REMATTED)
 
 
 def backward_depth(scopes: str) -> int:
@@ -172,3 +178,19 @@ def attention_kernel(scale: float) -> AttentionKernel | None:
         return AttentionKernel(module, scale) if all(hasattr(module, name) for name in needed) else None
     except (ImportError, RuntimeError):
         return None
+
+
+# What JAX says while it starts.
+
+
+def expect_no_driver() -> None:
+    """Leaves out what JAX logs of a CUDA driver that is not there; all else is said.
+
+    A program that only compiles for GPUs needs the plugin, and no driver.
+    """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_is_not_of_driver)  # the logger has no public name
+
+
+def _is_not_of_driver(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return "Unable to load CUDA" not in str(error)

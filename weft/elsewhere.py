@@ -103,13 +103,23 @@ FUNCTIONS: dict[str, str] = {
     **_each("layer_norm LayerNorm", "`nn.LayerNorm(dims)`"),
     **_each("embedding Embedding", "`nn.Embedding(vocab, d_model)`"),
     **_each("cross_entropy softmax_cross_entropy_with_logits", "`nn.cross_entropy(logits, targets)`"),
-    **_each("conv1d conv2d conv3d", "`wf.conv(x, w, over={{height: kh, width: kw}}, channels=(c_in, c_out))`"),
+    **_each("conv1d conv2d conv3d", "`wf.conv(x, w, over={{height: kh, width: kw}}, channels=(c_in, c_out))`, or "
+            "`nn.Conv`"),
     "max_pool2d": "`wf.max_pool(x, window={height: 2, width: 2})`",
     **_each("Adam adam sgd adamw Optimizer", "an optimizer of Optax: `wf.train_step(loss, optax.adam(1e-3))`"),
 }  # fmt: skip
 
 LAYERS: dict[str, str] = {
-    **_each("Dense Conv", "`nn.Linear(ins, outs)`, or `wf.conv` with a weight of your own"),
+    "Dense": "`nn.Linear(ins, outs)`",
+    **_each("Conv1d Conv2d Conv3d", "`nn.Conv(ins, outs, kernel={{'height': 3, 'width': 3}})`"),
+    **_each(
+        "ConvTranspose1d ConvTranspose2d ConvTranspose3d UpConv",
+        "`nn.ConvTranspose(ins, outs, kernel={{'height': 2}}, stride=2)`",
+    ),
+    **_each("InstanceNorm InstanceNorm2d InstanceNorm3d", "`nn.GroupNorm(channels, channels.size)`"),
+    **_each("MaxPool MaxPool2d MaxPool3d", "`wf.max_pool(x, window={{'height': 2}})`"),
+    **_each("AvgPool AvgPool2d AvgPool3d", "`wf.avg_pool(x, window={{'height': 2}})`"),
+    **_each("Upsample", "`wf.upsample(x, by={{'height': 2}})`"),
     **_each("MultiHeadAttention MultiheadAttention SelfAttention", "`nn.Attention(d_model, heads, d_kv)`"),
     **_each("MLP", "`nn.FeedForward(d_model, d_ff)`"),
     **_each("MoE", "`nn.MixtureOfExperts(d_model, d_ff, experts)`"),

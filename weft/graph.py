@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
-from .compat import backward_depth, phase_in, scopes_of
+from .compat import backward_depth, phase_in, scopes_of, without_dead_code
 from .primitives import CALLS, LOOPS, VIEWS, Primitive, Role, flops_of, kind_of, row_of
 from .record import ArgumentName, entry_and_operand
 
@@ -369,6 +369,15 @@ def keep_results(closed: ClosedJaxpr, results: Sequence[int]) -> ClosedJaxpr:
             eqns.append(eqn)
             needed |= _variables(eqn.invars)
     return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns[::-1], outvars=outvars), closed.consts)
+
+
+def cut_at(closed: ClosedJaxpr, given: Sequence[int], results: Sequence[int]) -> ClosedJaxpr:
+    """A program that makes these results, and is given those others after its inputs."""
+    jaxpr = closed.jaxpr
+    inputs, outvars = [jaxpr.outvars[i] for i in given], [jaxpr.outvars[i] for i in results]
+    eqns = [eqn for eqn in jaxpr.eqns if not set(inputs) & set(eqn.outvars)]
+    cut = jaxpr.replace(eqns=eqns, invars=[*jaxpr.invars, *inputs], outvars=outvars)
+    return ClosedJaxpr(without_dead_code(cut), closed.consts)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

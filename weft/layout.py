@@ -99,6 +99,19 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     )
 
 
+_MULTIPLES: dict[str, str] = {}
+
+
+def tell_multiple(dim: str, field: str) -> None:
+    """Lets errors about a dim that does not divide name the field that pads it."""
+    _MULTIPLES[dim] = field
+
+
+def _how_to_pad(dim: Dim, ways: int) -> str:
+    by_field = f"; in a model's configuration `{_MULTIPLES[dim.name]}={ways}`" if dim.name in _MULTIPLES else ""
+    return f"`wf.pad_to(x, '{dim.name}', {ways})`{by_field}"
+
+
 LayoutLike = Layout | str | Mapping[str, str | Sequence[str]]
 """A layout as callers write it; None, where it may be left out, is the empty one."""
 
@@ -245,7 +258,7 @@ class Region:
             self._hold(name, inherited[name], held, dims)
         placed |= explicit | inherited
         for level in _STORED_BY[store]:
-            rules, settled = getattr(self.layout, level), set(held)
+            rules, settled = getattr(self.layout, level), {*held, *self.taken}
             for dim in dims:
                 more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
                 self._hold(dim.name, more, held, dims, level)
@@ -288,7 +301,7 @@ class Region:
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
-                f"pad it before it comes here (`wf.pad_to(x, '{dim.name}', {ways})`), "
+                f"pad it before it comes here ({_how_to_pad(dim, ways)}), "
                 f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), "
                 f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
             )

@@ -67,6 +67,8 @@ class Traits:
     """Why it sends along dims it goes over."""
     reason_else: str = ""
     """Why it sends what neither an operand nor a dim accounts for."""
+    reason_exchange: str = ""
+    """Why axes go from one dim to another (all-to-all), where no rename does it; `{along}` are the dims they leave."""
     sign: str = ""
     """The operator that calls it."""
     arguments_before: int = 0
@@ -125,10 +127,14 @@ class Entry:
     results: tuple[Placed, ...] = ()
     examples: int = 1
     """How many examples a processor works on at once, where the op maps a function."""
+    idle: tuple[int, int] = (0, 1)
+    """Of a pipeline in how many turns of how many a processor has no work (its bubble)."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False
     """Done on parameters as they are stored, which are gathered only where they meet something else."""
+    choice: tuple[tuple[str, int], ...] = ()
+    """What it sends and its bytes, and then what it could have sent instead, where it chose the fewest."""
     is_gone: bool = False
     """Traced, and traced again in another form that stands instead."""
 
@@ -227,6 +233,10 @@ class Record:
             draft.note(attention=self._attention[1])
         self._entries.append(None)
         return draft
+
+    def rewind(self, mark: int) -> None:
+        """Takes away all entries from number `mark` on: the next ones have their numbers."""
+        del self._entries[mark:]
 
     def forget(self, mark: int) -> None:
         """Marks all entries from number `mark` on as gone: their body is traced again."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from weft import models
 from weft.plan.cost import Plan
 from weft.program import trace
 
@@ -156,3 +157,56 @@ def test_the_plan_on_the_command_line_is_that_of_the_library():
     fn, args = example()
     plan = Plan(trace(fn, *args, mesh="rows=2,cols=4", layout="batch:rows,hidden:cols"), "h100")
     assert json.loads(weft("plan", NET, *ON, "--json")[0])["seconds"] == plan.seconds
+
+
+LAYERS = models.preset("tiny-lm").layers
+DECODED = ("--decode", 32, "--mesh", "x=4", "--layout", "heads:x,d_ff:x,vocab:x")
+
+
+def test_a_token_of_decoding_is_planned():
+    printed, said = weft("plan", "tiny-lm", *DECODED)
+    assert said == "" and printed.startswith("tiny-lm decode_token on x=4 under heads:x,d_ff:x,vocab:x, NVIDIA H100")
+    assert " a token, " in printed and "1 sequence, a context of 32;" in printed and "one processor: " in printed
+    assert f"sent for a token: {2 * LAYERS + 1} all_reduce over x, " in printed and "KV cache" in printed
+    found = json.loads(
+        weft("plan", "tiny-lm", *DECODED, "--batch", 3, "--json", "--fail-if", "count.x > 4", status=3)[0]
+    )
+    assert found["decode"]["batch"] == 3 and found["decode"]["collectives"][0]["count"] == 2 * LAYERS + 1
+    assert found["failed"] == ["count.x > 4"] and found["tokens"] == 3
+    assert "one processor" not in weft("plan", "tiny-mt", "--decode", 8, "--length", 16)[0]
+
+
+def test_weights_are_decoded_in_the_dtype_they_are_computed_in():
+    found = json.loads(weft("plan", "lm-0.14b", *DECODED, "--json")[0])["decode"]
+    assert found["weights_dtypes"] == ["bfloat16"] and found["cache_dtypes"] == ["bfloat16"]
+
+
+def test_a_run_is_decoded_on_its_own_mesh(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "tiny-lm"\nmesh = "rows=2"\nlayout = "heads:rows,d_ff:rows"\n')
+    printed, _ = weft("plan", file, "--decode", 16)
+    assert (
+        "decode_token on rows=2 under heads:rows,d_ff:rows" in printed
+        and f"sent for a token: {2 * LAYERS} all_reduce" in printed
+    )
+
+
+def test_a_token_of_decoding_is_shown_and_searched():
+    assert "decode_token on x=4" in weft("show", "tiny-lm", *DECODED)[0]
+    found = json.loads(weft("search", "tiny-lm", "--decode", 32, "--mesh", "x=2", "--dims", "heads,d_ff", "--json")[0])
+    assert found["plans"][0]["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tiny-lm", "--decode", 8, "--loss"), "not together with --decode"),
+        (("tiny-lm", "--decode", 8, "--optimizer", "sgd"), "not together with --decode"),
+        (("tiny-lm", "--decode", 8, "--length", 8), "what --decode says"),
+        (("tiny-lm", "--decode", 8, "--mesh", "x=2"), "say which dims are split"),
+        (("tiny-lm", "--decode", 8, "--layout", "heads:x"), "say the axes of the mesh"),
+        ((NET, "--decode", 8), "your function says what it does"),
+    ],
+)
+def test_options_that_do_not_go_with_decoding(words, told):
+    assert told in weft("plan", *words, status=2)[1].replace("\n", " ")

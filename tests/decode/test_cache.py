@@ -17,6 +17,7 @@ MODELS = {
     "learned, softcap": ("tiny-lm", dict(positions="learned", softcap=5.0, norm="layer", length=32)),
     "experts": ("tiny-moe", dict(capacity=8.0)),
     "experts every second": ("tiny-moe", dict(capacity=8.0, every=2, gating="top2", layers=4)),
+    "dropless experts": ("tiny-moe", dict(gating="dropless", shared_experts=1)),
     "translation": ("tiny-mt", {}),
     "t5": ("tiny-mt", dict(positions="relative", scale_scores=False, tied=True, gated=True, window=4)),
 }
@@ -50,7 +51,15 @@ def at_once(model):
     return np.asarray(wf.get(model.logits(TOKENS, before)))
 
 
-UNSPLIT = ("relative, window", "learned, softcap", "translation", "rotary, grouped", "experts", "t5")
+UNSPLIT = (
+    "dropless experts",
+    "relative, window",
+    "learned, softcap",
+    "translation",
+    "rotary, grouped",
+    "experts",
+    "t5",
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +77,7 @@ UNSPLIT = ("relative, window", "learned, softcap", "translation", "rotary, group
         pytest.param("relative, window", "heads:a+b,vocab:b", marks=pytest.mark.slow),
         pytest.param("experts", "batch:b,experts:b,d_ff:a", marks=pytest.mark.slow),
         pytest.param("experts every second", "batch:b,experts:b", marks=pytest.mark.slow),
+        pytest.param("dropless experts", "batch:b,experts:b,d_ff:a", marks=pytest.mark.slow),
         pytest.param("translation", "batch:a,heads:b,params.d_model:a", marks=pytest.mark.slow),
         ("t5", "batch:a,heads:b,vocab:b"),
     ],

@@ -17,7 +17,7 @@ x = wf.tensor(np.ones((4, 8), "float32"), [batch, d])
 key = jax.random.key(0)
 
 # What a user never makes by hand.
-NOT_CALLED = {"PRESETS", "Continuations", "Hypotheses", "TrainState", "TransformerConfig"}
+NOT_CALLED = {"PRESETS", "Continuations", "Hypotheses", "TrainState", "ModelConfig", "TransformerConfig"}
 ROOMS = {"wf": wf, "wf.random": wf.random, "nn": nn, "models": models, "decode": decode}
 
 

@@ -21,6 +21,7 @@ MODELS = {
     "classification": ("tiny-bert", {}),
     "experts": ("tiny-moe", dict(capacity=1.25, jitter=0.1, router_z_loss=1e-2)),
     "experts every second": ("tiny-moe", dict(capacity=1.0, every=2, gating="top2", remat=True)),
+    "dropless experts": ("tiny-moe", dict(gating="dropless", shared_experts=1, jitter=0.1, remat=True)),
     "experts of an encoder-decoder": ("tiny-mt", dict(experts=8, every=2, gating="choice", gated=True)),
 }  # fmt: skip
 MESHES = {"two": "rows=2,cols=4", "three": "a=2,b=2,c=2"}
@@ -41,7 +42,7 @@ CASES = [
     pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)
     for model in MODELS
     for layout in LAYOUTS
-    if layout != "experts" or "experts" in model
+    if (layout != "experts" or "experts" in model) and (model, layout) != ("dropless experts", "model")  # d_model whole
 ]
 SGD = optax.sgd(0.05, momentum=0.9)
 STEPS = 5
@@ -369,12 +370,20 @@ def test_a_chunk_of_the_loss_must_divide_as_its_length_does():
 
 
 def test_what_is_no_configuration_makes_no_model():
-    with pytest.raises(wf.TensorError, match="'tiny-lm' is no TransformerConfig"):
+    with pytest.raises(wf.TensorError, match="'tiny-lm' is no ModelConfig"):
         models.init("tiny-lm", jax.random.key(0))
     with pytest.raises(wf.TensorError, match="freeze got no pattern"):
         wf.nn.freeze(models.shapes(models.preset("tiny-lm")))
     with pytest.raises(wf.TensorError, match="the model has no adapters to merge"):
         wf.nn.lora.merge(models.shapes(models.preset("tiny-lm")))
+
+
+@pytest.mark.parametrize("name", ["tiny-lm", "tiny-mt", "tiny-moe"])
+@pytest.mark.parametrize("rule", ["layers:cols", "params.layers:cols"])
+def test_layers_that_do_not_divide_are_told_by_the_rule_that_was_written(name, rule):
+    with pytest.raises(wf.LayoutError) as raised:
+        models.init(models.preset(name, layers=2), jax.random.key(0), "rows=2,cols=4", f"batch:rows,{rule}")
+    assert f"layout: batch:rows,{rule} " in raised.value.state and raised.value.fix.endswith(f"or drop `{rule}`")
 
 
 @pytest.mark.slow

@@ -37,8 +37,18 @@ def test_the_largest_has_the_papers_parameters_and_the_scales_of_its_norms():
     assert models.preset("lm-4.90b").param_count == matrices + (6 * 2 + 1) * 1024
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "d_ff": 40}])
-@pytest.mark.parametrize("name", models.PRESETS)
+CHANGES = [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "d_ff": 40}, {"levels": 3, "heads": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (name, changes)
+        for name in models.PRESETS
+        for changes in CHANGES
+        if changes.keys() <= models.fields(models.preset(name)).keys()
+    ],
+)
 def test_param_count_is_that_of_the_weights(name, changes):
     config = models.preset(name, **changes)
     made = jax.eval_shape(lambda key: models.init(config, key), jax.eval_shape(lambda: jax.random.key(0)))
@@ -69,7 +79,15 @@ def test_dims_are_all_the_names_a_layout_may_use():
     with pytest.raises(wf.LayoutError, match="did you mean `heads`"):
         wf.Layout("haeds:cols", dims=config.dims)
     more = models.preset("tiny-moe", group=2, positions="relative").dims.names
-    assert set(more) - set(names.split()) == {"experts", "router", "expert_batch", "slots", "group", "buckets"}
+    assert set(more) - set(names.split()) == {
+        "experts",
+        "router",
+        "dispatch",
+        "expert_batch",
+        "slots",
+        "group",
+        "buckets",
+    }
 
 
 def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_later():
@@ -100,6 +118,13 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("lm-0.14b", {"bias": "out"}, "`bias` is 'out'", "name both of `in` and `out`"),
         ("lm-0.14b", {"bias": "norm"}, "`bias` names `norm`, and norms are 'rms'", "say norm='layer'"),
         ("tiny-moe", {"bias": "in out"}, "`bias` names `in` and `out`, and experts have none", "leave them out"),
+        ("tiny-unet", {"groups": 3}, "`groups` is 3, and `channels` has size 8", "divides 8, e.g. `groups=2`"),
+        (
+            "tiny-unet",
+            {"height": 30, "levels": 3},
+            "`height` has size 30, and 3 levels need a multiple of 4",
+            "pad it to 32: `wf.pad(x, over='height', after=2)`",
+        ),
         ("tiny-moe", {"every": 3}, "every 3 of 8 layers was to have experts", "divides 8"),
         ("tiny-lm", {"positions": "rotary", "d_kv": 5}, "`d_kv` is 5, and rotary positions turn pairs of it", "even"),
         ("tiny-moe", {"gating": "top1"}, "`gating` is 'top1'", "top-1 is `switch`"),

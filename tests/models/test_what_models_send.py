@@ -24,6 +24,11 @@ def rows(found, *axes, phase=None, least=0):
     return [row for row in found if row.axes == axes and (phase is None or row.phase == phase) and row.bytes > least]
 
 
+def wire_bytes(found):
+    """What one processor sends in all, by ring algorithms."""
+    return sum(row.wire_bytes * row.count for row in found)
+
+
 @pytest.mark.parametrize(("remat", "recomputed"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize("scanned", [True, False])
 def test_the_papers_layout_sends_two_sums_a_layer_forward_and_two_backward(remat, recomputed, scanned):
@@ -74,6 +79,37 @@ def test_a_stream_split_apart_from_length_gathers_before_and_scatters_after_each
     layout = "stream:x,heads:x,d_ff:x,vocab:x"
     found = [row for row in ledger(config, "x=8", layout) if row.phase == "forward" and row.count == config.layers]
     assert sorted(row.collective for row in found) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
+@pytest.mark.parametrize("positions", ["sinusoid", "learned", "rotary"])
+def test_a_split_stream_sends_what_the_sums_it_replaces_did_and_the_scales_of_norms(positions):
+    config, ways, layout = models.preset("tiny-lm", positions=positions), 4, "heads:x,d_ff:x,vocab:x"
+    sums, split = (ledger(config, f"x={ways}", rules) for rules in (layout, f"stream:x,{layout}"))
+    tokens, width = config.batch * config.length, config.d_model
+    # Two sums a layer and pass, that of the words forward, that of the logits' gradient back; three numbers a token.
+    activations = (4 * config.layers + 2) * tokens * width * 4 + 3 * tokens * 4
+    norms = (2 * config.layers + 1) * width * 4
+    assert wire_bytes(sums) == activations * 2 * (ways - 1) // ways
+    learned = config.length * width * 4 if positions == "learned" else 0  # their gradient comes together by a gather
+    assert wire_bytes(split) == (2 * (activations + norms) + learned) * (ways - 1) // ways
+
+
+def test_words_stored_by_columns_are_exchanged_and_no_table_is_gathered_for_them():
+    config, ways = models.preset("tiny-lm", vocab=512), 8
+    found = ledger(config, f"x={ways}", "batch:x,params.d_model:x")
+    ids, vectors = config.batch * config.length * 4, config.batch * config.length * config.d_model * 4
+    looked_up = [(row.phase, row.collective, row.bytes) for row in found if row.function == "Embedding.__call__"]
+    assert looked_up == [
+        ("forward", "all_gather", ids),
+        ("forward", "all_to_all", vectors // ways),
+        ("backward", "all_to_all", vectors // ways),
+    ]
+    table = config.vocab * config.d_model * 4
+    others = config.param_count * 4 - 2 * table
+    kept = [row for row in found if row.function != "Embedding.__call__" and row.bytes > 4]
+    gathered = sum(row.bytes * row.count for row in kept if row.collective == "all_gather")
+    scattered = sum(row.bytes * row.count for row in kept if row.collective == "reduce_scatter")
+    assert (gathered, scattered) == (2 * (table + others), table + others)  # the softmax's table, and all but these
 
 
 @pytest.mark.parametrize("gating", ["switch", "top2", "choice"])

@@ -137,6 +137,8 @@ for gating in GATINGS:
     case("experts", gating, nn.MixtureOfExperts(D, F, E, **how), lambda m, x: m(x, key=KEY), X)
 case("experts", "single tokens", nn.MixtureOfExperts(D, F, E, gating="top2", jitter=0.3, dropout=0.25),
      lambda m, x: m(x, key=KEY), normal([B, D], 8))  # fmt: skip
+case("experts", "top 3", nn.MixtureOfExperts(D, F, E, gating="top_k", top_k=3, capacity=0.75, dropout=0.25),
+     lambda m, x: m(x, key=KEY), X)  # fmt: skip
 case("experts", "without drops", nn.MixtureOfExperts(D, F, E, gating="top2", activation="silu"),
      lambda m, x: m(x, drops=False), X)  # fmt: skip
 

@@ -27,6 +27,9 @@ MORE = [
     ("a=2,b=4", "length:a,memory_length:b,router:b"),
     ("a=2,b=4", "batch:a,d_model:b,params.vocab:a,params.d_ff:a"),
     ("a=2,b=4", "length:a,batch:b,experts:a"),
+    ("a=2,b=4", "batch:a+b,experts:a"),
+    ("a=2,b=2,c=2", "batch:a+b+c,experts:b"),
+    ("a=2,b=2,c=2", "batch:a+b,experts:c+a"),
     ("a=2,b=2,c=2", "batch:a,length:b,d_model:c,params.heads:a"),
     ("a=2,b=2,c=2", "batch:a+b,experts:a+b,d_ff:c,heads:c,vocab:c,params.d_model:b"),
     ("a=2,b=2,c=2", "batch:c,length:b+a,params.d_model_out:c"),
@@ -37,7 +40,7 @@ MORE = [
 TERMS = 2 * B.size * T.size
 
 NAMES = {
-    "experts": {"router", "expert_batch", "slots"},
+    "experts": {"router", "dispatch", "expert_batch", "slots"},
     "attention": {"memory_length"},
     "positions": {"memory_length"},
     "maps": {"d_model_out"},

@@ -38,20 +38,19 @@ def by_expert(layer: nn.MixtureOfExperts, e: int, token: np.ndarray) -> np.ndarr
     return hidden @ w_out
 
 
-def placed(gating: str, share: np.ndarray, room: int) -> dict[tuple[int, int], float]:
+def placed(layer: nn.MixtureOfExperts, share: np.ndarray, room: int) -> dict[tuple[int, int], float]:
     """Of one sequence: which token found a place at which expert, and with what share it comes back."""
     length, count = share.shape
-    if gating == "choice":
+    if layer.gating == "choice":
         ranked = [sorted(range(length), key=lambda t: (-share[t, e], t))[:room] for e in range(count)]
         return {(t, e): share[t, e] for e in range(count) for t in ranked[e]}
     choices = [sorted(range(count), key=lambda e: (-share[t, e], e)) for t in range(length)]
     taken, found = [0] * count, {}
-    for turn in range(1 if gating == "switch" else 2):
+    for turn in range(layer.top_k):
         for t in range(length):
             e = choices[t][turn]
-            both = share[t, choices[t][0]] + share[t, choices[t][1]]
             if taken[e] < room:
-                found[t, e] = share[t, e] / (both if gating == "top2" else 1)
+                found[t, e] = share[t, e] / (share[t, choices[t][: layer.top_k]].sum() if layer.top_k > 1 else 1)
             taken[e] += 1
     return found
 
@@ -61,7 +60,7 @@ def reference(layer: nn.MixtureOfExperts, x: np.ndarray, room: int) -> tuple[np.
     scores, share = shares(layer, x)
     y, taken, dropped = np.zeros(x.shape), 0, 0
     for b, sequence in enumerate(x.astype("float64")):
-        found = placed(layer.gating, share[b], room)
+        found = placed(layer, share[b], room)
         for (t, e), part in found.items():
             y[b, t] += part * by_expert(layer, e, sequence[t])
         taken += len(found)
@@ -87,6 +86,16 @@ def test_every_gating_is_what_a_loop_over_tokens_gives(gating, capacity):
     layer = experts(gating=gating, capacity=capacity, gated=gating == "top2")
     got, told = jax.jit(lambda m, x: m(x))(layer, X)
     want, want_told = reference(layer, np.asarray(X.array), room_for(gating, capacity))
+    np.testing.assert_allclose(got.array, want, **CLOSE)
+    assert {name: float(value.array) for name, value in told.items()} == pytest.approx(want_told, rel=64 * EPS)
+
+
+@pytest.mark.parametrize(("top_k", "capacity"), [(1, 0.75), (3, 0.75), (3, 1.25), (8, 1.0)])
+def test_any_number_of_experts_may_have_a_token(top_k, capacity):
+    layer = experts(gating="top_k", top_k=top_k, capacity=capacity)
+    got, told = jax.jit(lambda m, x: m(x))(layer, X)
+    room = min(math.ceil(T.size * top_k / E.size * capacity), T.size)
+    want, want_told = reference(layer, np.asarray(X.array), room)
     np.testing.assert_allclose(got.array, want, **CLOSE)
     assert {name: float(value.array) for name, value in told.items()} == pytest.approx(want_told, rel=64 * EPS)
 
@@ -227,6 +236,62 @@ def test_experts_beside_the_batch_are_one_all_to_all_each_way(gating):
     assert calls("batch:x,experts:x", forward, gating).get("all_to_all") == 2
     assert calls("batch:x,experts:x", backward, gating).get("all_to_all") == 4
     assert "all_gather" not in calls("batch:x,experts:x", backward, gating)
+
+
+@pytest.mark.parametrize("layout", ["batch:x+y,experts:x", "batch:x+y,experts:y", "batch:x+y,experts:x+y"])
+@pytest.mark.parametrize("gating", GATINGS)
+def test_experts_beside_any_axis_of_the_batch_are_sent_each_slot_once_each_way(gating, layout):
+    layer = experts(gating=gating, capacity=1.0)
+    rows = wf.trace(backward, layer, X, mesh="x=4,y=2", layout=layout).ledger.rows
+    axes = tuple(layout.split(":")[-1].split("+"))
+    slots = (
+        E.size * room_for(gating, 1.0) * B.size * D.size * 4 // 8
+    )  # bytes of the slots one of eight processors fills
+    sent = [(row.axes, row.bytes) for row in rows if row.collective != "all_reduce"]
+    assert {row.collective for row in rows} == {"all_to_all", "all_reduce"}
+    assert sent == [(axes, slots)] * 4
+
+
+def large(layer: Any, x: wf.Tensor, mesh: str, layout: str, rename: Any = None) -> list[tuple[Any, ...]]:
+    """What is sent of more than a number for each token and choice, forward and then backward."""
+
+    def loss(layer: Any, x: wf.Tensor) -> wf.Tensor:
+        y, told = layer(x, rename=rename)
+        return wf.sum(y * y, over=y.dims) + told["balance_loss"]
+
+    rows = wf.trace(wf.grad(loss, argnums=1), layer, x, mesh=mesh, layout=layout).ledger.rows
+    most = 4 * layer.top_k * TOKENS
+    return [(row.phase, row.collective, row.axes, row.bytes) for row in rows if row.bytes > most]
+
+
+TOKEN_BYTES = TOKENS * D.size * 4
+
+
+@pytest.mark.parametrize("gating", ["switch", "top2", "top_k"])
+def test_experts_alone_on_their_axis_send_the_sum_of_what_tokens_get(gating):
+    layer = experts(gating=gating)
+    both = [(phase, "all_reduce", ("x",), TOKEN_BYTES) for phase in ("forward", "backward")]
+    assert large(layer, X, "x=8", "experts:x") == both
+    # Beside a split d_ff it is one sum over both axes, after the slots are combined.
+    rows = large(layer, X, "x=4,y=2", "experts:x,d_ff:y")
+    assert rows[0] == ("forward", "all_reduce", ("x", "y"), TOKEN_BYTES)
+    assert all(row[1] == "all_reduce" and row[3] == TOKEN_BYTES for row in rows)
+
+
+def test_a_split_d_ff_is_summed_after_the_slots_are_combined():
+    slots = E.size * room_for("switch", 1.25) * B.size * D.size * 4 // 4
+    rows = large(experts(), X, "x=4,y=2", "batch:x,experts:x,d_ff:y")
+    exchange = ("all_to_all", ("x",), slots)
+    assert rows == [("forward", *exchange)] * 2 + [("forward", "all_reduce", ("y",), TOKEN_BYTES // 4)] + [
+        ("backward", *exchange)
+    ] * 2 + [("backward", "all_reduce", ("y",), TOKEN_BYTES // 4)]
+
+
+@pytest.mark.parametrize("layout", ["experts:x,stream:x", "d_ff:x,stream:x"])
+def test_what_experts_give_is_scattered_into_a_stream(layout):
+    rows = large(experts(), X, "x=8", layout, rename={"length": wf.Dim("stream", T.size, "length")})
+    assert ("forward", "reduce_scatter", ("x",), TOKEN_BYTES) in rows
+    assert not [row for row in rows if row[0] == "forward" and row[1] != "reduce_scatter"]
 
 
 @pytest.mark.parametrize("gating", GATINGS)

@@ -283,23 +283,31 @@ row("reduce", "max parameter", weights("length d_model"),
 # ---- indices, new tensors, random numbers
 
 row("index", "take", (weights("vocab d_model"), integers("batch length", 0, 24)), partial(wf.take, over=vocab),
-    lambda table, ids: table[ids])  # fmt: skip
+    lambda table, ids: table[ids], meetings=("vocab d_model", "batch length d_model"))  # fmt: skip
 row("index", "take last dim", (weights("d_model vocab"), integers("batch", 0, 24)), partial(wf.take, over="vocab"),
-    lambda table, ids: table[:, ids])  # fmt: skip
+    lambda table, ids: table[:, ids], meetings=("d_model vocab", "d_model batch"))  # fmt: skip
 row("index", "take middle dim", (floats("length vocab d_model"), integers("batch", 0, 24, "uint8")),
-    partial(wf.take, over="vocab"), lambda table, ids: table[:, ids])  # fmt: skip
+    partial(wf.take, over="vocab"), lambda table, ids: table[:, ids],
+    meetings=("length vocab d_model", "length batch d_model"))  # fmt: skip
 row("index", "take shared dim", (floats("batch vocab d_model"), integers("batch length", 0, 24)),
-    partial(wf.take, over="vocab"), lambda table, ids: jax.vmap(lambda t, i: t[i])(table, ids))  # fmt: skip
+    partial(wf.take, over="vocab"), lambda table, ids: jax.vmap(lambda t, i: t[i])(table, ids),
+    meetings=("batch vocab d_model", "batch length d_model"))  # fmt: skip
 row("index", "take shared dims", (floats("d_model batch vocab"), integers("length d_model batch", 0, 24)),
     partial(wf.take, over="vocab"),
-    lambda table, ids: jax.vmap(jax.vmap(lambda t, i: t[i]))(table, jnp.transpose(ids, (1, 2, 0))))  # fmt: skip
+    lambda table, ids: jax.vmap(jax.vmap(lambda t, i: t[i]))(table, jnp.transpose(ids, (1, 2, 0))),
+    meetings=("d_model batch vocab", "d_model batch length"))  # fmt: skip
 row("index", "take one number each", (floats("batch vocab"), integers("batch", 0, 24)), partial(wf.take, over="vocab"),
     lambda table, ids: jax.vmap(lambda t, i: t[i])(table, ids))  # fmt: skip
 row("index", "take int table", (integers("vocab"), integers("batch length", 0, 24, "int8")),
-    partial(wf.take, over=vocab), lambda table, ids: table[ids], is_differentiable=False)  # fmt: skip
+    partial(wf.take, over=vocab), lambda table, ids: table[ids], is_differentiable=False,
+    meetings=("vocab", "batch length"))  # fmt: skip
 row("index", "take outside", (weights("vocab d_model"), integers("batch length", -30, 50)),
     partial(wf.take, over=vocab),
-    lambda table, ids: jnp.where(((ids >= 0) & (ids < 24))[..., None], table[jnp.clip(ids, 0, 23)], 0))  # fmt: skip
+    lambda table, ids: jnp.where(((ids >= 0) & (ids < 24))[..., None], table[jnp.clip(ids, 0, 23)], 0),
+    meetings=("vocab d_model", "batch length d_model"))  # fmt: skip
+row("index", "take rename", (weights("vocab d_model"), integers("batch length", 0, 24)),
+    partial(wf.take, over=vocab, rename={"length": stream}), lambda table, ids: table[ids],
+    meetings=("vocab d_model", "batch length d_model", "batch stream d_model"))  # fmt: skip
 row("index", "one_hot", integers("batch length", -3, 30), lambda ids: wf.one_hot(ids, vocab),
     lambda ids: jax.nn.one_hot(ids, 24), is_differentiable=False)  # fmt: skip
 row("index", "one_hot dtype", integers("batch", 0, 24, "uint8"), lambda ids: wf.one_hot(ids, vocab, dtype="int32"),
@@ -516,6 +524,11 @@ row("control", "accumulate", (*_MLP_INPUTS, floats("batch", 0.5, 1.5)),
     lambda x, w, v, m: wf.accumulate(_masked_loss, (w, v), {"x": x, "weight": m}, over="batch", count=2),
     lambda x, w, v, m: jnp.sum(jnp.square(jnp.sin(jnp.tanh(x @ w)) @ v) * m[:, None]) / jnp.sum(m),
     sums="batch d_model")  # fmt: skip
+
+row("control", "pipeline", (weights("layers d_model heads_whole"), floats("batch d_model")),
+    lambda w, x: wf.pipeline(lambda c, w, _: (_layer(c, w), {}), x, w, over=layers, micro=2)[0],
+    lambda w, x: _scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0],
+    sums="layers batch", meetings=_LAYER)  # fmt: skip
 
 row("control", "local", _two(floats), lambda x, y: wf.local(lambda a, b: jnp.sin(a)[:, :, None] * b, x, y,
     out="batch length d_model"), _by_name(lambda a, b: jnp.sin(a) * b))  # fmt: skip

@@ -43,6 +43,25 @@ def test_ids_are_gathered_and_results_scattered():
     assert take.ledger[0].bytes == places.nbytes
 
 
+def test_a_result_that_leaves_under_another_name_is_scattered_to_it():
+    stream = wf.Dim("stream", 4, follows="length")
+
+    def loss(table, ids, weight):
+        found = wf.take(table, ids, over="vocab", rename={"length": stream})
+        assert found.dims.names == ("batch", "stream", "d")
+        return wf.sum(wf.sin(found) * weight.rename(length="stream"), over="batch stream d")
+
+    layout = "batch:y,vocab:x,stream:x"
+    ledger = wf.trace(wf.value_and_grad(loss), table, ids, weight, mesh="x=4,y=2", layout=layout).ledger
+    sent = [(row.phase, row.collective, row.bytes) for row in ledger if row.axes == ("x",) and row.bytes > 4]
+    found = weight.array.nbytes // 2
+    assert sent == [("forward", "reduce_scatter", found), ("backward", "all_gather", found)]
+    value, gradient = wf.spmd(wf.value_and_grad(loss), mesh="x=4,y=2", layout=layout)(table, ids, weight)
+    want_value, want = wf.value_and_grad(loss)(table, ids, weight)
+    np.testing.assert_allclose(np.asarray(value), np.asarray(want_value), rtol=0, atol=128 * 2.0**-23)
+    np.testing.assert_allclose(np.asarray(gradient), np.asarray(want), rtol=0, atol=128 * 2.0**-23)
+
+
 def test_an_embedding_may_be_split_over_the_axis_of_the_batch():
     layer = nn.Embedding(V, D, key=jax.random.key(0))
     run = wf.spmd(lambda layer, ids: layer(ids), mesh="x=4", layout="vocab:x,batch:x")

@@ -4,12 +4,14 @@ What needs a compiler runs where one is installed: weft's extras `cuda` and `tpu
 """
 
 import importlib.util
+import logging
 
 import optax
 import pytest
 
 import weft as wf
 from tests.program.cases import B, D, F, shape, weight
+from weft import compat
 from weft.plan import Proof, Sent, compile, compiled_for
 from weft.plan.sent import read_collectives
 from weft.plan.targets import read_target
@@ -219,3 +221,19 @@ def test_a_train_step_is_compiled_for_tpus_that_are_not_there():
 def test_a_shape_that_does_not_exist_is_xlas_own_refusal():
     with pytest.raises(wf.WeftError, match="compiling for v5p:1x2x4 failed"):
         compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:1x2x4")
+
+
+def test_a_driver_that_is_not_there_is_no_news_and_any_other_error_is(caplog):
+    logger = logging.getLogger("jax._src.xla_bridge")
+    compat.expect_no_driver()
+    try:
+        for message in ("Unable to load CUDA. Is it installed?", "cuSPARSE is too old"):
+            try:
+                raise RuntimeError(message)
+            except RuntimeError:
+                logger.exception("Exception when calling jax_plugins.xla_cuda12.initialize()")
+        logger.warning("no GPU was found")
+    finally:
+        logger.removeFilter(compat._is_not_of_driver)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["cuSPARSE is too old"]
+    assert "no GPU was found" in caplog.text

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +20,11 @@ import optax
 import typer
 
 from .. import models
-from ..dims import dims
 from ..errors import WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..program import Program, trace
-from ..spmd import is_bound, train_step
-from ..tensor import tensor
+from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
 from .terminal import UsersError, users_code
@@ -56,6 +54,15 @@ OPTIMIZER = Annotated[
     PresetOptimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
 ]
 LOSS = Annotated[bool, typer.Option("--loss", help="The preset's loss alone, not its train step.")]
+DECODE = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="CONTEXT",
+        help="A step of decoding, not a train step: a token of each of --batch sequences (1 if not said), which looks"
+        " at so many tokens in its KV cache. Weights are kept in the dtype they are computed in.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Model:
     args: tuple[Any, ...]
     mesh: str | None = None
     """The mesh of a run whose layout is still to be found."""
+    is_alone: bool = False
+    """Whether the function is bound to one processor only until a mesh is named."""
 
     @property
     def is_bound(self) -> bool:
@@ -87,9 +96,20 @@ class Model:
         return program
 
 
-def load(name: str, *, batch: int | None, length: int | None, optimizer: PresetOptimizer | None, loss: bool) -> Model:
-    """What MODEL names; of presets sizes, an optimizer or the loss can be asked."""
-    check_only_one(loss and "--loss", optimizer is not None and "--optimizer")
+def load(
+    name: str,
+    *,
+    batch: int | None,
+    length: int | None,
+    optimizer: PresetOptimizer | None,
+    loss: bool,
+    decode: int | None = None,
+) -> Model:
+    """What MODEL names; of presets sizes, an optimizer, the loss or decoding."""
+    chosen = decode is not None and "--decode"
+    check_only_one(chosen, loss and "--loss", optimizer is not None and "--optimizer")
+    if decode is not None:
+        return load_decoding(name, decode, batch=batch, length=length)
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
     if is_function(name) or is_run(name):
         for option in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
@@ -109,7 +129,7 @@ def check_only_one(*options: str | bool) -> None:
 
 def need_mesh_and_layout(model: Model, mesh: str | None, layout: str | None) -> None:
     """Refuses a command without mesh or layout, unless the function brings its own."""
-    if model.is_bound:
+    if model.is_bound and not (model.is_alone and (mesh is not None or layout is not None)):
         return
     if mesh is not None:
         as_mesh(mesh)  # a mesh that cannot be read is said first
@@ -141,22 +161,10 @@ def load_run(name: str) -> Model:
     return Model(name, step, shapes_of_call(config, step), mesh)
 
 
-def _shape(batch: int, length: int, dtype: str) -> Any:
-    rows = dims(batch=batch, length=length)
-    return tensor(jax.ShapeDtypeStruct((batch, length), dtype), rows)
-
-
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
     """The train step of a preset with an optimizer of Optax's, or its loss alone."""
-    if name not in models.PRESETS:
-        raise WeftError(
-            f"there is no preset `{name}`",
-            state=f"presets: {', '.join(models.PRESETS)}",
-            fix=f"{closest(name, models.PRESETS)} or name a function of yours: `path/to/file.py:function`",
-        )
-    config = models.preset(name, **sizes)
-    ids = _shape(config.batch, config.length, "int32")
-    batch, key = {"inputs": ids, "targets": ids}, jax.eval_shape(lambda: jax.random.key(0))
+    config = find_preset(name, **sizes)
+    batch, key = config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(model: Any, batch: Any, key: Any) -> Any:
         return model.loss(batch, key)
@@ -165,6 +173,33 @@ def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
         return Model(name, loss, (models.shapes(config), batch, key))
     step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
     return Model(name, step, (step.init(models.shapes(config)), batch, key))
+
+
+def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:
+    """A step of decoding of a preset, on one processor, or of a run, on its own."""
+    if is_function(name):
+        raise typer.BadParameter("is for presets and runs; your function says what it does", param_hint="--decode")
+    run = read(Path(name)) if is_run(name) else None
+    config = find_preset(name) if run is None else run.model
+    if length is not None and (run is not None or not isinstance(config, models.Seq2SeqConfig)):
+        what = "your file says it itself" if run is not None else "how much a token looks at is what --decode says"
+        raise typer.BadParameter(f"is for presets of encoder-decoders here; {what}", param_hint="--length")
+    config = replace(config, param_dtype=config.dtype, length=length or config.length)
+    fn, args = models.decode_step(config, context, batch or 1)
+    if run is not None and not run.is_open:
+        return Model(name, bind(fn, *run.runs_on), args)
+    return Model(name, fn, args, is_alone=True)
+
+
+def find_preset(name: str, **sizes: int) -> models.TransformerConfig:
+    """The configuration of a preset by its name on the command line."""
+    if name not in models.PRESETS:
+        raise WeftError(
+            f"there is no preset `{name}`",
+            state=f"presets: {', '.join(models.PRESETS)}",
+            fix=f"{closest(name, models.PRESETS)} or name a function of yours: `path/to/file.py:function`",
+        )
+    return models.preset(name, **sizes)
 
 
 def load_function(name: str) -> Model:

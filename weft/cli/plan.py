@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..compat import expect_no_driver
 from ..errors import WeftError, closest
-from ..plan import Plan, compiled_for
+from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
 from ..plan.page import page
-from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, load, need_mesh_and_layout
+from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, load, need_mesh_and_layout
 from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
@@ -22,6 +23,7 @@ EXAMPLES = """Examples:
   weft plan configs/tiny.toml --hardware this --html page.html
   weft plan tiny-lm --mesh rows=2,cols=4 --layout batch:rows,d_ff:cols --fail-if "bytes.cols > 2e9"
   weft plan lm-4.90b --mesh x=512 --layout batch:x --compile v5p:8x8x8
+  weft plan llama-8b --decode 8192 --mesh x=8 --layout heads:x,d_ff:x,vocab:x
 
 \b
 Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a --fail-if condition holds.
@@ -44,6 +46,7 @@ def plan(
     length: LENGTH = None,
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
+    decode: DECODE = None,
     memory: MEMORY = None,
     against: Annotated[
         str | None, typer.Option(metavar="LAYOUT", help="A second layout; --html shows both side by side.")
@@ -61,17 +64,20 @@ def plan(
 ) -> None:
     """Say what a model's program takes on some hardware. Nothing runs.
 
-    Time and MFU, memory by what holds it, what is sent over each axis.
+    Time and MFU, memory by what holds it, what is sent over each axis. Of decoding: what a token takes.
     """
     with reported(layout=layout):
+        if target is not None:
+            expect_no_driver()  # JAX starts before anything is compiled
         conditions = [Condition(text) for text in fail_if or []]
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         need_mesh_and_layout(chosen, mesh, layout)
         planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity)
         other = None
         if against is not None:
             other = Plan(chosen.traced(mesh=mesh, layout=against), machine, memory=capacity)
+        shown = planned if decode is None else _beside_one(chosen, planned, decode)
         proof = None
         if target is not None:
             proof = compiled_for(chosen.fn, chosen.args, planned.mesh, planned.layout, target)
@@ -79,9 +85,9 @@ def plan(
         if html is not None:
             _write_page(html, planned, other)
         if as_json:
-            write(json.dumps(_as_dict(planned, other, proof, held), indent=1))
+            write(json.dumps(_as_dict(shown, other, proof, held), indent=1))
         else:
-            write_program(titled(_as_text(planned, other, proof)))
+            write_program(titled(_as_text(shown, other, proof)))
             if html is not None:
                 write(f"page: {html}")
         if held:
@@ -95,7 +101,13 @@ def memory_bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * 2**30)
 
 
-def _as_text(planned: Plan, other: Plan | None, proof: Any) -> str:
+def _beside_one(chosen: Model, planned: Plan, context: int) -> DecodePlan:
+    """A step of decoding beside the same on one processor."""
+    alone = Plan(chosen.traced(mesh="x=1", layout=""), planned.hardware, memory=planned.capacity)
+    return DecodePlan(planned, alone, context)
+
+
+def _as_text(planned: Plan | DecodePlan, other: Plan | None, proof: Any) -> str:
     parts = [str(planned)]
     if other is not None:
         ratio = other.seconds / planned.seconds
@@ -106,7 +118,7 @@ def _as_text(planned: Plan, other: Plan | None, proof: Any) -> str:
     return "\n".join(parts)
 
 
-def _as_dict(planned: Plan, other: Plan | None, proof: Any, held: list["Condition"]) -> dict[str, Any]:
+def _as_dict(planned: Plan | DecodePlan, other: Plan | None, proof: Any, held: list["Condition"]) -> dict[str, Any]:
     values = planned.to_dict() | {"failed": [condition.text for condition in held]}
     if other is not None:
         values["against"] = other.to_dict()

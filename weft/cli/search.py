@@ -11,7 +11,7 @@ from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
 from ..plan.search import SearchProgress
 from ..text import time_text
-from .model import BATCH, LENGTH, LOSS, MODEL, OPTIMIZER, load
+from .model import BATCH, DECODE, LENGTH, LOSS, MODEL, OPTIMIZER, load
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
 from .terminal import reported, titled, users_code, write, write_program
@@ -46,6 +46,7 @@ def search(
     length: LENGTH = None,
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
+    decode: DECODE = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many plans to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plans as JSON.")] = False,
 ) -> None:
@@ -57,7 +58,7 @@ def search(
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
         options: dict[str, Any] = dict(
             mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top

@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from .model import BATCH, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, check_only_one, load, need_mesh_and_layout
+from .model import (
+    BATCH,
+    DECODE,
+    LAYOUT,
+    LENGTH,
+    LOSS,
+    MESH,
+    MODEL,
+    OPTIMIZER,
+    check_only_one,
+    load,
+    need_mesh_and_layout,
+)
 from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
@@ -34,6 +46,7 @@ def show(
     length: LENGTH = None,
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
+    decode: DECODE = None,
 ) -> None:
     """Print the SPMD program a model becomes on a mesh under a layout.
 
@@ -42,7 +55,7 @@ def show(
     """
     check_only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
     with reported(layout=layout):
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         need_mesh_and_layout(chosen, mesh, layout)
         program = chosen.traced(mesh=mesh, layout=layout)
         if json:

@@ -18,6 +18,7 @@ from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stack
 from ..layout import Layout, LayoutLike, as_layout
 from ..mesh import Mesh
 from ..models import Seq2Seq, TransformerLM
+from ..models.decoding import need_decoder
 from ..models.inputs import check_ids
 from ..models.running import without_rules
 from ..nn.arguments import check_count
@@ -48,15 +49,7 @@ def start_decoding(
     model: Any, prompts: Any, steps: int, layout: LayoutLike | None, continuations: dict[str, int]
 ) -> Start:
     """The prompts of a model that decodes `steps`, with dims of `continuations`."""
-    if not isinstance(model, TransformerLM | Seq2Seq):
-        raise TensorError(
-            f"{type(model).__name__} does not decode", fix="give a language model or an encoder-decoder model"
-        )
-    if model.config.experts and model.config.gating == "choice":
-        raise TensorError(
-            "experts that choose their tokens look at those to come, and cannot decode",
-            fix="train with gating='switch' or 'top2'",
-        )
+    need_decoder(getattr(model, "config", None), type(model).__name__)
     check_values(jax.tree.leaves(model))
     steps = check_count(steps, "max_new_tokens")
     rows = _rows(prompts, model.config.vocab)
@@ -81,7 +74,7 @@ def start_decoding(
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
         layout = _drop_undivided(
-            layout, mesh, {"slots": expert_capacity(longest, config.experts, config.gating, config.capacity)}
+            layout, mesh, {"slots": expert_capacity(longest, config.experts, config.choices, config.capacity)}
         )
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(

@@ -71,7 +71,7 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
         "expert_capacity": expert_capacity(
-            config.max_length or config.length, config.experts, config.gating, config.capacity
+            config.max_length or config.length, config.experts, config.choices, config.capacity
         ),
         "dense_act_fn": ACTIVATION_NAMES[config.activation],
         "router_jitter_noise": config.jitter,
@@ -113,7 +113,7 @@ SWITCH = Architecture(
     "SwitchTransformersForConditionalGeneration",
     Seq2SeqConfig,
     family="SwitchTransformers",
-    fixed=t5.FIXED | {"gated": False, "gating": "switch"},
+    fixed=t5.FIXED | {"gated": False, "gating": "switch", "shared_experts": 0},
     fields=_fields,
     keys=_keys,
     entries=_entries,

@@ -14,7 +14,7 @@ Where gradients are summed over processors. Almost always JAX does it, as the tr
 
 By hand, because no transpose does it:
 
-3. With `sum_dtype` the same sums travel in another dtype than the values (`meet._sum_in`).
+3. With `sum_dtype` the same sums travel in another dtype than the values (`stored.sum_in`).
 4. Where optimizer state is stored finer than its parameter (ZeRO-1, the `optimizer.` rules), the gradient is
    reduce-scattered to the slice that is updated (`spmd.zero`).
 5. What is differentiated by is a copy on every processor, gathered inside the region, and each copy has a part of the

@@ -7,7 +7,7 @@ axis are made to vary here (which is where their gradients are summed), once per
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,16 +27,18 @@ from ..tensor import (
     as_dtype,
     check_tensor,
     is_tensor,
+    make,
     marks_of,
     need_room,
     placement,
     with_kind,
     with_marks,
 )
-from . import collectives, padding
+from . import fetch, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
 from .recorded import axes_brought_to, note_operands
+from .stored import as_operand, gather_stored, hoist, is_kept, is_stored, sum_in
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 
@@ -63,10 +65,14 @@ def is_rematted() -> bool:
 class Meeting:
     """The region, dims, placement and `kind` that the operands of one op agree on."""
 
-    def __init__(self, region: Region | None, dims: Shape, kind: Kind = PLAIN):
+    def __init__(
+        self, region: Region | None, dims: Shape, kind: Kind = PLAIN, *, split: Mapping[str, Axes] | None = None
+    ):
         self.region, self.dims, self.kind = region, dims, kind
-        axes = region.placement(dims, kind.store) if region is not None else ((),) * len(dims)
-        self._axes = dict(zip(dims.names, axes, strict=True))
+        if split is None or kind.store is not None:
+            axes = region.placement(dims, kind.store) if region is not None else ((),) * len(dims)
+            split = dict(zip(dims.names, axes, strict=True))
+        self._axes = dict(split)
 
     def placement(self, dims: Sequence[Dim]) -> Placement:
         return tuple(self._axes[dim.name] for dim in dims)
@@ -102,7 +108,7 @@ class Meeting:
             ]  # the result is cast where it meets data
         if self.region is None:
             return compute(*(x.local_array if is_tensor(x) else x for x in xs))
-        stored = [is_tensor(x) and _is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
+        stored = [is_tensor(x) and is_stored(x, want) for x, want in zip(xs, wants, strict=True)]
         moved = [
             x if not is_tensor(x) else x.raw if stored[i] else _move(x, i, wants[i], self.region)
             for i, x in enumerate(xs)
@@ -111,17 +117,20 @@ class Meeting:
         steps: list[Callable[[Any], Any]] = [_identity] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                steps[i] = functools.partial(_gather, x=x, i=i, want=wants[i], region=self.region, over=over)
+                with operand_scope(i):
+                    moved[i] = as_operand(x, wants[i], over)
+                steps[i] = functools.partial(gather_stored, x=x, i=i, want=wants[i], region=self.region, over=over)
+                if (fetched := fetch.take(x.raw, functools.partial(steps[i], moved[i]))) is not None:
+                    steps[i], stored[i] = functools.partial(fetched.adopt, gather=steps[i]), False
             elif is_tensor(x):
                 moved[i] = _vary(x, i, moved[i], wants[i], over)
-        if not any(stored):
-            return compute(*moved)
 
         def gather_and_compute(*arrays: Any) -> Any:
             return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
 
         # A gathered parameter is never kept for the backward pass: it is gathered again there.
-        return (gather_and_compute if is_rematted() else jax.checkpoint(gather_and_compute))(*moved)
+        keeps = is_rematted() or not any(stored)
+        return (gather_and_compute if keeps else jax.checkpoint(gather_and_compute))(*moved)
 
     def _guard_operands(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
         def guarded_compute(*arrays: Any) -> Any:
@@ -138,15 +147,11 @@ class Meeting:
         return padding.fill(array, dims, self.placement(dims), value, over)
 
 
-def _is_stored(x: Tensor, want: Placement) -> bool:
-    return x.kind.store is not None and x.region is not None and placement(x) != want
-
-
 def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
     """The axes an operand varies over once it is gathered, if it is stored."""
     if not is_tensor(x):
         return frozenset()
-    leaving = set().union(*placement(x)) - set().union(*want) if _is_stored(x, want) else set()
+    leaving = set().union(*placement(x)) - set().union(*want) if is_stored(x, want) else set()
     return varying(array) - leaving
 
 
@@ -157,12 +162,14 @@ def meet(
     *,
     into: Sequence[Dim] | None = None,
     along: Dim | None = None,
+    split: Mapping[str, Axes] | None = None,
 ) -> Meeting:
     """What the tensors among `xs` agree on.
 
     The op adds the dims `more`; the dims `first` come first. An op that only rearranges values says `into` which
     dims, and `along` which dim it goes, if it needs that one as it is used: its result is a parameter, stored so,
-    where its operands are and these dims can be.
+    where its operands are and these dims can be. An op that takes them split otherwise than the layout has it says
+    how (`split`).
     """
     tensors = [check_tensor(x) for x in xs if is_tensor(x)]
     without = [x for x in tensors if isinstance(x.raw, jax.ShapeDtypeStruct)]
@@ -173,7 +180,7 @@ def meet(
         )
     region = common_region(tensors)
     kind = PLAIN if into is None else _kind_after(tensors, region, into, along)
-    return Meeting(region, union(first, *(x.dims for x in tensors), more), kind)
+    return Meeting(region, union(first, *(x.dims for x in tensors), more), kind, split=split)
 
 
 def meet_apart(xs: Sequence[Tensor]) -> Meeting:
@@ -291,7 +298,7 @@ def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) 
     missing = over - varying(array)
     if not missing:
         return array if x.kind.cast_to is None else array.astype(x.kind.cast_to)
-    if not _is_kept(x):
+    if not is_kept(x):
         with operand_scope(i):
             return as_varying(array, missing)
     made = x._memo.setdefault(("varying", want), {})
@@ -301,7 +308,7 @@ def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) 
             if x.kind.sums is None:
                 made[missing] = as_varying(made.get(base, array), missing - base)
             else:
-                made[missing] = _sum_in(lambda a: as_varying(a, missing), x.kind, missing)(array)
+                made[missing] = sum_in(lambda a: as_varying(a, missing), x.kind, missing)(array)
     return made[missing]
 
 
@@ -317,90 +324,13 @@ def _move(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     return hoist(x, ("moved", want), move)
 
 
-def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` makes of `x`, once, where `x` was made: before a loop that uses it."""
-    if not _is_kept(x):
-        return make()
-    if key not in x._memo:
-        with level_of(x.raw):
-            x._memo[key] = make()
-    return x._memo[key]
-
-
 def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
     """What `make` makes of `x`, once for all uses where `x` was made; anew in a loop."""
-    if not _is_kept(x) or not is_level_of(x.raw):
+    if not is_kept(x) or not is_level_of(x.raw):
         return make()
     if key not in x._memo:
         x._memo[key] = make()
     return x._memo[key]
-
-
-def _is_kept(x: Tensor) -> bool:
-    """Whether what is made of `x` can be kept: a whole constant may be from outside."""
-    return x.region is not None and isinstance(x.raw, jax.core.Tracer)
-
-
-def _gather(array: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
-    """A stored parameter, operand `i` of an op, whole where the op needs it so."""
-    with operand_scope(i):
-        return _gather_whole(array, x, want, region, over)
-
-
-def _gather_whole(array: Any, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:
-    have = placement(x)
-    leaving = set().union(*have) - set().union(*want)
-    if not leaving & over:
-        # All processors do the same with it: its gradient is a slice of what each of them has.
-        if x.kind.sums is None:
-            return relocate(as_varying(array, over), have, want, region, collectives.all_gather_equal)
-        equal = relocate(array, have, want, region, collectives.all_gather_equal)
-        return _sum_in(lambda a: as_varying(a, over), x.kind, over - varying(equal))(equal)
-
-    def whole(array: Any) -> Any:
-        # Varying first: its gradient is then scattered before what is left of it is summed over other axes.
-        return relocate(as_varying(array, over), have, want, region)
-
-    if x.kind.sums is None:
-        return whole(array)
-    return _sum_in(whole, x.kind, over - varying(array), scatter=(have, want))(array)
-
-
-def _sum_in(
-    forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
-) -> Callable[[Any], Any]:
-    """`forward` of the cast array, whose gradient is summed in `kind.sums`.
-
-    Over the axes `missing`; scattered from one placement to another where the array was stored.
-    """
-
-    def cast(array: Any) -> Any:
-        return array if kind.cast_to is None else array.astype(kind.cast_to)
-
-    @jax.custom_vjp
-    def adopt(array: Any) -> Any:
-        return forward(cast(array))
-
-    def keep(array: Any) -> Any:
-        return forward(cast(array)), jnp.zeros((0,), array.dtype)
-
-    def backward(like: Any, gradient: Any) -> Any:
-        total = gradient.astype(kind.sums)
-        if scatter is None:
-            total = collectives.all_reduce(total, tuple(sorted(missing)))
-        else:
-            total = _reduce_scatter(total, missing, *scatter)
-        return (total.astype(like.dtype),)
-
-    adopt.defvjp(keep, backward)
-    return adopt
-
-
-def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
-    for position, (stored, whole) in enumerate(zip(have, want, strict=True)):
-        if stored != whole:
-            total = collectives.reduce_scatter(total, stored[len(whole) :], position)
-    return collectives.all_reduce(total, tuple(sorted(missing & varying(total))))
 
 
 def _identity(array: Any) -> Any:
@@ -410,20 +340,35 @@ def _identity(array: Any) -> Any:
 def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
     """A stored parameter gathered before a loop in which it meets this data."""
     region = common_region([x, *data])
-    if region is None or not _is_stored(x, want := region.placement(x.dims)):
+    if region is None or not is_stored(x, want := region.placement(x.dims)):
         return x
     leaving = set().union(*placement(x)) - set().union(*want)
     over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
     with region.record.unasked("whole"):
         met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
         note_operands(region, met, [x], [want])
-        return result(_gather(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+        return result(gather_stored(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
+
+
+def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
+    """`x` varying as a loop's data does: its gradient is summed once, after the loop."""
+    missing = over - varying(x.raw)
+    if x.region is None or not missing or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    kind = x.kind
+    if kind.sums is None:
+        array = as_varying(x.raw, missing)
+    else:
+        stored = replace(kind, cast_to=None) if kind.store is not None else kind  # it is cast where it is gathered
+        array = sum_in(lambda a: as_varying(a, missing), stored, missing)(x.raw)
+        kind = kind if kind.store is not None else replace(kind, cast_to=None)
+    return make(array, x.dims, x.region, replace(kind, equal=kind.equal | missing))
 
 
 def bring(x: Tensor, region: Region) -> Tensor:
     """`x` in this region, varying over the axes taken; made once, where `x` was."""
-    if x.region is region and x.kind.is_plain and varying(x.raw).issuperset(region.taken):
-        return x
+    if x.region is region and (x.kind.is_plain or x.kind.store) and varying(x.raw).issuperset(region.taken):
+        return x  # a parameter stored in the region stays so until it is used
     if x.region is not None and not x.region.encloses(region):
         return x  # of no region around this one: the op it is given to says so
 

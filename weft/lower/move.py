@@ -1,14 +1,18 @@
 """Moving an array from one placement to another with the fewest bytes.
 
-Works on local arrays and placements. `relocate` changes over which axes the dims of a finished array are split;
-`settle` also finishes a partial sum: where a summed axis is wanted by a dim it is one reduce-scatter.
+Works on local arrays and placements. `relocate` changes over which axes the dims of a finished array are split: an
+axis that leaves a dim for another goes by an all-to-all, a dim takes its axes in another order by a permute, and only
+what no dim wants is gathered. `settle` also finishes a partial sum: where a summed axis is wanted by a dim it is one
+reduce-scatter.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..dims import Dim
 from ..layout import Axes, Placement, Region, axes_in
@@ -22,14 +26,18 @@ def relocate(
 ) -> Any:
     """`array`, split as `have` says, split as `want` says."""
     held = list(have)
-    array = _exchange(array, held, want)
+    array = _exchange(array, held, want, region)
     array = _slice(array, held, want, region)
     for position, wanted in enumerate(want):
-        kept = common(held[position], wanted)
-        if rest := held[position][len(kept) :]:
+        kept, rest = _within(wanted, held[position]), _without(held[position], wanted)
+        if rest:
+            array = _reorder(array, position, held, kept + rest, region)
             array = gather(array, rest, position)
             held[position] = kept
-    return _slice(array, held, want, region)
+    array = _slice(array, held, want, region)
+    for position, wanted in enumerate(want):
+        array = _reorder(array, position, held, wanted, region)
+    return array
 
 
 def gather_of(kind: Kind) -> Callable[..., Any]:
@@ -37,27 +45,65 @@ def gather_of(kind: Kind) -> Callable[..., Any]:
     return collectives.all_gather if kind.store is None else collectives.all_gather_equal
 
 
-def _exchange(array: Any, held: list[Axes], want: Placement) -> Any:
-    """Axes that leave one dim and arrive at the end of another: an all-to-all each."""
-    for origin in range(len(held)):
-        moved = held[origin][len(common(held[origin], want[origin])) :]
-        for target, wanted in enumerate(want):
-            if moved and target != origin and wanted == held[target] + moved:
-                array = collectives.all_to_all(array, moved, split=target, join=origin)
-                held[origin], held[target] = held[origin][: -len(moved)], wanted
-                break
+def _exchange(array: Any, held: list[Axes], want: Placement, region: Region) -> Any:
+    """Axes that leave one dim for another: an all-to-all each."""
+    while (move := _next_exchange(held, want, array.shape, region)) is not None:
+        origin, target, moved = move
+        stay = _without(held[origin], moved)
+        stay = _within(want[origin], stay) + _without(stay, want[origin])
+        if not _ends_with(held[origin], moved):  # only the last axes of a dim can leave it
+            array = _reorder(array, origin, held, stay + moved, region)
+        array = collectives.all_to_all(array, moved, split=target, join=origin)
+        held[origin], held[target] = held[origin][: -len(moved)], held[target] + moved
     return array
+
+
+def _next_exchange(
+    held: Sequence[Axes], want: Placement, sizes: Sequence[int], region: Region
+) -> tuple[int, int, Axes] | None:
+    """From which dim to which the next axes go: first those that lie as they should."""
+    moves = []
+    for origin, target in itertools.permutations(range(len(held)), 2):
+        moved = _without(_within(want[target], held[origin]), want[origin])
+        if moved and sizes[target] % region.ways(moved) == 0:
+            arrives = held[target] + moved
+            is_last, is_due = _ends_with(held[origin], moved), want[target][: len(arrives)] == arrives
+            moves.append((not (is_last and is_due), not set(held[target]) <= set(want[target]), origin, target, moved))
+    return min(moves)[2:] if moves else None
+
+
+def _reorder(array: Any, position: int, held: list[Axes], want: Axes, region: Region) -> Any:
+    """The slices of a dim in another order of the axes that split it: one permute."""
+    have = held[position]
+    if have == want:
+        return array
+    holders = np.arange(region.ways(have)).reshape([region.mesh.axes[axis] for axis in have])
+    targets = holders.transpose([have.index(axis) for axis in want]).reshape(-1)
+    held[position] = want
+    return collectives.permute(array, have, list(enumerate(targets.tolist())))
 
 
 def _slice(array: Any, held: list[Axes], want: Placement, region: Region) -> Any:
-    """Axes that arrive at the end of a dim and are free: a local slice each."""
+    """Axes that arrive at a dim and are free: a local slice each."""
     for position, wanted in enumerate(want):
-        arriving = wanted[len(held[position]) :]
+        arriving = _without(wanted, held[position])
         is_free = not any(set(arriving) & set(axes) for axes in held)
-        if arriving and wanted[: len(held[position])] == held[position] and is_free:
+        if arriving and set(held[position]) <= set(wanted) and is_free:
             array = collectives.own_slice(array, arriving, position, region.ways(arriving))
-            held[position] = wanted
+            held[position] += arriving
     return array
+
+
+def _within(axes: Axes, others: Axes) -> Axes:
+    return tuple(axis for axis in axes if axis in others)
+
+
+def _without(axes: Axes, gone: Axes) -> Axes:
+    return tuple(axis for axis in axes if axis not in gone)
+
+
+def _ends_with(axes: Axes, last: Axes) -> bool:
+    return axes[len(axes) - len(last) :] == last
 
 
 def common(a: Axes, b: Axes) -> Axes:
@@ -102,9 +148,9 @@ def _scatters_of(have: Placement, want: Placement, partial: Axes) -> tuple[list[
     """The scatters of a partial sum to dims that want it, the placement, axes left."""
     scatters, held = [], list(have)
     for position, wanted in enumerate(want):
-        arriving = wanted[len(held[position]) :]
-        scattered = tuple(arriving[: _count_leading(arriving, partial)])
-        if scattered and wanted[: len(held[position])] == held[position]:
+        arriving = _without(wanted, held[position])
+        scattered = arriving[: _count_leading(arriving, partial)]
+        if scattered and set(held[position]) <= set(wanted):
             scatters.append((scattered, position))
             held[position] += scattered
             partial = tuple(axis for axis in partial if axis not in scattered)

@@ -134,16 +134,22 @@ def part_of_block() -> Iterator[None]:
         record.current = before
 
 
-def note_loop(over: str, *, examples: int = 1) -> None:
-    """Notes the dim of the loop being traced, and how many examples run at once."""
+def note_loop(over: str, *, examples: int = 1, idle: tuple[int, int] | None = None) -> None:
+    """Notes a loop's dim, how many examples run at once, and how many turns are idle."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
-        draft.note(over=_shown([over]), examples=examples)
+        draft.note(over=_shown([over]), examples=examples, **({} if idle is None else {"idle": idle}))
 
 
 def note_over(dims: Sequence[Dim]) -> None:
     """Notes the dims the op being traced goes over, where no `over` of its own does."""
     if (region := open_region()) is not None and (draft := region.record.current) and not draft.noted.get("over"):
         draft.note(over=tuple(dim.name for dim in dims))
+
+
+def note_choice(*choice: tuple[str, int]) -> None:
+    """Notes what the op being traced sends, then what it could have, and their bytes."""
+    if (region := open_region()) is not None and (draft := region.record.current):
+        draft.note(choice=choice)
 
 
 @contextlib.contextmanager
@@ -162,6 +168,15 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
         record.forget(previous)
     mark = record.mark
     return trace(), mark
+
+
+def rehearsing(trace: Callable[[], R]) -> R:
+    """`trace()` of a body that is traced again next, under the same numbers."""
+    record = region.record if (region := open_region()) is not None else Record()
+    mark = record.mark
+    made = trace()
+    record.rewind(mark)
+    return made
 
 
 def note_operands(

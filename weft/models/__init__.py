@@ -11,17 +11,19 @@ from ..mesh import MeshLike, as_mesh
 from ..namespace import namespace as _namespace
 from ..nn import weights
 from ..record import show_as_source as _show_as_source
-from .config import TransformerConfig, need_config
+from .config import ModelConfig, TransformerConfig, need_config
+from .decoding import with_shapes as _decoding_shapes
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer import LMConfig, TransformerLM
+from .unet import UNet, UNetConfig
 
 _show_as_source(__path__[0])
 
 
 @public
-def init(config: TransformerConfig, key: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None) -> Any:
+def init(config: ModelConfig, key: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None) -> Any:
     """The model with its first weights, sharded as the layout stores them.
 
     On a mesh each processor makes only its own slices of them. The values do not depend on the mesh or on the layout.
@@ -39,8 +41,8 @@ def init(config: TransformerConfig, key: Any, mesh: MeshLike | None = None, layo
 def _check_layers(model: Any, region: Region) -> None:
     """Raises where layers do not divide by the rule that says how they are stored."""
     stacks = (leaf.stack for leaf in jax.tree.leaves(model) if isinstance(leaf, weights.Weight))
-    for dim in dict.fromkeys(dim for dim in stacks if dim is not None and "layers" not in region.layout.params):
-        region.placement([dim])
+    for dims in dict.fromkeys(stack for stack in stacks if "layers" not in region.layout.params):
+        region.placement(dims)
 
 
 def _stored_layers(layout: Layout) -> Layout:
@@ -53,13 +55,25 @@ def _stored_layers(layout: Layout) -> Layout:
 
 
 @public
-def shapes(config: TransformerConfig) -> Any:
+def shapes(config: ModelConfig) -> Any:
     """The model with shapes in place of values, for `wf.trace`; nothing is allocated."""
     need_config(config)
     return weights.shapes(_blueprint(config))
 
 
-def _blueprint(config: TransformerConfig) -> Any:
+@public
+def decode_step(config: TransformerConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
+    """A step of decoding and its arguments as shapes, for `wf.trace`: (fn, args).
+
+    The KV cache has `context` places in each of `batch` sequences, all of which the next token looks at, and may be
+    overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
+    processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
+    """
+    need_config(config, TransformerConfig)
+    return _decoding_shapes(shapes(config), context, batch)
+
+
+def _blueprint(config: ModelConfig) -> Any:
     """The model without values, its weights in the dtype they are kept in."""
     return weights.map_weights(lambda w: replace(w, dtype=config.param_dtype), config.blueprint())
 
@@ -69,10 +83,14 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "LMConfig",
+    "ModelConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
     "TransformerConfig",
     "TransformerLM",
+    "decode_step",
+    "UNet",
+    "UNetConfig",
     "fields",
     "from_fields",
     "init",

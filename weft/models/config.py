@@ -1,4 +1,4 @@
-"""The configuration of a Transformer: sizes, parts, and how it is computed.
+"""Configurations of models: sizes, parts, and how they are computed.
 
 Imports what stands below the layers. A configuration is checked where it is made; the models trust it.
 """
@@ -7,34 +7,84 @@ import abc
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
+from ..layout import tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.moe import GATINGS, expert_capacity
+from ..nn.moe import GATINGS, expert_capacity, experts_per_token
 from ..nn.position import RopeScaling
-from ..tensor import as_dtype
+from ..tensor import Tensor, as_dtype, tensor
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
+PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "experts_multiple"}
+"""Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
+for _dim, _field in PADDED_BY.items():
+    tell_multiple(_dim, _field)
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(abc.ABC):
-    """A Transformer: its sizes, its parts, and how it is computed."""
+class ModelConfig(abc.ABC):
+    """What every model's configuration has; its fields are checked where it is made."""
 
     name: str
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
+        self._check_together()
+
+    @abc.abstractmethod
+    def _check_together(self) -> None:
+        """Raises where fields do not go together."""
+
+    @property
+    @abc.abstractmethod
+    def param_dtype(self) -> str:
+        """The dtype of the weights."""
+
+    @property
+    @abc.abstractmethod
+    def dims(self) -> Shape:
+        """Every dim of the weights and of what is computed with them."""
+
+    def dim(self, name: str) -> Dim:
+        return self.dims.find(name)
+
+    @abc.abstractmethod
+    def blueprint(self) -> Any:
+        """The model without values."""
+
+    @abc.abstractmethod
+    def batch_shapes(self) -> dict[str, Tensor]:
+        """A batch as shapes, for `wf.trace` of the model's loss."""
+
+    @property
+    def param_count(self) -> int:
+        """How many numbers the weights hold, padding left out."""
+        return weights.count(self.blueprint())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModelConfig):
+    """A Transformer: its sizes, its parts, and how it is computed."""
+
     layers: int
     d_model: int
     heads: int
     d_kv: int
     d_ff: int
     vocab: int
+    heads_multiple: int = 1
+    """The heads are padded to a multiple of this, so that 6 of them divide over 4 processors; the padding attends to
+    nothing and has no gradient."""
     group: int = 1
     """GQA: how many query heads share one head of keys and values."""
     batch: int = 256
@@ -76,9 +126,15 @@ class TransformerConfig(abc.ABC):
     dropout: float = bounded(0.0, least=0, below=1)
     experts: int = bounded(0, least=0)
     """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
+    experts_multiple: int = 1
+    """The experts are padded to a multiple of this; no token is routed to the padding."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
+    top_k: int = 2
+    """How many experts a token goes to, where `gating` is `top_k` or `dropless`."""
+    shared_experts: int = bounded(0, least=0)
+    """How many experts all tokens go to, beside those they choose (DeepSeek)."""
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
     balance_loss: float = bounded(0.01, least=0)
@@ -88,12 +144,21 @@ class TransformerConfig(abc.ABC):
     z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
+    stages: int = 1
+    """Pipeline parallelism: into how many stages the layers are cut, a dim `stage` of their weights."""
+    pipeline_microbatches: int | None = None
+    """In how many microbatches a batch flows through the stages; as many as there are stages, if not said."""
+    pipeline_rounds: int = 1
+    """How often a microbatch goes round all stages, a chunk of each at a time (circular or interleaved schedule)."""
     scanned: bool = True
     """Whether the layers run as one loop; they are stored stacked either way."""
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
+    prefetch: bool = False
+    """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept."""
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
+    of a pipeline always is."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
@@ -101,17 +166,20 @@ class TransformerConfig(abc.ABC):
     attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _check_field(field, getattr(self, field.name)))
-        self._check_together()
-
     def _check_together(self) -> None:
-        """Raises where fields do not go together."""
         if self.experts and self.layers % self.every:
             raise DimError(
                 f"every {self.every} of {self.layers} layers was to have experts",
                 fix=f"give a number that divides {self.layers}",
+            )
+        if self.stages == 1 and (self.pipeline_rounds > 1 or self.pipeline_microbatches is not None):
+            raise DimError(
+                "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
+                fix="say how many `stages` there are, or leave them out",
+            )
+        if self.experts and self.choices > self.experts:
+            raise DimError(
+                f"a token goes to {self.choices} of {self.experts} experts", fix=f"say `top_k={self.experts}` or less"
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
@@ -129,7 +197,11 @@ class TransformerConfig(abc.ABC):
 
     @property
     def vocab_dim(self) -> Dim:
-        return Dim("vocab", self.vocab).padded_to(self.vocab_multiple)
+        return self._pad(Dim("vocab", self.vocab))
+
+    def _pad(self, dim: Dim) -> Dim:
+        """The dim with the padding that the configuration asks for."""
+        return dim.padded_to(getattr(self, PADDED_BY[dim.name])) if dim.name in PADDED_BY else dim
 
     @property
     def max_positions(self) -> int:
@@ -144,12 +216,38 @@ class TransformerConfig(abc.ABC):
         return RopeScaling(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
 
     @property
+    def group_size(self) -> int:
+        """Every how many layers there is one with experts; 1 where all layers are alike."""
+        return self.every if self.experts else 1
+
+    @property
+    def chunk_groups(self) -> int:
+        """How many groups of layers a stage has in each round; the last may be padded."""
+        return -(-(self.layers // self.group_size) // (self.stages * self.pipeline_rounds))
+
+    @property
+    def microbatch(self) -> Dim:
+        """The microbatches of a pipeline, which wait and end split as its stages are."""
+        return Dim("microbatch", self.pipeline_microbatches or self.stages, follows="stage")
+
+    def stack_dims(self, per_group: int) -> list[Dim]:
+        """The dims of weights stacked for all layers, so many a group of layers."""
+        rounds = [Dim("rounds", self.pipeline_rounds)] if self.pipeline_rounds > 1 else []
+        stages = [*rounds, Dim("stage", self.stages)] if self.stages > 1 else []
+        return [*stages, Dim("layers", self.chunk_groups * per_group)]
+
+    @property
+    def choices(self) -> int:
+        """How many experts a token goes to."""
+        return experts_per_token(self.gating, self.top_k)
+
+    @property
     def dims(self) -> Shape:
         """Every dim of the weights and of what is computed with them."""
-        sizes = {
-            name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff", "layers")
-        }
-        dims = [Dim(name, size) for name, size in sizes.items()]
+        sizes = {name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff")}
+        dims = [self._pad(Dim(name, size)) for name, size in sizes.items()] + self.stack_dims(self.group_size)
+        if self.stages > 1:
+            dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
         dims.append(Dim("queries", self.heads, "heads"))
         if self.group > 1:
@@ -159,29 +257,31 @@ class TransformerConfig(abc.ABC):
         if self.positions == "learned":
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
-            slots = expert_capacity(self.length, self.experts, self.gating, self.capacity)
-            dims += [Dim("experts", self.experts), Dim("router", self.experts)]
-            dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
+            dims += self._expert_dims()
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
 
-    def dim(self, name: str) -> Dim:
-        return self.dims.find(name)
+    def _expert_dims(self) -> list[Dim]:
+        """The dims of experts, and of tokens on their way to them."""
+        experts = self._pad(Dim("experts", self.experts))
+        dims = [experts, experts.renamed("router"), Dim("expert_batch", self.batch, "batch")]
+        if self.shared_experts:
+            dims.append(Dim("shared_ff", self.shared_experts * self.d_ff, "d_ff"))
+        if self.gating == "dropless":
+            return [*dims, Dim("choices", self.top_k), Dim("expert_length", self.length, "length")]
+        slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
+        return [*dims, Dim("dispatch", experts.size, "experts", experts.valid), Dim("slots", slots)]
 
-    @abc.abstractmethod
-    def blueprint(self) -> Any:
-        """The model without values."""
-
-    @property
-    def param_count(self) -> int:
-        """How many numbers the weights hold, padding left out."""
-        return weights.count(self.blueprint())
+    def batch_shapes(self) -> dict[str, Tensor]:
+        """A batch as shapes, for `wf.trace` of the model's loss."""
+        ids = jax.ShapeDtypeStruct((self.batch, self.length), "int32")
+        return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
 """The dims of a model that a search of layouts splits where none are named."""
 
 
-def need_config(config: Any, kind: type = TransformerConfig) -> None:
+def need_config(config: Any, kind: type = ModelConfig) -> None:
     """Raises where something else stands for a configuration."""
     if not isinstance(config, kind):
         raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")

@@ -20,7 +20,7 @@ from ..tensor import Tensor
 from .config import TransformerConfig, need_config
 from .inputs import check_dropout_key, check_sizes, name_batch, name_tensor
 from .running import Runnable
-from .stack import Stack
+from .stack import Stack, deal_out, put_together
 from .transformer import embed, make_embeddings, make_stack, predict, token_loss
 
 BATCH = {
@@ -143,6 +143,7 @@ def _inputs_and_targets(batch: Any, config: EncoderConfig, key: Any) -> dict[str
 
 
 def _loss_and_metrics(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
     return token_loss(model, x, batch["targets"], batch.get("weights"), report)
 
@@ -157,14 +158,14 @@ def _class_loss(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Ten
 
 
 def _logits(model: Encoder, batch: dict[str, Tensor]) -> Tensor:
-    return predict(model, _hidden(model, batch, None)[0])
+    return predict(model, put_together(_hidden(model, deal_out(batch, model.config), None)[0]))
 
 
 def _classify(model: Encoder, batch: dict[str, Tensor], key: Any) -> Tensor:
     if model.classifier is None:
         raise TensorError("the model has no classes", fix="say `classes=2` in its config")
-    x, _ = _hidden(model, batch, key)
-    return wf.cast(model.classifier(x["length", 0]), "float32")
+    x, _ = _hidden(model, deal_out(batch, model.config), key)
+    return wf.cast(model.classifier(put_together(x["length", 0])), "float32")
 
 
 def _hidden(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

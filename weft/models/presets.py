@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DimError, closest, public
-from .config import TransformerConfig, need_config
+from .config import ModelConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
 from .transformer import LMConfig
+from .unet import UNetConfig
 
 
 def _lm(name: str, heads: int) -> LMConfig:
@@ -70,7 +71,11 @@ _TINY: dict[str, Any] = {
     "length": 16, "remat": False, "dtype": "float32", "dropout": 0.1,
 }  # fmt: skip
 
-_PRESETS: dict[str, TransformerConfig] = {
+_TINY_UNET: dict[str, Any] = {
+    "classes": 8, "in_channels": 1, "channels": 8, "levels": 2, "batch": 8, "remat": False, "dtype": "float32",
+}  # fmt: skip
+
+_PRESETS: dict[str, ModelConfig] = {
     config.name: config
     for config in (
         _lm("lm-0.14b", 4), _lm("lm-0.22b", 8), _lm("lm-0.37b", 16), _lm("lm-0.67b", 32), _lm("lm-1.28b", 64),
@@ -90,15 +95,24 @@ _PRESETS: dict[str, TransformerConfig] = {
         Seq2SeqConfig(name="tiny-mt", **_TINY, padding=0),
         EncoderConfig(name="tiny-bert", **_TINY, tied=True, positions="learned", classes=8, hidden_id=1, padding=0),
         LMConfig(name="tiny-moe", **_TINY, experts=8, capacity=4.0),
+        UNetConfig(name="unet", height=512, width=512, classes=2, channels=64, levels=5),
+        UNetConfig(name="unet-3d", depth=128, height=128, width=128, classes=3, batch=2, levels=5),
+        UNetConfig(name="tiny-unet", **_TINY_UNET, height=32, width=32),
+        UNetConfig(name="tiny-unet-3d", **_TINY_UNET, depth=16, height=16, width=16),
     )
 }  # fmt: skip
 
 PRESETS = tuple(_PRESETS)
-KINDS: dict[str, type[TransformerConfig]] = {"lm": LMConfig, "seq2seq": Seq2SeqConfig, "encoder": EncoderConfig}
+KINDS: dict[str, type[ModelConfig]] = {
+    "lm": LMConfig,
+    "seq2seq": Seq2SeqConfig,
+    "encoder": EncoderConfig,
+    "unet": UNetConfig,
+}
 
 
 @public
-def fields(config: TransformerConfig) -> dict[str, Any]:
+def fields(config: ModelConfig) -> dict[str, Any]:
     """A configuration as plain values: its kind, and every field that is not None."""
     need_config(config)
     kind = next(name for name, config_type in KINDS.items() if type(config) is config_type)

@@ -17,7 +17,7 @@ from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config
 from .inputs import check_dropout_key, name_batch, name_tensor, shift_right
 from .running import Runnable
-from .stack import Stack
+from .stack import Stack, deal_out, put_together
 from .transformer import embed, make_embeddings, make_stack, predict, token_loss
 
 BATCH = {
@@ -104,6 +104,7 @@ class Seq2Seq(Runnable):
 
 
 def _loss_and_metrics(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     targets_in = shift_right(batch["targets"], batch.get("target_segments"), model.config.start)
     memory, report = _encode(model, batch, fold_key(key, 0))
     x, more = _decode(model, batch, targets_in, memory, fold_key(key, 1))
@@ -112,9 +113,10 @@ def _loss_and_metrics(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tup
 
 
 def _logits(model: Seq2Seq, batch: dict[str, Tensor], targets_in: Tensor) -> Tensor:
+    batch = deal_out({**batch, "targets_in": targets_in}, model.config)
     memory, _ = _encode(model, batch, None)
-    x, _ = _decode(model, batch, targets_in, memory, None)
-    return predict(model, x)
+    x, _ = _decode(model, batch, batch["targets_in"], memory, None)
+    return predict(model, put_together(x))
 
 
 def _encode(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,10 +1,12 @@
-"""How a stack of blocks runs: scan or written out, remat, KV cache.
+"""How a stack of blocks runs: scan or written out, remat, pipeline, KV cache.
 
 The weights of all blocks are stacked along `layers`; how they run changes neither values nor paths. Where only every
-n-th layer has experts, a group of n layers is one turn of the scan: n - 1 dense blocks and one with experts.
+n-th layer has experts, a group of n layers is one turn of the scan: n - 1 dense blocks and one with experts. Cut into
+stages, the weights are [stage layers ..], and microbatches flow through them (`wf.pipeline`).
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -13,14 +15,17 @@ import jax
 from .. import nn
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
+from ..errors import DimError
 from ..nn import weights
-from ..nn.weights import apply_dropout, fold_key
+from ..nn.weights import STACKED, apply_dropout, fold_key, number_along
 from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
 
 REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
+_MEANS = ("balance_loss", "router_z_loss")
+"""Of what experts report, what is a mean over the rows they see."""
 _IN_GROUP = f"{UNSHOWN}within"
 
 
@@ -34,12 +39,14 @@ class Stack(eqx.Module):
     config: TransformerConfig = eqx.field(static=True)
 
     def __init__(self, config: TransformerConfig, make_block: Callable[..., Any], *, norm: Any, relative: Any):
-        layers, count = config.dim("layers"), config.layers // _group_size(config)
-        block = make_block(has_experts=bool(config.experts))
-        self.layers = weights.stack(block, layers.resized(count))
-        self.dense = None
-        if _group_size(config) > 1:
-            self.dense = weights.stack(make_block(has_experts=False), layers.resized(config.layers - count))
+        size, groups = config.group_size, config.layers // config.group_size
+        is_padded = groups < config.chunk_groups * config.stages * config.pipeline_rounds
+
+        def stack(block: Any, per_group: int) -> Any:
+            return weights.stack(block, config.stack_dims(per_group), groups * per_group if is_padded else None)
+
+        self.layers = stack(make_block(has_experts=bool(config.experts)), 1)
+        self.dense = stack(make_block(has_experts=False), size - 1) if size > 1 else None
         self.config, self.norm, self.relative = config, norm, relative
 
     def __call__(
@@ -52,16 +59,55 @@ class Stack(eqx.Module):
         key: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The stream after all blocks and the norm, and what the experts report, summed."""
-        config, bias = self.config, self._bias(x, mask)
+        config = self.config
+        if config.stages > 1:
+            x, report = self._flow(x, (mask, memory, memory_mask), key)
+        else:
+            one = self._block_runner(mask, self._bias(x, mask), memory, memory_mask, key)
+            if config.remat:
+                one = wf.remat(one, save=_names_kept(config))
+            x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
+        return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
+
+    def _block_runner(
+        self, mask: nn.Mask, bias: Tensor | None, memory: Any, memory_mask: nn.Mask | None, key: Any
+    ) -> Callable[..., Any]:
+        """What runs one block in training: `one(x, block, its number)`."""
 
         def one(x: Tensor, block: Any, turn: Any) -> tuple[Tensor, dict[str, Tensor]]:
             own_key = fold_key(key, turn)
             return block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, key=own_key)[:2]
 
-        if config.remat:
-            one = wf.remat(one, save=config.remat.split() if isinstance(config.remat, str) else ())
-        x, report, _ = self._run(lambda x, block, past, turn: (*one(x, block, turn), None), x)
-        return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
+        return one
+
+    def _flow(self, x: Tensor, given: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The stream after all stages of a pipeline, and the experts' report.
+
+        What is given to blocks beside it flows along where it differs by row, and is closed over where it does not.
+        """
+        config = self.config
+        leaves, structure = jax.tree.flatten(given, is_leaf=is_tensor)
+        flows = [leaf.dims.has("batch") for leaf in leaves]
+        bias = None if self.relative is None or _positions_flow(given[0]) else self._bias(x, given[0])
+
+        def stage(state: Any, own: Any, _: Any) -> Any:
+            x, flowing = state
+            blocks, numbers = own
+            left = iter(flowing)
+            whole = [next(left) if flag else leaf for leaf, flag in zip(leaves, flows, strict=True)]
+            mask, memory, memory_mask = jax.tree.unflatten(structure, whole)
+            own_bias = self._bias(x, mask) if bias is None else bias
+            one = self._block_runner(mask, own_bias, memory, memory_mask, key)
+            block = lambda x, block, past, turn: (*one(x, block, turn), None)  # noqa: E731
+            x, report, _ = self._run(block, x, blocks, None, numbers)
+            return (x, flowing), report
+
+        state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
+        numbers = number_along(config.stack_dims(1))
+        micro = config.microbatch
+        how: dict[str, Any] = {"rounds": config.pipeline_rounds, "save": _names_kept(config)}
+        (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, **how)
+        return x, {name: value / micro.size if name in _MEANS else value for name, value in report.items()}
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, KeysValues]:
         """The stream after all blocks, and their keys and values for a KV cache."""
@@ -70,7 +116,7 @@ class Stack(eqx.Module):
         def one(x: Tensor, block: Any, past: None, turn: Any) -> Any:
             return block(x, mask=mask, bias=bias, drops=False)
 
-        x, _, past = self._run(one, x)
+        x, _, past = self._run_all(one, x)
         return self.norm(x), past
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
@@ -79,7 +125,7 @@ class Stack(eqx.Module):
         def one(x: None, block: Any, past: None, turn: Any) -> Any:
             return x, {}, block.keys_and_values_of(memory)
 
-        return self._run(one, None)[2]
+        return self._run_all(one, None)[2]
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """One token, [batch d_model], through all blocks; and the KV cache with it."""
@@ -91,7 +137,7 @@ class Stack(eqx.Module):
             kept = {"past": past, "at": cache.at, "memory": memory, "memory_mask": memory_mask}
             return block(x, mask=mask, bias=bias, drops=False, **kept)
 
-        x, _, new = self._run(one, x, (cache.past, cache.memory))
+        x, _, new = self._run_all(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
@@ -105,36 +151,65 @@ class Stack(eqx.Module):
         positions = mask.query_positions(q)
         return self.relative(positions, mask.key_positions(k))
 
-    def _run(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
+    def _blocks(self) -> tuple[Any, ...]:
+        """The weights of blocks, dense ones of each group first."""
+        return (self.layers,) if self.dense is None else (_group(self.dense, self.config.group_size - 1), self.layers)
+
+    def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
+        """As `_run`, of all layers in turn, stages or not."""
+        config, blocks = self.config, self._blocks()
+        groups = config.layers // config.group_size
+        if config.stages > 1:
+            blocks = _join_stages(blocks, groups)
+        pasts = pasts if config.group_size == 1 else _group(pasts, config.group_size)
+        x, report, outputs = self._run(one, x, blocks, pasts, groups)
+        is_grouped = config.group_size > 1 and config.scanned
+        return x, report, _ungroup(outputs, Dim("layers", config.layers)) if is_grouped else outputs
+
+    def _run(
+        self, one: Callable[..., Any], x: Any, blocks: Any, pasts: Any, numbers: Any
+    ) -> tuple[Any, dict[str, Tensor], Any]:
         """The last x, the report summed, and what each block outputs.
 
         For each block `one(x, block, its past, its number)` gives these three. `pasts` are stacked along `layers`, and
-        so is what the blocks make.
+        so is what the blocks make. `numbers` are those of the groups, or how many of them there are. A group in the
+        padding of a stage gives x as it is.
         """
-        config, size = self.config, _group_size(self.config)
-        count = config.layers // size
-        blocks: Any = (self.layers,) if self.dense is None else (_group(self.dense, size - 1), self.layers)
-        pasts = pasts if size == 1 else _group(pasts, size)
+        config, size = self.config, self.config.group_size
+        groups = config.layers // size
+        is_padded = (
+            not isinstance(numbers, int) and groups < config.chunk_groups * config.stages * config.pipeline_rounds
+        )
         report = {name: wf.zeros([], dtype="float32") for name in REPORTED} if config.experts else {}
 
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
             own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
-            more, outputs = report, []
+            before, more, outputs = x, report, []
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
                 x, own_report, new = one(x, block, past, number * size + i)
                 more = own_report or more
                 outputs.append(new)
+            if is_padded:
+                x = wf.where(number < groups, x, before)
+                more = {name: wf.where(number < groups, value, 0.0) for name, value in more.items()}
             return x, more, outputs
 
         if not config.scanned:
+            count = numbers if isinstance(numbers, int) else numbers.size("layers")
+            own_numbers: Any = range(count)
+            if not isinstance(numbers, int):
+                own_numbers = [number.local_array for number in wf.unstack(numbers, over="layers")]
             outputs: list[Any] = []
             own_pasts = _unstack(pasts, "layers") or [None] * count
-            for number, own_blocks in enumerate(zip(*(_unstack(part, "layers") for part in blocks), strict=True)):
-                x, more, new = run_group(x, own_blocks, own_pasts[number], number)
+            turns = zip(
+                own_numbers, own_pasts, zip(*(_unstack(part, "layers") for part in blocks), strict=True), strict=True
+            )
+            for number, past, own_blocks in turns:
+                x, more, new = run_group(x, own_blocks, past, number)
                 report = {name: report[name] + more[name] for name in report if more}
                 outputs += new
-            return x, report, _stack(outputs, Dim("layers", config.layers))
+            return x, report, _stack(outputs, Dim("layers", count * size))
 
         def turn(carry: Any, xs: Any) -> Any:
             x, sums = carry
@@ -143,19 +218,57 @@ class Stack(eqx.Module):
             sums = {name: sums[name] + more[name] for name in sums}
             return (x, sums), outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size))
 
-        numbers = wf.arange(config.dim("layers").resized(count))
-        (x, report), outputs = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", unroll=config.unroll)
-        return x, report, outputs if size == 1 else _ungroup(outputs, config.dim("layers"))
+        if isinstance(numbers, int):
+            numbers = wf.arange(Dim("layers", numbers))
+        how: dict[str, Any] = {"unroll": config.unroll, "prefetch": config.prefetch}
+        (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", **how)
+        return x, report, stacked
+
+
+def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+    """The batch as microbatches of a pipeline, if there is one; no row moves.
+
+    Row i goes to microbatch i mod their number. What comes before and after the pipeline is split over its stages by
+    these, so that no stage does what another does.
+    """
+    micro = config.microbatch
+    if config.stages == 1:
+        return dict(batch)
+
+    def deal(x: Tensor) -> Tensor:
+        rows = x.dim("batch")
+        if rows.size % micro.size:
+            raise DimError(
+                f"a batch of {rows.size} does not divide into {micro.size} microbatches of a pipeline",
+                fix=f"make it a multiple of {micro.size} (nearest: {-(-rows.size // micro.size) * micro.size}), "
+                "or say another `pipeline_microbatches`",
+            )
+        return wf.split(x, batch=[rows.resized(rows.size // micro.size), micro])
+
+    return {name: deal(x) for name, x in batch.items()}
+
+
+def put_together(x: Tensor) -> Tensor:
+    """The rows of all microbatches of a pipeline, in their order, if it is dealt out."""
+    if not x.dims.has("microbatch"):
+        return x
+    rows, micro = x.dim("batch"), x.dim("microbatch")
+    return wf.merge(x, [rows, micro], into=rows.resized(rows.size * micro.size))
+
+
+def _names_kept(config: TransformerConfig) -> list[str]:
+    """The names of what remat keeps for the backward pass."""
+    return config.remat.split() if isinstance(config.remat, str) else []
+
+
+def _positions_flow(mask: nn.Mask) -> bool:
+    """Whether rows have positions of their own."""
+    return any(x is not None and x.dims.has("batch") for x in (mask.positions, mask.memory_positions))
 
 
 def as_length(x: Tensor) -> Tensor:
     """The residual stream under the name its positions have inside a block: `length`."""
     return x.rename(stream="length") if x.dims.has("stream") else x
-
-
-def _group_size(config: TransformerConfig) -> int:
-    """Every how many layers there is one with experts; 1 where all layers are alike."""
-    return config.every if config.experts else 1
 
 
 # Trees of tensors with a dim of layers: in groups, one by one, and stacked again.
@@ -171,6 +284,17 @@ def _group(tree: Any, size: int) -> Any:
 
 def _ungroup(tree: Any, layers: Dim) -> Any:
     return jax.tree.map(lambda x: wf.merge(x, ["layers", _IN_GROUP], into=layers), tree, is_leaf=is_tensor)
+
+
+def _join_stages(tree: Any, layers: int) -> Any:
+    """The weights of a pipeline's stages as those of layers, padding left out."""
+
+    def join(x: Tensor) -> Tensor:
+        stacked = [dim for dim in x.dims if dim.name in STACKED]
+        flat = wf.merge(x, stacked, into=stacked[-1].resized(math.prod(dim.size for dim in stacked)))
+        return flat if flat.size("layers") == layers else wf.slice(flat, over="layers", start=0, size=layers)
+
+    return jax.tree.map(join, tree, is_leaf=is_tensor)
 
 
 def _unstack(tree: Any, along: str) -> list[Any]:

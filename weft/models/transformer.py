@@ -25,7 +25,7 @@ from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
 from .running import Runnable
-from .stack import Stack, as_length
+from .stack import Stack, as_length, deal_out, put_together
 
 # A block, and the stack of them.
 
@@ -92,8 +92,7 @@ class Block(eqx.Module):
         h = self.feed_forward_norm(x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(as_length(h), key=keys[4], drops=drops)
-            y = y.rename(**back) if back else y
+            y, report = self.feed_forward(as_length(h), key=keys[4], drops=drops, rename=back)
         else:
             h = self._enter(h, self.feed_forward.w_in)
             rename = back if h.dims.has("length") else {}
@@ -163,9 +162,11 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         activation=config.activation,
         gated=config.gated,
         gating=config.gating,
+        top_k=config.top_k,
+        shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,
-        dropout=config.dropout,
+        dropout=config.dropout if config.gating != "dropless" else 0.0,
     )
 
 
@@ -193,14 +194,20 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
 def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     """Words (and positions) embedded: [batch stream d_model]; one token, no `stream`."""
     config = model.config
-    x = model.embedding(tokens, config.dtype)
+    back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
+    x = model.embedding(tokens, config.dtype, rename=back)
     if model.positions is not None:
         _check_length(tokens, config)
-        x = wf.add(x, model.positions(mask.query_positions(x), config.dtype), names="subset")
+        x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")
     if config.positions == "sinusoid":
-        x = wf.cast(wf.add(x, nn.sinusoids(mask.query_positions(x), x.dim("d_model"), x), names="subset"), config.dtype)
-    x = apply_dropout(x, config.dropout, fold_key(key, 0))
-    return x.rename(length=stream(tokens.size("length"))) if tokens.dims.has("length") else x
+        here = _as_stream(mask.query_positions(tokens))
+        x = wf.cast(wf.add(x, nn.sinusoids(here, x.dim("d_model"), x), names="subset"), config.dtype)
+    return apply_dropout(x, config.dropout, fold_key(key, 0))
+
+
+def _as_stream(x: Tensor) -> Tensor:
+    """Places of tokens under the name they have between blocks: `stream`."""
+    return x.rename(length=stream(x.size("length"))) if x.dims.has("length") else x
 
 
 def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
@@ -347,6 +354,7 @@ class TransformerLM(Runnable):
 
 
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
     targets, weights = batch["targets"], batch.get("weights")
     if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
@@ -357,8 +365,8 @@ def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) 
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:
-    x, _ = _hidden(model, batch, None)
-    return predict(model, x)
+    x, _ = _hidden(model, deal_out(batch, model.config), None)
+    return predict(model, put_together(x))
 
 
 def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,6 +5,9 @@ from ..namespace import namespace as _namespace
 from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention
+from .block_attention import BlockAttention
+from .conv import Conv, ConvTranspose
+from .dice import dice
 from .feed_forward import FeedForward
 from .freezing import freeze, paths, unfreeze
 from .linear import Embedding, Linear
@@ -20,6 +23,9 @@ _show_as_source(__path__[0])
 __all__ = [
     "Attention",
     "BatchNorm",
+    "BlockAttention",
+    "Conv",
+    "ConvTranspose",
     "Embedding",
     "FeedForward",
     "GroupNorm",
@@ -31,6 +37,7 @@ __all__ = [
     "RelativeBias",
     "ScaleNorm",
     "cross_entropy",
+    "dice",
     "freeze",
     "init",
     "lora",

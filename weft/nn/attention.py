@@ -270,11 +270,11 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
         return False
     d_kv = heads[-1].name
-    is_whole = all(x.ways(dim) == 1 for x, dim in ((q, "length"), (q, d_kv), (k, "memory_length")))
+    # Of a padded batch or padded heads the kernel makes what no other place sees; along the others it goes.
+    along = [(x, x.dim(name)) for x, name in ((q, "length"), (q, d_kv), (k, "memory_length"))]
+    is_whole = all(x.ways(dim) == 1 and not dim.is_padded for x, dim in along)
     width = q.size(d_kv)
-    return (
-        is_whole and width <= WIDEST_FUSED and width % 8 == 0 and not any(dim.is_padded for dim in (*q.dims, *k.dims))
-    )
+    return is_whole and width <= WIDEST_FUSED and width % 8 == 0
 
 
 def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:

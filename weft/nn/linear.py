@@ -1,12 +1,13 @@
 """Linear maps from any dims to any dims, and tables of embeddings."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 
 from .. import ops as wf
-from ..dims import Dim, Dims, Shape, new_dims
+from ..dims import Dim, DimLike, Dims, Shape, new_dims
 from ..dtypes import DTypeLike
 from ..errors import DimError, public
 from ..tensor import Tensor, is_tensor
@@ -65,10 +66,15 @@ class Embedding(eqx.Module):
         self.table = normal([ids, *new_dims(dims, what="dims")], stddev=stddev, key=key, name="table")
 
     @public
-    def __call__(self, ids: Tensor, dtype: DTypeLike | None = None) -> Tensor:
-        """The vectors of some ids; of a split table only sums are sent."""
+    def __call__(
+        self, ids: Tensor, dtype: DTypeLike | None = None, *, rename: Mapping[Any, DimLike] | None = None
+    ) -> Tensor:
+        """The vectors of some ids; of a split table only what is found is sent.
+
+        `rename` are new names for dims of the result, which leaves split by those (`wf.take`).
+        """
         table = self.table if dtype is None else wf.cast(self.table, dtype)
-        return wf.take(table, ids, over=self.ids)
+        return wf.take(table, ids, over=self.ids, rename=rename)
 
     @public
     def logits(self, x: Tensor, dtype: DTypeLike = "float32") -> Tensor:

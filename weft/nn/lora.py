@@ -15,7 +15,7 @@ from ..errors import TensorError, public
 from ..tensor import Tensor, is_tensor, parameter
 from .arguments import check_count
 from .freezing import freeze, map_paths, match_paths, unfreeze
-from .weights import LoraWeight, Weight, cast_weight, check_key, init, key_for
+from .weights import STACKED, LoraWeight, Weight, cast_weight, check_key, init, key_for
 
 WHERE = ("*.attention.q", "*.attention.v")
 
@@ -69,7 +69,7 @@ def _is_adapted(leaf: Any) -> bool:
 
 def _low_rank_pair(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
     """An adapter's two weights: into the rank, and out of it (0 at first)."""
-    shared = [dim for dim in x.dims if dim.name in ("layers", "experts")]
+    shared = [dim for dim in x.dims if dim.name in (*STACKED, "experts")]
     dims = list(x.dims.without(shared))
     if len(dims) < 2 or path.endswith(".table"):
         raise TensorError(
@@ -78,7 +78,7 @@ def _low_rank_pair(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
         )
     cut = 1 if dims[0].name == "d_model" else len(dims) - 1
     ins, outs = dims[:cut], dims[cut:]
-    stack = next((dim for dim in shared if dim.name == "layers"), None)
+    stack = tuple(dim for dim in shared if dim.name in STACKED)
     experts = [dim for dim in shared if dim.name == "experts"]
     spread, dtype = math.prod(dim.count for dim in ins) ** -0.5, str(x.dtype)
     down = Weight(Shape([*experts, *ins, rank]), spread, stack=stack, dtype=dtype)

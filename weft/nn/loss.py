@@ -156,7 +156,7 @@ def summed_cross_entropy(
     # Chunks are added token by token, and all tokens at the end: sums that are sent are sent once.
     summed = ["loss", "nll", "hits", *([] if weights is None else ["weight"])]
     zeros = wf.zeros(cut[1].dims.without([turn]), like=cut[1], dtype="float32")
-    sums, _ = wf.scan(step, dict.fromkeys(summed, zeros), cut, over=turn)
+    sums, _ = wf.scan(step, dict.fromkeys(summed, zeros), cut, over=turn, prefetch=True)
     return _sum_all(sums) | tokens
 
 

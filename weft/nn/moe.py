@@ -1,6 +1,6 @@
-"""Mixture of experts (MoE): a router, top-1 (Switch), top-2 or expert-choice.
+"""Mixture of experts (MoE): a router, top-1 (Switch), top-k or expert-choice.
 
-Each token goes to one or two experts, or each expert chooses its tokens; an expert has room for so many tokens, its
+Each token goes to its best experts, or each expert chooses its tokens; an expert has room for so many tokens, its
 capacity. The router has a load-balancing loss and a z-loss. Tokens are routed inside their own sequence, so that what
 is dropped does not depend on the layout. Expert batches are called `expert_batch`, which follows `batch` (where no dim
 is called so, the first stands for it): under `batch:x` no token moves; under `batch:x,experts:x` they go to their
@@ -18,23 +18,31 @@ import jax
 
 from .. import ops as wf
 from ..dims import Dim
-from ..errors import public
+from ..errors import DimError, TensorError, public
+from ..ops.dispatch import collect, dispatch, parts_of, repeat
 from ..tensor import Tensor
-from .arguments import check_choice, check_dim, check_dims, check_number
-from .feed_forward import ACTIVATIONS
-from .weights import apply_dropout, cast_weight, check_key, fold_key, normal
+from .arguments import check_choice, check_count, check_dim, check_dims, check_number
+from .dropless import best_experts, run_experts
+from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
+from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
 
-GATINGS = ("switch", "top2", "choice")
+GATINGS = ("switch", "top2", "choice", "top_k", "dropless")
 
 
 class MixtureOfExperts(eqx.Module):
-    """Feed-forward parts, one for each expert, and the gate that chooses among them."""
+    """Feed-forward parts, one for each expert, and the gate that chooses among them.
+
+    `gating` is `switch` (top-1), `top2`, `top_k`, `choice` (experts choose), or `dropless` (top-k without capacity). Of
+    several experts a token goes to, the shares are made to sum to one. `shared_experts` have every token beside them.
+    """
 
     gate: Tensor
     w_in: Tensor
     w_gate: Tensor | None
     w_out: Tensor
+    shared: FeedForward | None
     gating: str = eqx.field(static=True)
+    top_k: int = eqx.field(static=True)
     capacity: float = eqx.field(static=True)
     jitter: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
@@ -48,6 +56,8 @@ class MixtureOfExperts(eqx.Module):
         experts: Dim,
         *,
         gating: str = "switch",
+        top_k: int = 2,
+        shared_experts: int = 0,
         capacity: float = 1.25,
         jitter: float = 0.0,
         dropout: float = 0.0,
@@ -57,10 +67,24 @@ class MixtureOfExperts(eqx.Module):
     ):
         d_model, d_ff, experts = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff"), check_dim(experts, "experts")
         self.gating = check_choice(gating, GATINGS, "gating")
+        self.top_k = experts_per_token(gating, check_count(top_k, "top_k"))
+        if self.top_k > experts.count:
+            raise DimError(
+                f"a token goes to {self.top_k} of {experts.count} experts", fix=f"say `top_k={experts.count}` or less"
+            )
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
         self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
         self.jitter = check_number(jitter, "jitter", least=0, below=1, example=0.01)
         self.dropout = check_number(dropout, "dropout", least=0, below=1, example=0.1)
+        if self.gating == "dropless" and self.dropout:
+            raise TensorError(
+                f"`dropout` is {dropout!r}, and dropless experts have none inside", fix="drop what the layer gives"
+            )
+        self.shared = None
+        if check_count(shared_experts, "shared_experts", least=0):
+            wide = Dim("shared_ff", shared_experts * d_ff.size, d_ff.name)
+            how = {"activation": activation, "gated": gated}
+            self.shared = FeedForward(d_model, wide, **how, key=None if key is None else key_for(key, "shared"))
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -70,46 +94,100 @@ class MixtureOfExperts(eqx.Module):
         self.w_out = normal([experts, d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
 
     @public
-    def __call__(self, h: Tensor, *, key: Any = None, drops: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, h: Tensor, *, key: Any = None, drops: bool = True, rename: Any = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The result, as `h`; and the router's report.
 
         The report has the router's losses, how many places were taken, and how many tokens found none (`dropped`).
-        Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence.
+        Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence. `rename`
+        lets the result leave under other names, as in `einsum`.
         """
         key = None if key is None else check_key(key)
-        send, combine, report = self.route(h, key, drops=drops)
-        router, experts, width = send.dim("router"), self.w_in.dims[0], self.gate.dims[0]
+        y, report = (
+            self._dropless(h, key, rename) if self.gating == "dropless" else self._by_slots(h, key, drops, rename)
+        )
+        if self.shared is not None:
+            shared = self.shared(h, key=fold_key(key, 2), dropout=self.dropout, rename=rename)
+            y = wf.add(y, shared, names="subset")
+        return y, report
+
+    def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        scores, share = self.score(h, key)
+        chosen, shares = best_experts(share, self.top_k)
+        weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
+        y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
+        placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
+        return y, _report(scores, share, placed)
+
+    def _by_slots(self, h: Tensor, key: Any, drops: bool, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens put into their experts' slots, and the slots combined."""
+        sends, shares, report = self._choose(h, key, drops)
+        experts, width, d_ff = self.w_in.dims
+        # Experts as tokens see them: on their own axes if no dim of the tokens has these, so that what is sent back is
+        # summed over them. The same for `d_ff`: the parts of each slice are summed after they are combined.
+        router = Dim("dispatch", experts.size, experts.name, experts.valid)
+        ff = parts_of(d_ff, beside=h)
+        sends, shares = ([x.rename(router=router) if x.dims.has("router") else x for x in xs] for xs in (sends, shares))
+        if len(ff) > 1:
+            h, shares = repeat(h, ff[0]), [repeat(share, ff[0]) for share in shares]
+        send, combine = _join_choices(sends, shares)
         others = [dim for dim in h.dims if dim.name not in ("length", width.name)]
-        first = [dim for dim in others if dim.name == "batch"] or others[:1]  # it goes to the experts' processors
+        first = [dim for dim in others if dim.name == "batch"] or others[len(ff) - 1 :][:1]  # goes to the experts
         batch = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in first}
         slots = [dim for dim in send.dims if dim.name == "slots"]
         z = wf.einsum(wf.cast(send, h.dtype), h, out=[*others, router, *slots, width])
-        z = z.rename(**batch, router=experts)
-        z = self.experts(z, fold_key(key, 1))
-        z = z.rename(**{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
-        return wf.einsum(wf.cast(combine, h.dtype), z, out=h.dims), report
+        z = dispatch(z, **batch, dispatch=experts)
+        z = self.experts(z, fold_key(key, 1), ff)
+        z = collect(z, **{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
+        out = h.dims if len(ff) == 1 else h.dims.without(ff[:1])
+        return wf.einsum(wf.cast(combine, h.dtype), z, out=out, rename=rename), report
 
-    def experts(self, z: Tensor, key: Any = None) -> Tensor:
-        """Each expert's feed-forward part on its own tokens: as `z`."""
+    def experts(self, z: Tensor, key: Any = None, ff: Sequence[Dim] | None = None) -> Tensor:
+        """Each expert's feed-forward part on its own tokens: as `z`.
+
+        Where `d_ff` is cut into the dims `ff`, the parts along the first of them, which `z` has, are not yet summed.
+        """
         _, d_model, d_ff = self.w_in.dims
-        hidden = wf.einsum(z, cast_weight(self.w_in, z.dtype), over=d_model)
+        ff = [d_ff] if ff is None else list(ff)
+        w_in, w_gate, w_out = (
+            None if w is None else _cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_gate, self.w_out)
+        )
+        out = [*(dim for dim in z.dims.without([d_model]) if dim not in ff), *ff]
+        hidden = wf.einsum(z, w_in, out=out)
         activate = ACTIVATIONS[self.activation]
-        if self.w_gate is None:
+        if w_gate is None:
             hidden = activate(hidden)
         else:
-            hidden = wf.multiply(
-                activate(wf.einsum(z, cast_weight(self.w_gate, z.dtype), over=d_model)), hidden, names="subset"
-            )
+            hidden = wf.multiply(activate(wf.einsum(z, w_gate, out=out)), hidden, names="subset")
         hidden = apply_dropout(hidden, self.dropout, key)
-        return wf.einsum(hidden, cast_weight(self.w_out, z.dtype), over=d_ff)
+        return wf.einsum(hidden, w_out, over=ff[-1])
 
     def slots(self, length: int, drops: bool) -> Dim:
         """The places an expert has for tokens of one sequence."""
         experts = self.gate.dims[-1].count
-        return Dim("slots", expert_capacity(length, experts, self.gating, self.capacity) if drops else length)
+        return Dim("slots", expert_capacity(length, experts, self.top_k, self.capacity) if drops else length)
 
     def route(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Which token goes to which slot of which expert; its share on return; a report."""
+        sends, shares, report = self._choose(h, key, drops)
+        return *_join_choices(sends, shares), report
+
+    def _choose(self, h: Tensor, key: Any, drops: bool) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+        """For each choice of the tokens its slot, and its share on return; a report."""
+        scores, share = self.score(h, key)
+        if not h.dims.has("length"):
+            sends, shares = _top_experts(share, self.top_k)  # there is room for all
+        elif self.gating == "choice":
+            sends, shares = _expert_choice(share, self.slots(h.dim("length").count, drops))
+        else:
+            sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k)
+        within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
+        placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
+        return sends, shares, _report(scores, share, placed)
+
+    def score(self, h: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
+        """The router's scores for each token, and the share of each expert in it."""
         wide = wf.cast(h, "float32")
         check_dims(h, self.gate.dims[:1])
         if key is not None and self.jitter:
@@ -117,37 +195,34 @@ class MixtureOfExperts(eqx.Module):
             noise = wf.random.uniform(jax.random.fold_in(key, 0), h.dims, like=h, dtype="float32", **within)
             wide = wide * noise
         scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
-        share = wf.softmax(scores, over="router")
-        choices = _CHOICES[self.gating]
-        if not h.dims.has("length"):
-            send, combine = _join_choices(*_top_experts(share, choices))  # there is room for all
-        elif self.gating == "choice":
-            send, combine = _expert_choice(share, self.slots(h.dim("length").count, drops))
-        else:
-            send, combine = _token_choice(share, self.slots(h.dim("length").count, drops), choices)
-        return send, combine, _report(scores, share, send)
+        return scores, wf.softmax(scores, over="router")
 
 
-_CHOICES = {"switch": 1, "top2": 2, "choice": 1}
+def experts_per_token(gating: str, top_k: int) -> int:
+    """How many experts a token goes to."""
+    return {"switch": 1, "top2": 2, "choice": 1}.get(gating, top_k)
 
 
-def expert_capacity(length: int, experts: int, gating: str, capacity: float) -> int:
+def expert_capacity(length: int, experts: int, choices: int, capacity: float) -> int:
     """The capacity of an expert: how many tokens of a sequence it has room for.
 
-    >>> slots_for(16, 8, "switch", 1.25)
+    >>> expert_capacity(16, 8, 1, 1.25)
     3
     """
-    return min(max(math.ceil(length * _CHOICES[gating] * capacity / experts), 1), length)
+    return min(max(math.ceil(length * choices * capacity / experts), 1), length)
 
 
-def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
+def _cut(weight: Tensor, dim: Dim, parts: Sequence[Dim]) -> Tensor:
+    return weight if len(parts) == 1 else wf.split(weight, **{dim.name: parts})
+
+
+def _report(scores: Tensor, share: Tensor, placed: Tensor) -> dict[str, Tensor]:
     """Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens."""
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
     first = wf.one_hot(wf.argmax(share, over="router"), router)
     chosen, mean_share = wf.mean(first, over=tokens), wf.mean(share, over=tokens)
-    placed = wf.sum(send, over=[dim for dim in send.dims if dim.name in ("router", "slots")])
     return {
         "balance_loss": router.count * wf.sum(chosen * mean_share, over="router"),
         "router_z_loss": wf.mean(total * total, over=tokens),
@@ -156,8 +231,8 @@ def _report(scores: Tensor, share: Tensor, send: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[Tensor, Tensor]:
-    """Top-1 or top-2 routing while experts have room: first choices first, in order."""
+def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Top-k routing while experts have room: first choices first, in order."""
     taken: Any = 0
     sends = []
     best, parts = _top_experts(share, choices)
@@ -166,7 +241,7 @@ def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[Tensor, Tens
         at = wf.cast(wf.sum(place * hot, over="router"), "int32")
         sends.append(hot * wf.one_hot(at, slots))
         taken = taken + wf.sum(hot, over="length")
-    return _join_choices(sends, parts)
+    return sends, parts
 
 
 def _top_experts(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -190,9 +265,8 @@ def _join_choices(sends: Sequence[Tensor], parts: Sequence[Tensor]) -> tuple[Ten
     return wf.stop_gradient(send), combine
 
 
-def _expert_choice(share: Tensor, slots: Dim) -> tuple[Tensor, Tensor]:
+def _expert_choice(share: Tensor, slots: Dim) -> tuple[list[Tensor], list[Tensor]]:
     """Expert-choice routing: each expert takes the tokens that want it most."""
     length = share.dim("length")
     best, places = wf.top_k(share, over="length", k=slots)
-    send = wf.one_hot(places, length)
-    return wf.stop_gradient(send), send * best
+    return [wf.one_hot(places, length)], [best]

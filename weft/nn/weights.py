@@ -24,6 +24,9 @@ from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd.border import SpmdFunction
 from ..tensor import Tensor, parameter, tensor, with_kind
 
+STACKED = ("rounds", "stage", "layers")
+"""The names of the dims along which layers are stacked."""
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -33,14 +36,22 @@ class Weight:
     stddev: float = 0.0
     """Of the normal distribution its first values are drawn from."""
     mean: float = 0.0
-    stack: Dim | None = None
-    """The dim along which the weights of several layers are stacked."""
+    stack: tuple[Dim, ...] = ()
+    """The dims along which the weights of several layers are stacked: their numbers count row by row."""
+    layers: int | None = None
+    """How many layers there are, where the stack has room for more: those are zero."""
     dtype: str = "float32"
     is_trained: bool = True
 
     @property
     def stored_dims(self) -> Shape:
-        return self.dims if self.stack is None else Shape([self.stack, *self.dims])
+        return Shape([*self.stack, *self.dims])
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds, padding left out."""
+        layers = math.prod(dim.count for dim in self.stack) if self.layers is None else self.layers
+        return layers * math.prod(dim.count for dim in self.dims)
 
 
 class LoraWeight(eqx.Module):
@@ -80,9 +91,9 @@ def _first(weight: Weight, key: Any, name: str) -> Any:
     return weight if key is None else init_whole(weight, key_for(check_key(key), name))
 
 
-def stack(module: Any, along: Dim) -> Any:
-    """A module without values as several of them, stacked along a dim of layers."""
-    return map_weights(lambda weight: replace(weight, stack=along), module)
+def stack(module: Any, along: Sequence[Dim], layers: int | None = None) -> Any:
+    """A module without values as several of them, stacked along dims of layers."""
+    return map_weights(lambda weight: replace(weight, stack=tuple(along), layers=layers), module)
 
 
 def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
@@ -92,8 +103,7 @@ def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
 
 def count(module: Any) -> int:
     """How many numbers the weights of a module hold."""
-    shapes = (leaf.stored_dims for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
-    return sum(math.prod(dim.count for dim in dims) for dims in shapes)
+    return sum(leaf.size for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight))
 
 
 @public
@@ -169,7 +179,7 @@ def key_for(key: Any, name: str) -> Any:
 
 def init_whole(weight: Weight, key: Any) -> Tensor:
     """The weight as a parameter on one processor."""
-    make = _compile_whole(weight.dims, weight.stack, weight.dtype)
+    make = _compile_whole(weight.dims, weight.stack, weight.layers, weight.dtype)
     return _as_parameter(weight, make(key, weight.stddev, weight.mean))
 
 
@@ -177,7 +187,7 @@ def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
     """The weight as a parameter sharded as stored; each makes its own slice."""
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
-    make = _compile_sharded(weight.dims, weight.stack, weight.dtype, region.mesh, Layout(rules))
+    make = _compile_sharded(weight.dims, weight.stack, weight.layers, weight.dtype, region.mesh, Layout(rules))
     return _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
 
 
@@ -196,24 +206,49 @@ def mark_frozen(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _compile_whole(dims: Shape, stack: Dim | None, dtype: str) -> Callable[..., Tensor]:
-    return jax.jit(functools.partial(_first_values, dims, stack, dtype))
+def _compile_whole(dims: Shape, stack: Sequence[Dim], layers: int | None, dtype: str) -> Callable[..., Tensor]:
+    return jax.jit(functools.partial(_first_values, dims, stack, layers, dtype))
 
 
 @functools.cache
-def _compile_sharded(dims: Shape, stack: Dim | None, dtype: str, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
-    return SpmdFunction(functools.partial(_first_values, dims, stack, dtype), mesh, layout)
+def _compile_sharded(
+    dims: Shape, stack: Sequence[Dim], layers: int | None, dtype: str, mesh: Mesh, layout: Layout
+) -> Callable[..., Tensor]:
+    return SpmdFunction(functools.partial(_first_values, dims, stack, layers, dtype), mesh, layout)
 
 
 def _first_values(
-    dims: Shape, stack: Dim | None, dtype: str, key: Any, stddev: Any, mean: Any, like: Tensor | None = None
+    dims: Shape,
+    stack: Sequence[Dim],
+    layers: int | None,
+    dtype: str,
+    key: Any,
+    stddev: Any,
+    mean: Any,
+    like: Tensor | None = None,
 ) -> Tensor:
     """Normal values; inside the region of `like`, this processor's slice of them."""
 
     def one_layer(key: Any, like: Tensor | None) -> Tensor:
         return wf.cast(wf.random.normal(key, dims, like=like, dtype="float32") * stddev + mean, dtype)
 
-    if stack is None:
+    if not stack:
         return one_layer(key, like)
-    turns = wf.arange(stack, like=like)
-    return wf.vmap(lambda turn: one_layer(jax.random.fold_in(key, turn.local_array), turn), over=stack)(turns)
+
+    def of_number(number: Tensor) -> Tensor:
+        values = one_layer(jax.random.fold_in(key, number.local_array), number)
+        return values if layers is None else wf.where(number < layers, values, 0)
+
+    each = of_number
+    for dim in reversed(stack):
+        each = wf.vmap(each, over=dim)
+    return each(number_along(stack, like))
+
+
+def number_along(stack: Sequence[Dim], like: Tensor | None = None) -> Tensor:
+    """The number of each place along these dims, counted row by row."""
+    numbers = wf.arange(stack[-1], like=like)
+    for i in range(len(stack) - 2, -1, -1):
+        inside = math.prod(dim.size for dim in stack[i + 1 :])
+        numbers = wf.arange(stack[i], like=like) * inside + numbers
+    return numbers

@@ -116,6 +116,7 @@ from .local import local
 from .mapping import vmap
 from .moments import mean_and_var, var
 from .order import argmax, argmin, cummax, cumprod, cumsum, sort, top_k
+from .pipeline import pipeline
 from .pool import avg_pool, max_pool, upsample
 from .prefixes import associative_scan
 from .random import dropout

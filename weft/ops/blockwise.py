@@ -22,6 +22,7 @@ from jax import lax
 from ..compat import AttentionKernel
 from ..dims import Dim, Shape
 from ..lower.collectives import as_varying, varying
+from ..lower.dealt import Dealt
 from ..lower.move import align
 from ..lower.unchecked import call_unchecked
 from .random import keep_at
@@ -123,7 +124,7 @@ class Back(NamedTuple):
 
 
 class More(NamedTuple):
-    """What all blocks share: the prefix [.. 1 1], the data of the dropout's key."""
+    """What all blocks share: the prefix [.. 1 1], the words of the dropout's key."""
 
     prefix: Any = None
     key: Any = None
@@ -149,6 +150,8 @@ class Scoring:
     dropout: float
     share_dims: Shape
     """The dims of all shares, in the order in which dropout counts them."""
+    dealt: Dealt | None
+    """Which of the rows are here, where they are dealt out."""
     starts: Any
     """For each of `outer` the global index at which the slice starts, as functions."""
     kernel: AttentionKernel | None
@@ -196,7 +199,7 @@ class Scoring:
         starts = dict(zip(names, [*(start() for start in self.starts), here.index, there.index], strict=True))
         order = [names.index(dim.name) for dim in self.share_dims]
         first = [jnp.asarray(starts[dim.name]).reshape(-1)[0] for dim in self.share_dims]
-        kept = keep_at(more.key, self.dropout, self.share_dims, first, [sizes[i] for i in order])
+        kept = keep_at(more.key, self.dropout, self.share_dims, first, [sizes[i] for i in order], self.dealt)
         return jnp.where(jnp.transpose(kept, np.argsort(order).tolist()), 1 / (1 - self.dropout), 0.0).astype("float32")
 
     def _product(self, q: Any, k: Any) -> Any:

@@ -21,6 +21,7 @@ from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
+from ..lower.fetch import provide
 from ..lower.meet import bring, inside_remat, need_tensor, operand, with_layout
 from ..lower.move import align, settle
 from ..lower.padding import need_no_padding
@@ -30,6 +31,7 @@ from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_o
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .debug import only_where
 from .mapping import is_mapped
+from .prefetch import gather_ahead, scan_ahead
 
 
 @recorded_block(reason_else="because the carry starts the same on all of {axes} and differs there after a turn")
@@ -41,8 +43,13 @@ def scan(
     over: DimLike,
     reverse: bool = False,
     unroll: int | bool = 1,
+    prefetch: bool = False,
 ) -> tuple[Any, Any]:
-    """`fn(carry, x)` for each `x` along `over` in turn: last carry, stacked results."""
+    """`fn(carry, x)` for each `x` along `over` in turn: last carry, stacked results.
+
+    With `prefetch` stored parameters (FSDP) are gathered ahead of their use: those of the next turn beside the work of
+    this one, in the backward pass too; what all turns share once, before the first.
+    """
     need_function(fn, "scan", takes=2)
     if not isinstance(unroll, int) or unroll < 1:
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
@@ -54,17 +61,27 @@ def scan(
     inner = [slot.inner(dim, slot.region) for slot in slots]
 
     def body(carry: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
-        result = fn(carry, put_together(arrays, inner, structure))
+        xs = put_together(arrays, inner, structure)
+        gathered = gather_ahead(lambda: fn(carry, xs)) if prefetch else []
+        with provide(gathered) if prefetch else contextlib.nullcontext():
+            result = fn(carry, xs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TensorError(
                 f"the function scanned returned {type(result).__name__}", fix="return `(carry, result)`; None will do"
             )
-        return result
+        return (result[0], (result[1], [use.array for use in gathered if use is not None])) if prefetch else result
 
-    loop = _TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
-    last, stacked = lax.scan(loop.step, loop.carry, inputs, length=dim.size, reverse=reverse, unroll=unroll)
-    outputs = [_stack(slot, array, dim) for slot, array in zip(loop.extra_slots, stacked, strict=True)]
-    return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(loop.extra_structure, outputs)
+    loop = TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
+    turns: dict[str, Any] = {"length": dim.size, "reverse": reverse, "unroll": unroll}
+    results = loop.extra_structure
+    if prefetch:
+        results, ahead = results.children()
+        last, stacked = scan_ahead(loop.closed, loop.carry, inputs, ahead.num_leaves, **turns)
+    else:
+        last, stacked = lax.scan(loop.step, loop.carry, inputs, **turns)
+    slots = loop.extra_slots[: results.num_leaves]
+    outputs = [_stack(slot, array, dim) for slot, array in zip(slots, stacked, strict=True)]
+    return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(results, outputs)
 
 
 def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:
@@ -125,7 +142,7 @@ def _stack(slot: Slot, array: Any, dim: Dim) -> Any:
     return settle(array, dims, have, region, kind=kind)
 
 
-class _TracedLoop:
+class TracedLoop:
     """A loop's body, traced on a carry of the type that it gives back."""
 
     def __init__(self, body: Callable[..., Any], carry: Any, what: str, with_inputs: Callable[..., ClosedJaxpr]):
@@ -231,7 +248,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     return put_together(last, loop.slots, loop.structure)
 
 
-class _While(_TracedLoop):
+class _While(TracedLoop):
     """A while loop's body and condition, traced on a carry as the body gives it."""
 
     def __init__(self, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any):

@@ -280,7 +280,7 @@ def cast(x: Any, dtype: DTypeLike) -> Tensor:
     if x.dtype == dtype:
         return x
     if x.kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
-        return with_kind(x, cast_to=dtype)
+        return hoist(x, ("cast to", dtype), lambda: with_kind(x, cast_to=dtype))
     kind = Kind(store=x.kind.store, frozen=x.kind.frozen)
     if x.region is None or not isinstance(x.raw, jax.core.Tracer):
         made = _elementwise(lambda a: a.astype(dtype), "cast", [x])

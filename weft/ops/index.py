@@ -10,77 +10,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
+from ..dims import Dim, DimLike, Shape, only, rename_dims, resolve
 from ..dtypes import DTypeLike, is_key
-from ..errors import DimError, LayoutError, TensorError
+from ..errors import DimError, TensorError
 from ..lower.collectives import index
 from ..lower.keys import keys_of, words_of
-from ..lower.meet import common_region, meet, need_tensor
+from ..lower.lookup import plan_look_up
+from ..lower.meet import meet, need_tensor
 from ..lower.move import result, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
-from .reshape import rename
+from .einsum import read_rename
 
 
-@recorded(reason_along="because {along_is} looked up in, and split over {axes}")
-def take(table: Tensor, ids: Tensor, *, over: DimLike) -> Tensor:
+@recorded(
+    reason_along="because {along_is} looked up in, and split over {axes}",
+    reason_exchange="because {along_is} stored split over {axes}, and what is found there goes to whose ids they are",
+)
+def take(table: Tensor, ids: Tensor, *, over: DimLike, rename: Mapping[Any, DimLike] | None = None) -> Tensor:
     """The entries of `table` at `ids`, whose dims replace the dim `over`.
 
     A masked local take and an all-reduce where `over` is split; where a dim of `ids` is split over the same axis, they
-    are gathered, and the all-reduce is a reduce-scatter. Dims that both have are matched by name.
+    are gathered, and the all-reduce is a reduce-scatter. From a table stored by other dims (`params.d_model:x`, FSDP)
+    the ids are gathered and what is found is exchanged by an all-to-all, where that is fewer bytes than the table. Dims
+    that both have are matched by name. `rename={"length": stream}` lets the result leave under a new name, by one
+    reduce-scatter where the axis of `over` is the new dim's.
     """
     table, ids = need_tensor(table, "take"), need_integers(ids, "take")
     if is_key(table):
-        return keys_of(take(words_of(table), ids, over=over))
+        return keys_of(take(words_of(table), ids, over=over, rename=rename))
     dim = only(resolve(over, table.dims, what="over"), "take")
     if ids.dims.has(dim):
         raise DimError(
             f"take looks along `{dim.name}`, and the ids have that dim too: [{ids.dims}]",
             fix=f"rename it in the ids (`ids.rename({dim.name}='{dim.name}_2')`), or use `wf.gather`",
         )
-    whole = _unsplit_names(table, ids, dim)
-    return look_up(
-        table, rename(ids, **whole) if whole else ids, dim, {new.name: ids.dim(d) for d, new in whole.items()}
-    )
+    return look_up(table, ids, dim, read_rename(rename))
 
 
-def _unsplit_names(table: Tensor, ids: Tensor, dim: Dim) -> dict[str, Dim]:
-    """Unsplit names for dims of `ids` that share an axis with the dim looked along."""
-    region = common_region([table, ids])
-    if region is None:
-        return {}
-    try:
-        region.axes(union(table.dims, ids.dims))
-    except LayoutError:
-        along = set(region.axes([dim])[0])
-        own = (d for d in ids.dims if not table.dims.has(d))
-        return {d.name: d.renamed(f"{UNSHOWN}{d.name}") for d in own if along & set(region.axes([d])[0])}
-    return {}
-
-
-def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, Dim]) -> Tensor:
-    """The entries at `ids` under new names; a reduce-scatter where they are split so."""
+def look_up(table: Tensor, ids: Tensor, dim: Dim, names: Mapping[str, DimLike]) -> Tensor:
+    """The entries at `ids`; dims leave under new names where these are given."""
     shared = Shape(d for d in table.dims if ids.dims.has(d))
     at = table.dims.position(dim)
     before, after = _split_at(table.dims.without(shared), dim)
     ids_dims = ids.dims.without(shared)
-    picked_dims = Shape([*shared, *before, *ids_dims, *after])
     final = Shape(_replace_dim(table.dims, dim, ids.dims))
-    meeting = meet([table, ids], into=None if ids.dims else final, along=dim)  # one place alone is a part of the table
+    plan = plan_look_up(table, ids, dim, final)
+    asked = plan.asked
 
     def pick(table_array: Any, ids_array: Any) -> Any:
         if dim.is_padded:
             ids_array = jnp.where(ids_array < dim.count, ids_array, dim.size)
-        local = local_ids(ids_array, table_array.shape[at], meeting.axes([dim]))
+        local = local_ids(plan.ask(ids_array), table_array.shape[at], plan.axes)
         table_array = reorder(table_array, table.dims, [*shared, *before, dim, *after])
-        local = reorder(local, ids.dims, [*shared, *ids_dims])
+        local = reorder(local, [*asked, *ids.dims], [*shared, *asked, *ids_dims])
         picked = _batched_take(table_array, local, len(shared), len(before))
-        return reorder(picked, picked_dims, final)
+        picked = reorder(picked, [*shared, *before, *asked, *ids_dims, *after], [*asked, *final])
+        return plan.answer(picked, final)
 
-    array = meeting.run(pick, [table, ids])
-    leaving = Shape(names.get(d.name, d) for d in final)
-    have, partial = meeting.placement(final), meeting.axes([dim])
-    return settle(array, leaving, have, meeting.region, partial=partial, one_holds=True, kind=meeting.kind)
+    array = plan.meeting.run(pick, [table, ids])
+    leaving, have, kind = rename_dims(final, names), plan.placement(final), plan.meeting.kind
+    return settle(array, leaving, have, plan.meeting.region, partial=plan.partial, one_holds=True, kind=kind)
 
 
 def _replace_dim(dims: Shape, dim: Dim, ids: Shape) -> list[Dim]:

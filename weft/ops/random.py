@@ -19,7 +19,8 @@ from ..dtypes import DTypeLike, is_key
 from ..elsewhere import RANDOM
 from ..errors import DimError, TensorError
 from ..layout import Placement, axes_in, open_region
-from ..lower.collectives import as_varying, index
+from ..lower.collectives import as_varying, index, varying
+from ..lower.dealt import Dealt, dealt_among
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
@@ -180,26 +181,40 @@ def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) 
     """The slice that is due here of `sampler` on the whole shape."""
     key = _need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
-    is_sliced = any(placement) or shape.is_padded
+    dealt = dealt_among(shape)
+    is_sliced = any(placement) or shape.is_padded or dealt is not None
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
-        data = as_varying(jax.random.key_data(key), axes_in(placement))
-        key = jax.random.wrap_key_data(data, impl=_key_of_places(shape, _slice_places(placement, sizes), sizes))
+        data = as_varying(key_words(key, dealt), axes_in(placement))
+        places = _slice_places(placement, sizes)
+        key = jax.random.wrap_key_data(data, impl=_key_of_places(shape, places, sizes, dealt=dealt))
     return result(sampler(key, sizes), shape, region)
 
 
-def keep_at(key_data: Any, rate: float, dims: Shape, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Where dropout of a tensor keeps values, in a block of it.
+def key_words(key: Any, dealt: Dealt | None) -> Any:
+    """The words of a key, and one more for which rows are dealt out."""
+    data = jax.random.key_data(key)
+    if dealt is None:
+        return data
+    number = jnp.asarray(dealt.number).astype("uint32")[None]
+    axes = varying(data) | varying(number)
+    return jnp.concatenate([as_varying(data, axes), as_varying(number, axes)])
+
+
+def keep_at(
+    words: Any, rate: float, dims: Shape, starts: Sequence[Any], sizes: Sequence[int], dealt: Dealt | None
+) -> Any:
+    """Where dropout of a tensor keeps values, in a block of it; by what `key_words` gave.
 
     The block begins at the global indices `starts` along the dims and has these sizes; it comes in the same order.
     """
     first = [jnp.asarray(start).astype("uint32").reshape(1) for start in starts]
-    data = jnp.concatenate([key_data, *first])
+    data = jnp.concatenate([words, *first])
 
     def places(starts: Any) -> Iterator[Any]:
         for position in range(len(dims)):
             yield lax.broadcasted_iota("uint32", tuple(sizes), position) + starts[position]
 
-    block = jax.random.wrap_key_data(data, impl=_key_of_places(dims, places, tuple(sizes), len(dims)))
+    block = jax.random.wrap_key_data(data, impl=_key_of_places(dims, places, tuple(sizes), len(dims), dealt=dealt))
     return jax.random.bernoulli(block, 1 - rate, tuple(sizes))
 
 
@@ -226,26 +241,40 @@ def _need_key(key: Any, what: str) -> Any:
     return key
 
 
-def _key_of_places(shape: Shape, places: Callable[[Any], Iterable[Any]], sizes: tuple[int, ...], extra: int = 0) -> Any:
+def _key_of_places(
+    shape: Shape,
+    places: Callable[[Any], Iterable[Any]],
+    sizes: tuple[int, ...],
+    extra: int = 0,
+    *,
+    dealt: Dealt | None,
+) -> Any:
     """A kind of key with the bits that some places have of the (unpadded) whole.
 
-    `places` gives the global index along each dim, of what the key's data hold beyond the key itself.
+    `places` gives the global index along each dim, of what the key's data hold beyond the key itself: a kind of key can
+    close over no traced number. Where rows are dealt out, which ones is the first of these words.
     """
 
     def random_bits(data: Any, width: int, asked: tuple[int, ...]) -> Any:
         if tuple(asked) != sizes:
             raise AssertionError(f"a sampler asked for bits of shape {asked} to fill {sizes}")
-        high, low = _global_index(shape, places(data[2:]), sizes)
+        words = data[2:] if dealt is None else data[3:]
+        high, low = _global_index(shape, places(words), sizes, dealt, None if dealt is None else data[2])
         first, second = extended.threefry2x32_p.bind(data[0], data[1], high, low)
         if width == 64:
             return (first.astype("uint64") << 32) | second.astype("uint64")
         return lax.convert_element_type(first ^ second, f"uint{width}")
 
+    def split(data: Any, shape: Any) -> Any:
+        keys = standard.split(data[:2], shape)
+        return jnp.concatenate([keys, jnp.broadcast_to(data[2:], (*shape, data.size - 2))], axis=-1)
+
     standard: Any = extended.threefry_prng_impl
+    words_count = 2 + extra + (dealt is not None)
     return extended.define_prng_impl(
-        key_shape=(2 + extra,),
+        key_shape=(words_count,),
         seed=standard.seed,
-        split=standard.split,
+        split=standard.split if words_count == 2 else split,
         random_bits=random_bits,
         fold_in=standard.fold_in,
         name="weft_slice",
@@ -264,14 +293,19 @@ def _slice_places(placement: Placement, sizes: tuple[int, ...]) -> Callable[[Any
     return places
 
 
-def _global_index(shape: Shape, places: Iterable[Any], sizes: tuple[int, ...]) -> tuple[Any, Any]:
+def _global_index(
+    shape: Shape, places: Iterable[Any], sizes: tuple[int, ...], dealt: Dealt | None, number: Any
+) -> tuple[Any, Any]:
     """The row-major index in the whole of each local element: high and low word."""
     high = low = jnp.zeros(sizes, "uint32")
-    is_long = math.prod(dim.count for dim in shape) > 2**32
-    for dim, here in zip(shape, places, strict=True):
+    counts = [dim.count * (dealt.count if dealt is not None and dealt.has(dim) else 1) for dim in shape]
+    is_long = math.prod(counts) > 2**32
+    for dim, here, count in zip(shape, places, counts, strict=True):
+        if dealt is not None and dealt.has(dim):
+            here = here * jnp.uint32(dealt.count) + number
         if is_long:
-            high = high * jnp.uint32(dim.count) + _high_product(low, dim.count)
-        total = low * jnp.uint32(dim.count) + here
+            high = high * jnp.uint32(count) + _high_product(low, count)
+        total = low * jnp.uint32(count) + here
         if is_long:
             high = high + (total < here).astype("uint32")
         low = total

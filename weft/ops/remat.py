@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..checks import need_function
 from ..errors import TensorError, closest, fold_frames, public
 from ..leaves import is_data
+from ..lower.fetch import is_collecting
 from ..lower.meet import inside_remat, need_tensor
 from ..lower.recorded import bring_in, recorded
 from ..lower.trees import check_numbers
@@ -40,6 +41,8 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
     @fold_frames
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if is_collecting():
+            return fn(*args, **kwargs)
         leaves, structure = jax.tree.flatten(bring_in((args, kwargs)), is_leaf=is_tensor)
         is_value = [is_data(leaf) for leaf in leaves]
         fixed = [None if value else leaf for leaf, value in zip(leaves, is_value, strict=True)]

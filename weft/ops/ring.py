@@ -23,11 +23,13 @@ from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError
 from ..layout import Axes
 from ..lower.collectives import as_varying, first_place, index, permute, varying
+from ..lower.dealt import dealt_among
 from ..lower.meet import Meeting, meet_apart, with_layout
 from ..lower.move import align, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, is_tensor, placement
 from .blockwise import Back, Bias, KeyPiece, MaskLike, More, Places, QueryPiece, Scoring, State, halve, zeros_like
+from .random import key_words
 
 RING = "because keys and values go round the ring of {axes}"
 
@@ -106,7 +108,7 @@ def _attend(
         queries, keys = ordered("q", rows), jnp.stack([ordered("k", columns), ordered("v", columns)])
         here = [said(name, "length", queries.shape) for name in ("positions", "segments")]
         there = [said(f"memory_{name}", "memory_length", keys.shape) for name in ("positions", "segments")]
-        data = None if key is None or not dropout else as_varying(jax.random.key_data(key), varying(queries))
+        data = None if key is None or not dropout else as_varying(key_words(key, scoring.dealt), varying(queries))
         more = More(said("prefix", None, queries.shape), data)
         mixed = ring.attend(scoring, queries, keys, given.get("table"), (here, there, more))
         return align(mixed, [q.dims.find(name) for name in rows], q.dims)
@@ -157,6 +159,7 @@ def _scoring(
         memory_count=memory.count if memory.is_padded else None,
         dropout=dropout,
         share_dims=Shape([*q.dims.without([channel]), memory]),
+        dealt=dealt_among(q.dims),
         starts=[start_of(dim) for dim in outer],
         kernel=attention_kernel(scale)
         if can_fuse_blocks(q, k, mask, bias, softcap, dropout) and is_on_gpu(q)

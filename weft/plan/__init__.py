@@ -2,6 +2,7 @@
 
 from .compile import Proof, compiled_for
 from .cost import OpCost, Plan
+from .decoding import DecodePlan
 from .hardware import HARDWARE, Hardware, Link, hardware
 from .page import page
 from .ranking import Ranked, Ranking
@@ -9,6 +10,6 @@ from .search import search
 from .sent import Sent
 
 __all__ = [
-    "HARDWARE", "Hardware", "Link", "OpCost", "Plan", "Proof", "Ranked", "Ranking", "Sent", "compiled_for", "hardware",
-    "page", "search",
+    "HARDWARE", "DecodePlan", "Hardware", "Link", "OpCost", "Plan", "Proof", "Ranked", "Ranking", "Sent",
+    "compiled_for", "hardware", "page", "search",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..compat import expect_no_driver
 from ..errors import WeftError
 from ..layout import LayoutLike, as_layout
 from ..mesh import Mesh, MeshLike, as_mesh
@@ -104,6 +105,7 @@ def compiled_for(
     Arguments may be shapes; a train step may overwrite its state. Nothing of the target needs to be there, only its
     compiler: weft's extras `cuda` and `tpu`.
     """
+    expect_no_driver()
     mesh, layout, machine = as_mesh(mesh), as_layout(layout), read_target(target)
     _check_target(machine, mesh)
     bound = bind(fn, mesh, layout)

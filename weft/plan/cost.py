@@ -6,6 +6,7 @@ for nothing there (the gather of a stored weight), hides under a stated share of
 """
 
 import functools
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,31 @@ class OpCost:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class Bubble:
+    """The turns of a pipeline in which a processor has no work."""
+
+    over: str
+    """The dim of the stages."""
+    idle: int
+    turns: int
+    seconds: float
+    """What the plan says these turns take."""
+
+    @property
+    def share(self) -> float:
+        """Of the stages' work: (p - 1) / (m r + p - 1)."""
+        return self.idle / self.turns
+
+    def __str__(self) -> str:
+        counted = f"{self.idle}/{self.turns} of the work of `{self.over}`, (p - 1) / (m r + p - 1)"
+        return f"bubble: {counted}, {time_text(self.seconds)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"over": self.over, "idle": self.idle, "turns": self.turns, "seconds": self.seconds}
+
+
 @dataclass
 class _OpTotal:
     """The kernels of one op in one phase."""
@@ -108,8 +134,16 @@ class Plan:
 
     @property
     def communication(self) -> dict[str, float]:
-        """`sending`, the axes of each group as they are written: `rows+cols`."""
-        return {"+".join(axes): took for axes, took in self.sending.items()}
+        """`sending`, the axes of each group as they are written: `rows+cols`.
+
+        Groups of the same axes in another order are one: the same processors.
+        """
+        names: dict[frozenset[str], str] = {}
+        totals: dict[str, float] = {}
+        for axes, took in self.sending.items():
+            name = names.setdefault(frozenset(axes), "+".join(axes))
+            totals[name] = totals.get(name, 0.0) + took
+        return totals
 
     def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
@@ -165,6 +199,19 @@ class Plan:
         place, figures = (total.op, text, total.axes, total.phase, str(site)), (total.flops, total.bytes, total.count)
         return OpCost(*place, total.seconds, bound_by, *figures)
 
+    @functools.cached_property
+    def bubbles(self) -> list[Bubble]:
+        """The bubble of each pipeline whose stages are split, in the order of the program."""
+        reading = self.program.reading
+        pipelines = {entry.id: entry for entry in reading.entries if entry.idle[0]}
+        seconds: dict[int, float] = defaultdict(float)
+        for op in self.ops:
+            entry = reading.entry(op.op)
+            around = reading.around(entry) if entry is not None else ()
+            if (outer := next((e for e in around if e.id in pipelines), None)) is not None:
+                seconds[outer.id] += op.seconds * outer.idle[0] / outer.idle[1]
+        return [Bubble(e.over[0] if e.over else "", *e.idle, seconds[e.id]) for e in pipelines.values()]
+
     @property
     def peak_flops(self) -> float:
         """FLOP/s at most, in the dtype of most of the program's products."""
@@ -192,14 +239,19 @@ class Plan:
 
     @functools.cached_property
     def tokens(self) -> int | None:
-        """Tokens of one step: batch times length of the ids; None without ids."""
-        sizes = [
-            placed.dims.find("batch").size * placed.dims.find("length").size
+        """Tokens of one step: batch times length of the ids; None without ids.
+
+        When decoding, which shows by a KV cache, an id of each sequence is one token.
+        """
+        ids = [
+            placed.dims
             for entry in self.program.reading.entries
             for placed, maker in zip(entry.operands, entry.makers, strict=False)
-            if placed is not None and maker is None and placed.dtype.kind in "iu"
-            if placed.dims.has("batch") and placed.dims.has("length")
+            if placed is not None and maker is None and placed.dtype.kind in "iu" and placed.dims.has("batch")
         ]
+        if self.memory.cache:
+            return max((math.prod(dims.sizes) for dims in ids if not dims.has("memory_length")), default=None)
+        sizes = [dims.find("batch").size * dims.find("length").size for dims in ids if dims.has("length")]
         return max(sizes, default=None)
 
     @property
@@ -223,22 +275,30 @@ class Plan:
             lines.append(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more")
         return "\n".join(lines)
 
+    @property
+    def title(self) -> str:
+        """The program, its mesh, its layout and the hardware."""
+        return f"{self.program.title}, {self.hardware.title}"
+
     def __str__(self) -> str:
-        head = f"{self.program.title}, {self.hardware.title}"
         rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
-        lines = [head, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
+        lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
-        lines.append(self._memory_line())
+        lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
 
-    def _memory_line(self) -> str:
+    @property
+    def memory_text(self) -> str:
+        """One line: the peak, whether it fits, and what of it can be said apart."""
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
         line = (
             f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
         )
+        if cache := sum(array.bytes for array in self.memory.cache):
+            return f"{line}; {size_text(cache)} of it are the KV cache"
         scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
         if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
             line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
@@ -260,6 +320,7 @@ class Plan:
             "communication": self.communication,
             "exposed": self.exposed,
             "phases": self.phases,
+            "bubbles": [bubble.to_dict() for bubble in self.bubbles],
             "mfu": self.mfu,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
@@ -281,7 +342,7 @@ def _why(plan: Plan) -> str:
     share = by[most] / plan.seconds if plan.seconds else 0.0
     most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
-    wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
+    wasted = (duplicated + plan.program.flops_idle) / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
         return f"{most_of_it}; {duplicated.reason}"

@@ -108,6 +108,17 @@ class Memory:
             alive.append(Alive(called.name, called.type, value.bytes, kind, called.phase, called.source))
         return sorted(alive, key=lambda array: -array.bytes)
 
+    @functools.cached_property
+    def given(self) -> list[Alive]:
+        """The arguments as one processor holds them, in the order of the inputs."""
+        called = [(value, self._names.called(value, self._course)) for value in self._course.body.inputs]
+        return [Alive(name.name, name.type, value.bytes, "argument", name.phase, name.source) for value, name in called]
+
+    @property
+    def cache(self) -> list[Alive]:
+        """The KV cache that a step of decoding is given: those of `memory_length`."""
+        return [array for array in self.given if "memory_length" in array.array_type.names]
+
     def _is_saved(self, value: Any, course: Course) -> bool:
         """Whether the backward pass needs what the forward pass made."""
         if value.maker is None or self._names.phase(value.maker) != "forward":

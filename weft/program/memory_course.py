@@ -146,8 +146,20 @@ class Course:
         for task in self.body.tasks:
             if task.kind is Role.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
                 self._drawn.add(id(task))
+        self._in_place = {id(value) for value in self._carried_on()}
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
+
+    def _carried_on(self) -> Iterator[Buffer]:
+        """What a turn carries on as it got it, with a slice written into it."""
+        if self.around is None or not isinstance(loop := self.around[1].step, Loop) or not loop.is_scan:
+            return
+        fixed, carried = loop.parts
+        for before, after in zip(self.body.inputs[fixed : fixed + carried], self.body.results[:carried], strict=True):
+            maker = after.maker
+            is_written = maker is not None and maker.kind is Role.WRITE and maker.operands[0] is before
+            if is_written and before.uses[-1] is maker:
+                yield after
 
     def _is_folded(self, value: Buffer) -> bool:
         """Whether the task that makes a value can be part of the kernel that uses it."""
@@ -225,7 +237,7 @@ class Course:
         owned = {id(value) for value in self._owned}
         alive = 0
         for value in self._made:
-            if not value.bytes or not value.is_stored:
+            if not value.bytes or not value.is_stored or id(value) in self._in_place:
                 continue
             if id(value) in owned:
                 alive += value.bytes
@@ -319,7 +331,7 @@ class Course:
         reused = {id(value) for value in self._operands_written_over(self.body.tasks[at])} if at < self.end else set()
         owned = {id(value) for value in self._owned}
         for value in self._made:
-            if not value.bytes or not value.is_stored or id(value) in reused:
+            if not value.bytes or not value.is_stored or id(value) in reused | self._in_place:
                 continue
             if id(value) in owned:
                 born = -1

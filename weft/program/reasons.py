@@ -9,16 +9,24 @@ from collections.abc import Iterable, Sequence
 
 from ..graph import Step
 from ..record import SUMS, Axes, Entry, Placed
+from ..text import size_text
 from .reading import Reading
 
 _REDUCES = ("all_reduce", "reduce_scatter")
 
 
 def reason(reading: Reading, step: Step, axes: Axes) -> str:
-    """Why this collective over these axes is there."""
+    """Why this collective over these axes is there; where bytes decided, by which."""
     entry = reading.entry(step.op)
     if entry is None:
         return ""
+    why = _why(reading, entry, step, axes)
+    if not entry.choice or step.phase != "forward" or step.operand not in (0, None) or step.collective == "all_reduce":
+        return why
+    return f"{why}: {', '.join(f'{size_text(size)} for {what}' for what, size in entry.choice)}"
+
+
+def _why(reading: Reading, entry: Entry, step: Step, axes: Axes) -> str:
     over = _plus(axes)
     if entry.traits.reason:
         name = reading.operand_name(entry.id, 0) or "a parameter"
@@ -90,11 +98,13 @@ class _Op:
 
     def forward(self, collective: str | None) -> str:
         entry, over = self.entry, self.over
+        if collective == "all_to_all" and entry.traits.reason_exchange:
+            return self._filled(entry.traits.reason_exchange, self.moved)
         if collective == "all_to_all" and self.is_back:
             return f"because {entry.op} needs {_and(self.split)} whole, split over {over}"
         if collective == "all_to_all":
             return f"because {over} goes from {_and(self.split)} to {self._targets()}"
-        if collective == "all_gather" and entry.renamed:
+        if collective in ("all_gather", "permute") and entry.renamed:
             return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
         if self.along:
             why = self._filled(entry.traits.reason_along, self.along)
@@ -113,6 +123,8 @@ class _Op:
 
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
+        if collective == "all_to_all" and self.entry.traits.reason_exchange:
+            return f"{self._filled(self.entry.traits.reason_exchange, self.moved)}: the gradient goes back"
         if collective == "all_to_all" and not self.is_back:
             return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
         if collective == "all_gather":
@@ -120,6 +132,8 @@ class _Op:
         if collective == "reduce_scatter" and self.entry.renamed:
             otherwise = self._otherwise()
             return f"because {_is(self.moved)} split over {over} and {otherwise}: the parts of the gradient are summed"
+        if collective == "permute" and self.entry.renamed:
+            return f"because {_is(self.moved)} split over {over} and {self._otherwise()}: so the gradient goes back"
         if collective == "reduce_scatter" or self.along or self.split:
             return self._goes_over()
         return f"because the result of {op} is the same on all of {over}, used with data split there"

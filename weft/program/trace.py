@@ -86,13 +86,18 @@ class Program:
 
     @property
     def flops_useful(self) -> float:
-        """One processor's share of `flops`, were no work done twice."""
+        """One processor's share of `flops`, were no work done twice or in a bubble."""
         return self._work.useful
 
     @property
     def flops_duplicated(self) -> Duplicated:
-        """`flops - flops_useful`; its `reason` says what is done twice, and why."""
+        """Those of `flops` that others do too; its `reason` says what, and why."""
         return self._work.duplicated
+
+    @property
+    def flops_idle(self) -> int:
+        """Those of `flops` done while a pipeline fills and empties: its bubble."""
+        return self._work.idle
 
     @property
     def flops_recomputed(self) -> int:
@@ -139,6 +144,7 @@ class Program:
             "flops_useful": self.flops_useful,
             "flops_duplicated": float(self.flops_duplicated),
             "flops_recomputed": self.flops_recomputed,
+            "flops_idle": self.flops_idle,
             "duplicated": self.flops_duplicated.reason,
         }
 

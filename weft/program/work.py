@@ -1,7 +1,8 @@
 """The work of a program: the FLOPs of its products on one processor.
 
 Counted on the local shapes of the traced program, loops, gradients and recomputation included. An op none of whose
-dims is split over an axis does the same on all processors along it: that work is duplicated.
+dims is split over an axis does the same on all processors along it: that work is duplicated. What a pipeline's stages
+do while it fills and empties (its bubble) is of no use to anyone.
 """
 
 import math
@@ -30,7 +31,7 @@ class Work:
 
     def __init__(self, reading: Reading):
         self._reading = reading
-        self.total, self.recomputed, useful = 0, 0, 0
+        self.total, self.recomputed, self.idle, useful = 0, 0, 0, 0
         self._repeated: dict[tuple[int, tuple[str, ...]], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._in_function: dict[str, int] = defaultdict(int)
         self._lines: dict[tuple[tuple[str, ...], str], set[str]] = defaultdict(set)
@@ -44,10 +45,20 @@ class Work:
             if flops := _flops(step, reading.mesh.axes) * step.count:
                 self.total += flops
                 self.recomputed += flops if step.phase == "recompute" else 0
-                useful += flops * self._ways(step, flops)
+                idle = self._idle(step, flops)
+                self.idle += idle
+                useful += (flops - idle) * self._ways(step, flops)
         self.useful: float = (
             useful // reading.mesh.size if useful % reading.mesh.size == 0 else useful / reading.mesh.size
         )
+
+    def _idle(self, step: Step, flops: int) -> int:
+        """Those FLOPs of a step that are done in the bubble of a pipeline around it."""
+        entry = self._reading.entry(step.op)
+        for outer in self._reading.around(entry) if entry is not None else ():
+            if outer.idle[0]:
+                return flops * outer.idle[0] // outer.idle[1]
+        return 0
 
     def _ways(self, step: Step, flops: int) -> int:
         """Over how many processors the dims of the step's op divide its work."""
@@ -67,7 +78,7 @@ class Work:
 
     @property
     def duplicated(self) -> Duplicated:
-        return Duplicated(self.total - self.useful, self.sentence)
+        return Duplicated(self.total - self.idle - self.useful, self.sentence)
 
     @property
     def sentence(self) -> str:
@@ -85,6 +96,8 @@ class Work:
             axes = f"axis {unused[0]} splits" if len(unused) == 1 else f"axes {' and '.join(unused)} split"
             where = self._list_functions(unused, functions)
             parts.append(f"{percent_text(share)} of the work is done {often}: {axes} nothing in {where}")
+        if self.idle:
+            parts.append(f"{percent_text(self.idle / self.total)} of the work is the bubble of a pipeline")
         if not self._reading.update_known:
             parts.append("the update's products are not counted")
         return "; ".join(parts) or "no work is done twice"

@@ -146,14 +146,24 @@ def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfi
     changes = {key: value for key, value in values.items() if key != "preset"}
     try:
         if "preset" in values:
-            return models.preset(values["preset"], **changes)
+            return _need_tokens(models.preset(values["preset"], **changes))
         if "kind" in values:
-            return models.from_fields(values, where=where("model"))
+            return _need_tokens(models.from_fields(values, where=where("model")))
         return dataclasses.replace(model_in(Path(str(init_from)).expanduser()), **_check_known(changes))
     except WeftError as error:
         named = [f"model.{key}" for key in values if f"`{key}`" in error.fact]
         named = named or ["model.preset" if {"preset", "kind"} & values.keys() else "init_from"]
         raise ConfigError(f"in `{named[0].split('.')[0]}`: {error.fact}", fix=error.fix, at=where(*named)) from None
+
+
+def _need_tokens(config: models.ModelConfig) -> models.TransformerConfig:
+    """The configuration, if it is that of a model of tokens, which a run can feed."""
+    if not isinstance(config, models.TransformerConfig):
+        raise ConfigError(
+            f"`preset` or `kind` names {config.name}, a model of images, and runs are fed with tokens",
+            fix="train it by `wf.train_step`, or name a Transformer, e.g. 'tiny-lm'",
+        )
+    return config
 
 
 def _check_known(changes: Mapping[str, Any]) -> dict[str, Any]:

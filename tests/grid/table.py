@@ -1,0 +1,175 @@
+"""The grid itself: every row, written or drawn, and the few of them that stand for the others in the fast suite.
+
+A line is `layout | how it is computed`, or `layout ! what its refusal says`.
+"""
+
+from tests.grid.draw import draw_rows
+from tests.grid.rows import CUBE, EXPERTS, IMAGES, KINDS, TALL, TWO, Row, Table
+
+_table = Table()
+
+_table.write("lm", TWO, """
+    batch:x+y                                              | drop
+    batch:x+y,params.d_model:x+y                           | remat=True drop
+    batch:x+y,params.d_model:x+y                           | scanned=False loss_chunks=4
+    batch:x+y,params.d_model:y                             | remat=True loss_chunks=4
+    batch:x+y,params.d_model:y                             | scanned=False remat=True micro=2
+    batch:x+y,params.d_model:y,optimizer.d_model:x+y       | drop
+    batch:x+y,optimizer.d_model:x+y                        | drop
+    batch:x+y,optimizer.vocab:y,optimizer.d_ff:x           | scanned=False
+    batch:x,heads:y,d_ff:y,vocab:y                         | remat=attention+feed_forward drop
+    batch:x,heads:y,d_ff:y,vocab:y                         | loss_chunks=4 micro=4
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y,params.d_model:x | scanned=False drop
+    batch:x,length:y                                       | drop
+    batch:x,length:y,params.d_model:x                      | loss_chunks=4
+    batch:x,length:y,params.d_ff:y                         | scanned=False
+    batch:x,memory_length:y                                | remat=True drop
+    d_model:x,heads:y,d_ff:y,vocab:y                       | drop
+    batch:x,d_model:y                                      | micro=2
+    batch:x,params.layers:x,optimizer.layers:x             | remat=True
+    vocab:x+y,d_ff:x+y,heads:x+y,stream:x+y                | unroll=2
+    batch:x,heads:x                                        ! dims `batch` and `heads`
+    batch:x,vocab:x                                        ! are both split over axis `x`
+    d_ff:x,params.d_model:x                                | drop
+    batch:x,params.d_model:x,params.d_ff:x                 ! stored split over axis `x`
+    batch:x,layers:y                                       ! does not divide
+    batch:x,layers:x                                       ! scan goes over `layers`
+    batch:x,stage:y                                        ! matches nothing
+""")  # fmt: skip
+_table.write("lm", TALL, """
+    batch:y,heads:x,d_ff:x,vocab:x                         | scanned=False remat=True
+    batch:x,length:y,params.d_model:x+y                    | drop
+    length:x,heads:y,d_ff:y,vocab:y                        | loss_chunks=4
+    batch:x+y,params.d_model:y,optimizer.vocab:x           | scanned=False micro=2
+""")  # fmt: skip
+_table.write("lm", CUBE, """
+    batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | drop
+    batch:x+y,heads:z,d_ff:z,vocab:z,stream:z,params.d_model:y | remat=attention+feed_forward
+    batch:x+y,heads:z,d_ff:z,vocab:z,params.d_model:x+y    | scanned=False loss_chunks=4 drop
+    batch:x,memory_length:y,heads:z,d_ff:y+z,vocab:z       | micro=2
+    batch:x+y+z,params.vocab:x,params.d_ff:y,params.heads:z |
+""")  # fmt: skip
+
+_table.write("modern lm", TWO, """
+    batch:x,length:y                                       | drop
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
+    batch:x+y,params.d_model:x+y                           | scanned=False remat=True drop
+    group:x,d_ff:y,vocab:y                                 | loss_chunks=4
+    heads:x+y                                              ! does not divide
+""")  # fmt: skip
+_table.write("modern lm", CUBE, """
+    batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | scanned=False
+    batch:x,memory_length:y,group:z                        | drop
+    batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=True micro=2
+""")  # fmt: skip
+_table.write("relative lm", TWO, """
+    batch:x,length:y                                       | drop
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y,params.buckets:x | remat=True
+    batch:x+y,params.d_model:x+y,params.heads:y            ! stored split over axis `y`
+""")  # fmt: skip
+_table.write("relative lm", CUBE, """
+    batch:x,length:y,heads:z                               | scanned=False remat=True
+    batch:x,memory_length:y,heads:z,d_ff:z                 | drop
+""")  # fmt: skip
+_table.write("tied lm", TWO, """
+    batch:x+y,params.d_model:x+y                           | remat=True loss_chunks=4
+    batch:x,heads:y,d_ff:y,vocab:y                         | drop
+    batch:x+y,params.vocab:y                               | scanned=False
+    batch:x+y,optimizer.vocab:y                            | micro=2
+""")  # fmt: skip
+_table.write("tied lm", CUBE, """
+    batch:x,length:y,vocab:z,params.positions:x            | drop
+    batch:x+y,vocab:z,params.d_model:x                     | loss_chunks=4 remat=True
+""")  # fmt: skip
+
+_table.write("seq2seq", TWO, """
+    batch:x+y                                              | drop
+    batch:x+y,params.d_model:x+y                           | remat=True drop
+    batch:x+y,optimizer.d_model:y                          | scanned=False
+    batch:x,heads:y,d_ff:y,vocab:y                         | micro=2
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
+    batch:x,length:y                                       | drop
+""")  # fmt: skip
+_table.write("seq2seq", CUBE, """
+    batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | loss_chunks=4
+    batch:x,memory_length:y,heads:z,d_ff:z,vocab:z         | scanned=False drop
+    batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=attention+feed_forward
+""")  # fmt: skip
+_table.write("t5", TALL, """
+    batch:x,heads:y,d_ff:y,vocab:y                         | drop
+    batch:x+y,params.d_model:x                             | scanned=False remat=True
+""")  # fmt: skip
+_table.write("t5", CUBE, """
+    batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | remat=True
+    length:x,memory_length:y,heads:z,d_ff:z                | drop
+""")  # fmt: skip
+
+for _kind in EXPERTS:
+    _table.write(_kind, TWO, """
+        batch:x+y                                          | drop
+        batch:x+y,experts:x+y                              | remat=True
+        batch:x+y,experts:y                                | scanned=False drop
+        batch:x+y,experts:x                                | drop
+        batch:x,experts:x,d_ff:y                           | micro=2
+    """)  # fmt: skip
+    _table.write(_kind, CUBE, """
+        batch:x+y,experts:x,d_ff:z,heads:z,vocab:z         | remat=True drop
+        batch:x,experts:x,heads:y,d_ff:y,stream:y,params.d_model:z | scanned=False
+    """)  # fmt: skip
+_table.write("switch", TWO, """
+    experts:x                                              | drop
+    batch:x,experts:y                                      | loss_chunks=4
+    batch:x,length:y,experts:x                             | remat=True
+    batch:x+y,experts:y,params.d_model:x                   | remat=True drop
+    experts:x+y,d_ff:y                                     ! are both split over axis `y`
+""")  # fmt: skip
+_table.write("top2", TALL, """
+    batch:x,experts:x,heads:y,d_ff:y,stream:y              | drop
+    batch:x+y,experts:x,params.d_model:y                   | scanned=False remat=True
+""")  # fmt: skip
+
+_table.write("unet", TWO, """
+    batch:x+y                                              | drop
+    height:x,width:y                                       | drop
+    height:x,filters:y                                     | remat=True
+    batch:x,height:y,params.channels:x                     | remat=True drop
+    batch:x,heads:y,filters:y                              |
+    width:x+y,params.filters:y                             | remat=True
+    batch:x,optimizer.channels:x,channels:y                | drop
+    height:x+y                                             | drop
+    channels:x+y,height:x                                  ! are both split over axis `x`
+    height:x,width:x                                       ! are both split over axis `x`
+""")  # fmt: skip
+_table.write("unet", CUBE, """
+    batch:x,height:y,width:z                               | drop
+    batch:x,height:y,filters:z,params.channels:x           | remat=True
+    batch:x+y,filters:z,params.channels:y                  | drop
+    height:x,width:y,channels:z                            |
+""")  # fmt: skip
+_table.write("unet of volumes", TALL, """
+    depth:x,height:y                                       | remat=True drop
+    depth:y,height:x                                       |
+    batch:x+y,params.channels:x                            | remat=True
+    height:x+y                                             ! need a multiple of 16
+""")  # fmt: skip
+_table.write("unet of volumes", CUBE, """
+    depth:x,height:y,width:z                               | drop
+    batch:x,depth:y,height:z                               | remat=True
+    depth:x+y,filters:z                                    |
+    batch:x,depth:y,filters:z,params.channels:x            | remat=True drop
+    depth:x,height:y,channels:z,optimizer.filters:x        |
+""")  # fmt: skip
+
+_DRAWN = {
+    "lm": 4,
+    "modern lm": 3,
+    "relative lm": 2,
+    "tied lm": 2,
+    "seq2seq": 3,
+    "t5": 2,
+    **dict.fromkeys((*EXPERTS, *IMAGES), 2),
+}
+_drawn = [row for kind in KINDS for mesh in (TWO, TALL, CUBE) for row in draw_rows(kind, mesh, _DRAWN[kind])]
+
+ROWS: tuple[Row, ...] = (*_table.rows, *_drawn)

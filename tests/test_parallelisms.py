@@ -1,0 +1,71 @@
+"""docs/parallelisms.md: its formulas hold for other sizes too, and its pictures show what its lines place."""
+
+import contextlib
+import io
+import re
+
+import pytest
+
+from tests.pictures import FOLDER, TENSORS, TEXT, draw_all, facts_in, sections
+from tests.plan.browser import why_not
+from tests.test_docs import blocks_of
+
+PAGE = TEXT.read_text(encoding="utf-8")
+# Sizes that share no factor by which one letter could stand for another.
+OTHER = {
+    "SIZES": dict(layers=3, d_model=48, heads=8, d_kv=10, d_ff=112, vocab=176, batch=24, length=32),
+    "IMAGES": dict(levels=3, channels=16, height=64, width=48, classes=5, batch=3),
+}
+
+
+def run_page(change):
+    """The text's programs, each changed first; `show` itself holds each formula to the ledger."""
+    namespace = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for block in blocks_of(TEXT):
+            if block.language == "python":
+                exec(compile("\n" * block.line + change(block.text), TEXT.name, "exec"), namespace)
+    return printed.getvalue()
+
+
+@pytest.mark.slow
+def test_every_formula_holds_for_a_model_of_other_sizes():
+    printed = run_page(
+        lambda text: re.sub(r"^(SIZES|IMAGES) = .*$", lambda m: f"{m[1]} = {OTHER[m[1]]}", text, flags=re.M)
+    )
+    held, shown = (
+        re.findall(r"^  (\w+ over .*) B in .* calls = (.*)$", text, re.MULTILINE) for text in (printed, PAGE)
+    )
+    assert [formula for _, formula in held] == [formula for _, formula in shown]
+    assert all(one != other for (one, _), (other, _) in zip(held, shown, strict=True))  # the sizes are others
+
+
+def test_a_formula_that_does_not_hold_is_an_error():
+    first = next(block.text for block in blocks_of(TEXT) if block.text.startswith("show("))
+    with pytest.raises(AssertionError):
+        run_page(lambda text: text.replace("= 4*P", "= 8*P") if text == first else text)
+
+
+@pytest.mark.parametrize("section", sections(PAGE), ids=lambda section: section.picture)
+def test_a_picture_shows_the_slices_that_its_line_gives(section):
+    picture = (FOLDER / f"{section.picture}.svg").read_text(encoding="utf-8")
+    assert facts_in(picture) == section.facts(), "fix: python -m tests.pictures"
+
+
+def test_every_section_has_a_picture_and_says_when_to_use_it():
+    parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    for part in filter(lambda part: "\nshow(" in part, parts):
+        title, *lines = part.splitlines()
+        assert "pictures/parallelisms/" in part, title
+        assert "Use it" in " ".join(lines), title
+    assert (
+        {section.picture for section in sections(PAGE)} == set(TENSORS) == {file.stem for file in FOLDER.glob("*.svg")}
+    )
+
+
+@pytest.mark.slow
+def test_the_pictures_are_what_the_page_draws(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    fix = "fix: python -m tests.pictures"
+    assert draw_all(tmp_path) == {file.stem: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.svg")}, fix

@@ -1,0 +1,101 @@
+"""Rows sent to the processors of another dim and back: an all-to-all each way.
+
+A rename keeps every value at its place: where the outer of two axes leaves a dim, the rest of that dim must first be
+put in order. Who works on each row alone, as an expert on its tokens, needs no order. `dispatch` renames and leaves the
+rows as they come: the dim in two, a part over the axes that leave, then the rest. One after the other they are
+the dim itself, so random numbers stay what they are. `collect` renames back and joins them.
+"""
+
+import math
+
+from ..dims import Dim, DimLike, Shape, rename_dims
+from ..errors import DimError
+from ..layout import Axes, Region, axes_in
+from ..lower.meet import meet, need_tensor
+from ..lower.move import relocate, result, settle
+from ..lower.recorded import recorded
+from ..tensor import Tensor, placement
+from .reshape import broadcast, rename
+
+
+@recorded(is_rename=True)
+def dispatch(x: Tensor, **names: DimLike) -> Tensor:
+    """`x` renamed, where outer axes leave a dim its part over these and the rest."""
+    x = need_tensor(x, "dispatch")
+    dims = rename_dims(x.dims, names)
+    cut = None if x.region is None else _first_cut(x, dims, x.region)
+    if cut is None or x.region is None:
+        return rename(x, **names)
+    position, leaving = cut
+    dim, ways = dims[position], x.region.ways(leaving)
+    parts = Dim(_outer(dim.name), ways), Dim(dim.name, dim.size // ways, dim.follows)
+    dims = Shape([*dims[:position], *parts, *dims[position + 1 :]])
+    have = placement(x)
+    meeting = meet([x], into=dims)
+    array = meeting.run(lambda a: a, [x])
+    array = array.reshape([*array.shape[:position], 1, *array.shape[position:]])
+    placed = (*have[:position], leaving, have[position][len(leaving) :], *have[position + 1 :])
+    return settle(array, dims, placed, x.region, kind=meeting.kind)
+
+
+@recorded(is_rename=True)
+def collect(x: Tensor, **names: DimLike) -> Tensor:
+    """`x`, as `dispatch` made it, renamed; the parts of a dim are joined again."""
+    x = need_tensor(x, "collect")
+    cut = next((name for name in names if x.dims.has(_outer(name))), None)
+    if cut is None or x.region is None:
+        return rename(x, **names)
+    position, outer, into = x.dims.position(_outer(cut)), x.dim(_outer(cut)), names[cut]
+    if not isinstance(into, Dim) or into.size != outer.size * x.size(cut):
+        size = outer.size * x.size(cut)
+        raise DimError(f"`{cut}` was joined into {into!r}", fix=f"give a dim of size {size}: `wf.Dim('batch', {size})`")
+    kept = {old: new for old, new in names.items() if old != cut}
+    target = rename_dims(Shape([*x.dims[:position], into, *x.dims[position + 2 :]]), kept)
+    want = x.region.placement(target)
+    lead = _leading(want[position], outer.size, x.region)
+    parts = (*want[:position], lead, want[position][len(lead) :], *want[position + 1 :])
+    meeting = meet([x])
+    array = relocate(meeting.run(lambda a: a, [x]), meeting.placement(x.dims), parts, x.region)
+    array = array.reshape([*array.shape[:position], -1, *array.shape[position + 2 :]])
+    return result(array, target, x.region)
+
+
+def parts_of(dim: Dim, *, beside: Tensor) -> list[Dim]:
+    """A dim cut in a part for each of its slices and the rest; itself if it is whole.
+
+    So it is too where a dim of the tensor beside it has its axes. Sums over the rest alone need not be sent before all
+    else is done; the part then is one more dim to sum over.
+    """
+    region = beside.region
+    if region is None or not (axes := region.placement([dim])[0]) or dim.is_padded:
+        return [dim]
+    part = Dim(f"{dim.name}_slices", region.ways(axes), dim.name)
+    if region.placement([part, *beside.dims])[0] != axes:
+        return [dim]
+    return [part, Dim(f"{dim.name}_slice", dim.size // part.size)]
+
+
+def repeat(x: Tensor, along: Dim) -> Tensor:
+    """`x` repeated along a dim, which comes first."""
+    return broadcast(x, [along, *x.dims])
+
+
+def _outer(name: str) -> str:
+    return f"{name}_outer"
+
+
+def _first_cut(x: Tensor, dims: Shape, region: Region) -> tuple[int, Axes] | None:
+    """The dim that loses its outer axes to others and keeps inner ones; and those."""
+    want = region.placement(dims)
+    for position, (have, kept) in enumerate(zip(placement(x), want, strict=True)):
+        leaving = have[: len(have) - len(kept)]
+        is_moved = bool(leaving) and set(leaving) <= set(axes_in(want))
+        if is_moved and kept and have == leaving + kept and not dims[position].is_padded:
+            return position, leaving
+    return None
+
+
+def _leading(axes: Axes, ways: int, region: Region) -> Axes:
+    """The first of these axes, which cut into so many slices."""
+    sizes = [region.mesh.axes[axis] for axis in axes]
+    return axes[: next(i for i in range(len(axes) + 1) if math.prod(sizes[:i]) == ways)]
