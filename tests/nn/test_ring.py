@@ -297,3 +297,17 @@ def test_on_a_gpu_blocks_are_done_by_the_fused_kernel(mask, place, monkeypatch):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(a, "float32"), np.asarray(b, "float32")
         np.testing.assert_allclose(a, b, rtol=0, atol=2**-5 * np.abs(b).max())  # a few roundings to 8 bits
+
+
+def test_a_plan_prices_blocks_as_the_fused_kernel_and_what_goes_round_beside_them():
+    places = wf.Dim("length", 4096)
+    dims = [B, places, H, K], [B, places.renamed("memory_length"), H, K]
+    q, k = (wf.tensor(jax.ShapeDtypeStruct([dim.size for dim in own], "bfloat16"), own) for own in dims)
+    layer = nn.init(nn.Attention(D, H, K), KEY)
+    run = wf.trace(
+        lambda q, k, v: layer.attend(q, k, v, mask=causal()), q, k, k, mesh="x=4", layout="length:x,memory_length:x"
+    )
+    plan, written_out = wf.Plan(run, "h100"), wf.Plan(run, "h100", fused=False)
+    assert plan.kinds["attention"] > 0 and "attention" not in written_out.kinds
+    assert plan.sending == written_out.sending and plan.sending["x",] > 0
+    assert plan.seconds < written_out.seconds
