@@ -131,6 +131,22 @@ def frames_of(eqn: Any) -> Iterator[Frame]:
             yield Frame(found["file"], int(found["line"]), found["function"])
 
 
+# What JAX says while it starts.
+
+
+def expect_no_driver() -> None:
+    """Leaves out what JAX logs of a CUDA driver that is not there; all else is said.
+
+    A program that only compiles for GPUs needs the plugin, and no driver.
+    """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_is_not_of_driver)  # the logger has no public name
+
+
+def _is_not_of_driver(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return "Unable to load CUDA" not in str(error)
+
+
 # cuDNN's attention, forward with the logarithm of each query's sum and backward given one. jax.nn.dot_product_attention
 # gives that logarithm only rounded to the dtype of the values, and has no gradient of a part of the keys.
 
@@ -178,19 +194,3 @@ def attention_kernel(scale: float) -> AttentionKernel | None:
         return AttentionKernel(module, scale) if all(hasattr(module, name) for name in needed) else None
     except (ImportError, RuntimeError):
         return None
-
-
-# What JAX says while it starts.
-
-
-def expect_no_driver() -> None:
-    """Leaves out what JAX logs of a CUDA driver that is not there; all else is said.
-
-    A program that only compiles for GPUs needs the plugin, and no driver.
-    """
-    logging.getLogger("jax._src.xla_bridge").addFilter(_is_not_of_driver)  # the logger has no public name
-
-
-def _is_not_of_driver(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    return "Unable to load CUDA" not in str(error)

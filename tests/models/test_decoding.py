@@ -107,11 +107,12 @@ def test_one_sequence_on_eight_processors_runs_and_gives_the_tokens_of_one():
     ("config", "how", "fact", "fix"),
     [
         (models.preset("tiny-bert"), {}, "EncoderConfig does not decode", "a language model"),
+        (models.preset("tiny-unet"), {}, "UNetConfig does not decode", "a language model"),
         (models.preset("tiny-moe", gating="choice"), {}, "cannot decode", "gating='switch'"),
         (models.preset("tiny-lm"), {"context": 0}, "`context` is 0", "from 1 on"),
         (models.preset("tiny-lm"), {"batch": 1.5}, "`batch` is 1.5", "from 1 on"),
         (models.preset("tiny-lm", positions="learned", length=16), {}, "the model has 16", "say at most 16"),
-        ("tiny-lm", {}, "'tiny-lm' is no TransformerConfig", "models.preset(name)"),
+        ("tiny-lm", {}, "'tiny-lm' is no ModelConfig", "models.preset(name)"),
     ],
 )
 def test_what_does_not_decode_is_told_with_its_cure(config, how, fact, fix):
