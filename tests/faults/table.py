@@ -472,6 +472,20 @@ fault("causal-attention-computes-all-scores", "plan/attention.py",
       "return (tiles + 1) / (2 * tiles)", "return 1.0",
       "plan/test_cost.py -k diagonal")
 
+fault("gradients-of-a-ring-stay-one-hop-from-home", "ops/ring.py",
+      "d_kv = self._send(d_kv + own, -self.hops)", "d_kv = d_kv + own",
+      "nn/test_ring.py -k 'one_processor or once_forward'")
+fault("a-ring-forgets-the-sums-of-a-smaller-score", "ops/blockwise.py",
+      "shares = state.shares * old + share", "shares = state.shares + share",
+      "nn/test_ring.py -k 'one_processor or plain_jnp'")
+fault("dropout-of-a-block-begins-at-the-first-place", "ops/blockwise.py",
+      "(starts[dim.name]).reshape(-1)[0] for dim", "(starts[dim.name]).reshape(-1)[0] * 0 for dim",
+      "nn/test_ring.py -k one_processor")
+fault("a-zigzag-swaps-its-halves", "ops/ring.py",
+      "first, last = jnp.where(is_even, even, odd), jnp.where(is_even, odd, even)",
+      "first, last = jnp.where(is_even, odd, even), jnp.where(is_even, even, odd)",
+      "nn/test_ring.py -k 'one_processor or plain_jnp'")
+
 # ---- training
 
 fault("a-run-goes-on-one-batch-back", "train/trainer.py",
