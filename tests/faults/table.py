@@ -277,6 +277,21 @@ fault("remat-keeps-nothing-by-name", "ops/remat.py",
 fault("accumulate-loses-the-slope-of-its-weight", "ops/accumulate.py",
       "return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)", "return (of_sum,)",
       _CONTRACT.format("control"), "ops/test_control_in_vmap.py -k 'microbatches or accumulate'")
+fault("pipeline-leaves-microbatches-a-slot-from-home", "ops/pipeline.py",
+      "array = jnp.roll(x.raw, -((flow.ways - 1) % flow.slots), axis=0)", "array = x.raw",
+      "ops/test_pipeline.py -k split_stages")
+fault("pipeline-counts-extras-of-its-bubble", "ops/ticks.py",
+      "extras = [choose(number - place == done, a, jnp.zeros_like(a)) for a in extras]", "pass",
+      "ops/test_pipeline.py -k split_stages")
+fault("pipeline-idles-on-zeros", "ops/ticks.py",
+      "idle = [lax.stop_gradient(x.raw) for x in begun]", "idle = [jnp.zeros_like(x.raw) for x in begun]",
+      "ops/test_pipeline.py -k split_stages")
+fault("microbatches-share-random-numbers", "ops/random.py",
+      "here = here * jnp.uint32(dealt.count) + number", "here = here * jnp.uint32(dealt.count)",
+      "ops/test_pipeline.py -k random_numbers")
+fault("pipeline-sums-gradients-at-each-tick", "ops/pipeline.py",
+      "return with_marks(vary_before_loop(w, over), marks)", "return with_marks(w, marks)",
+      "models/test_pipeline.py -k summed_once")
 fault("accumulate-adds-narrow-sums-narrow", "ops/accumulate.py",
       'x.local_array.astype(jnp.promote_types(x.dtype, "float32"))', "x.local_array",
       "ops/test_control_in_vmap.py -k short_floats")
