@@ -99,6 +99,19 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     )
 
 
+_MULTIPLES: dict[str, str] = {}
+
+
+def tell_multiple(dim: str, field: str) -> None:
+    """Lets errors about a dim that does not divide name the field that pads it."""
+    _MULTIPLES[dim] = field
+
+
+def _how_to_pad(dim: Dim, ways: int) -> str:
+    by_field = f"; in a model's configuration `{_MULTIPLES[dim.name]}={ways}`" if dim.name in _MULTIPLES else ""
+    return f"`wf.pad_to(x, '{dim.name}', {ways})`{by_field}"
+
+
 LayoutLike = Layout | str | Mapping[str, str | Sequence[str]]
 """A layout as callers write it; None, where it may be left out, is the empty one."""
 
@@ -267,6 +280,9 @@ class Region:
                 by = name if name in self.layout.rules else Shape(dims).find(name).follows
                 split, rule = ("stored split", f"{store}.{name}") if store else ("split", by)
                 rename = "" if store else f", or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`"
+                kept = [dim for dim in (held[axis], name) if dim in self.layout.rules and dim in self.seen_params]
+                if len(kept) == 1 and not store:
+                    rename += f", or only store parameters so: `params.{kept[0]}:{axis}` for `{kept[0]}:{axis}`"
                 raise LayoutError(
                     f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {split} over axis `{axis}`",
                     state=self.state,
@@ -288,7 +304,7 @@ class Region:
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
-                f"pad it before it comes here (`wf.pad_to(x, '{dim.name}', {ways})`), "
+                f"pad it before it comes here ({_how_to_pad(dim, ways)}), "
                 f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), "
                 f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
             )

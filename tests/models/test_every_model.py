@@ -31,6 +31,8 @@ LAYOUTS = {
     "both": ("two", "batch:rows,heads:cols,d_ff:cols,vocab:cols"),
     "3-D": ("three", "batch:a,length:b,heads:c,d_ff:c,vocab:c,params.d_model:a"),
     "ring": ("two", "batch:rows,length:cols,memory_length:cols,params.d_model:rows"),
+    "ulysses": ("two", "batch:rows,stream:cols,queries:cols,vocab:cols"),
+    "ulysses within heads": ("three", "batch:a,stream:b,heads:c,queries:c+b,d_ff:c,params.d_model:a"),
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
 QUICK = {  # those that the others say little beyond

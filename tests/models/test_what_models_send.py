@@ -5,6 +5,7 @@ import optax
 import pytest
 
 import weft as wf
+from tests.errors.raised import error_of
 from weft import models
 
 PAPERS = "batch:m0,vocab:m1,heads:m1,d_ff:m1"
@@ -112,6 +113,17 @@ def test_words_stored_by_columns_are_exchanged_and_no_table_is_gathered_for_them
     assert (gathered, scattered) == (2 * (table + others), table + others)  # the softmax's table, and all but these
 
 
+def test_a_vocab_over_the_axis_of_the_batch_can_be_stored_so():
+    config = models.preset("tiny-lm", vocab=512, layers=1)
+    error = error_of(lambda: ledger(config, "x=8", "batch:x,vocab:x"), wf.LayoutError)
+    assert "`batch` and `vocab`" in error.fact  # of the logits; words are looked up under both
+    assert "or only store parameters so: `params.vocab:x` for `vocab:x`" in error.fix
+    found = ledger(config, "x=8", "batch:x,params.vocab:x")
+    ids, vectors = config.batch * config.length * 4, config.batch * config.length * config.d_model * 4
+    looked_up = [(row.collective, row.bytes) for row in found if row.function == "Embedding.__call__"]
+    assert looked_up == [("all_gather", ids), ("reduce_scatter", vectors), ("all_gather", vectors)]
+
+
 @pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
 def test_experts_that_share_the_axis_of_the_batch_get_their_tokens_by_one_all_to_all_each_way(gating):
     config = models.preset("tiny-moe", gating=gating, layers=1)
@@ -151,3 +163,21 @@ def test_what_is_frozen_is_not_summed():
     assert [row.bytes for row in found if row.bytes > 4] == [config.vocab * config.d_model * 4]
     sizes = [leaf.size for leaf in jax.tree.leaves(state.optimizer) if leaf.size > 1]
     assert sizes == [config.vocab * config.d_model] * 2
+
+
+def test_ulysses_sends_queries_keys_values_and_what_is_mixed_by_one_all_to_all_each():
+    config = models.preset("tiny-lm", heads=4, group=2)
+    found = ledger(config, "x=4", "stream:x,queries:x,vocab:x")
+    exchanged = [row for row in found if row.collective == "all_to_all"]
+    keys = 4 * config.batch * config.length * config.heads * config.d_kv
+    layer = (2 * config.group + 2) * keys // 4  # queries and results, keys and values; each holds a fourth
+    for phase in ("forward", "backward"):
+        assert sum(row.bytes * row.count for row in exchanged if row.phase == phase) == config.layers * layer
+    # The rest of a layer sends nothing forward: projections and feed-forward stay on slices of the stream.
+    assert {row.collective for row in found if row.phase == "forward" and row.count > 1} == {"all_to_all"}
+
+
+def test_heads_that_do_not_divide_over_queries_are_told_with_their_cure():
+    with pytest.raises(wf.LayoutError, match=r"dim `queries` \(size 2\) does not divide over mesh axis `x`") as error:
+        ledger(models.preset("tiny-lm", heads=2, group=4), "x=4", "stream:x,queries:x")
+    assert "drop `queries:x`" in str(error.value)

@@ -14,6 +14,7 @@ from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
+from ..layout import tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
@@ -22,6 +23,10 @@ from ..nn.position import RopeScaling
 from ..tensor import Tensor, as_dtype, tensor
 
 BIASES = ("q", "k", "v", "o", "in", "out", "norm")
+PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "experts_multiple"}
+"""Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
+for _dim, _field in PADDED_BY.items():
+    tell_multiple(_dim, _field)
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
@@ -77,6 +82,9 @@ class TransformerConfig(ModelConfig):
     d_kv: int
     d_ff: int
     vocab: int
+    heads_multiple: int = 1
+    """The heads are padded to a multiple of this, so that 6 of them divide over 4 processors; the padding attends to
+    nothing and has no gradient."""
     group: int = 1
     """GQA: how many query heads share one head of keys and values."""
     batch: int = 256
@@ -118,6 +126,8 @@ class TransformerConfig(ModelConfig):
     dropout: float = bounded(0.0, least=0, below=1)
     experts: int = bounded(0, least=0)
     """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
+    experts_multiple: int = 1
+    """The experts are padded to a multiple of this; no token is routed to the padding."""
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
@@ -187,7 +197,11 @@ class TransformerConfig(ModelConfig):
 
     @property
     def vocab_dim(self) -> Dim:
-        return Dim("vocab", self.vocab).padded_to(self.vocab_multiple)
+        return self._pad(Dim("vocab", self.vocab))
+
+    def _pad(self, dim: Dim) -> Dim:
+        """The dim with the padding that the configuration asks for."""
+        return dim.padded_to(getattr(self, PADDED_BY[dim.name])) if dim.name in PADDED_BY else dim
 
     @property
     def max_positions(self) -> int:
@@ -231,10 +245,11 @@ class TransformerConfig(ModelConfig):
     def dims(self) -> Shape:
         """Every dim of the weights and of what is computed with them."""
         sizes = {name: getattr(self, name) for name in ("batch", "length", "d_model", "heads", "d_kv", "d_ff")}
-        dims = [Dim(name, size) for name, size in sizes.items()] + self.stack_dims(self.group_size)
+        dims = [self._pad(Dim(name, size)) for name, size in sizes.items()] + self.stack_dims(self.group_size)
         if self.stages > 1:
             dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims.append(Dim("queries", self.heads, "heads"))
         if self.group > 1:
             dims.append(Dim("group", self.group))
         if self.positions == "relative":
@@ -247,13 +262,14 @@ class TransformerConfig(ModelConfig):
 
     def _expert_dims(self) -> list[Dim]:
         """The dims of experts, and of tokens on their way to them."""
-        dims = [Dim("experts", self.experts), Dim("router", self.experts), Dim("expert_batch", self.batch, "batch")]
+        experts = self._pad(Dim("experts", self.experts))
+        dims = [experts, experts.renamed("router"), Dim("expert_batch", self.batch, "batch")]
         if self.shared_experts:
             dims.append(Dim("shared_ff", self.shared_experts * self.d_ff, "d_ff"))
         if self.gating == "dropless":
             return [*dims, Dim("choices", self.top_k), Dim("expert_length", self.length, "length")]
         slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
-        return [*dims, Dim("dispatch", self.experts, "experts"), Dim("slots", slots)]
+        return [*dims, Dim("dispatch", experts.size, "experts", experts.valid), Dim("slots", slots)]
 
     def batch_shapes(self) -> dict[str, Tensor]:
         """A batch as shapes, for `wf.trace` of the model's loss."""
@@ -261,7 +277,7 @@ class TransformerConfig(ModelConfig):
         return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
 """The dims of a model that a search of layouts splits where none are named."""
 
 
