@@ -102,6 +102,26 @@ fault("a-partial-sum-is-scattered-and-not-summed-over-the-rest", "lower/move.py"
       "        return collectives.all_reduce(array, left)\n",
       "        return array if scatters else collectives.all_reduce(array, left)\n",
       _CONTRACT.format("einsum"), "properties/test_random_programs.py", "ops/test_take_one_axis.py")
+fault("axes-of-a-dim-are-reordered-the-other-way", "lower/move.py",
+      "holders.transpose([have.index(axis) for axis in want])",
+      "holders.transpose([want.index(axis) for axis in have])",
+      "ops/test_renames.py")
+fault("rows-sent-to-experts-come-back-with-their-parts-swapped", "ops/dispatch.py",
+      "parts = (*want[:position], lead, want[position][len(lead) :], *want[position + 1 :])",
+      "parts = (*want[:position], want[position][len(lead) :], lead, *want[position + 1 :])",
+      "nn/test_moe.py -k any_axis", "nn/test_layouts.py -k experts")
+fault("statistics-of-slices-are-not-summed", "nn/moe.py",
+      "sums = wf.sum(statistics, over=slices) if slices else statistics",
+      "sums = wf.mean(statistics, over=slices) if slices else statistics",
+      "nn/test_layouts.py -k experts", "nn/test_dropless.py -k layout")
+fault("a-dropless-token-of-an-expert-elsewhere-counts-here", "nn/dropless.py",
+      "group = jnp.where((chosen >= 0) & (chosen < count), chosen, count)",
+      "group = jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
+      "nn/test_dropless.py -k layout")
+fault("a-ragged-product-counts-every-group-for-every-row", "primitives.py",
+      "return groups, max(rows // groups, 1), results // rows, summed",
+      "return groups, max(rows // groups, 1), groups * results // rows, summed",
+      "nn/test_dropless.py -k flops")
 
 # indices
 
