@@ -252,6 +252,29 @@ def test_experts_send_tokens_there_and_back_and_drop_the_same_ones():
     assert "The same losses, and the same tokens dropped." in printed
 
 
+@pytest.mark.slow
+def test_stages_of_a_pipeline_learn_the_same_and_idle_by_formula():
+    printed, _ = run("15_pipeline.py")
+    assert len(set(re.findall(r"loss \S+ -> \S+", printed))) == 1 and "the losses agree" in printed
+    assert re.findall(r"by formula (\S+)%", printed) == ["0.0", "0.0", "27.3", "5.9"]
+    microbatch = 16 // 8 // 2 * 16 * 32 * 4  # [batch/x stream d_model] in float32
+    sent = [int(size.replace(",", "")) for size in re.findall(r"permutes (\S+) bytes", printed)]
+    assert sent == [4 * ticks * microbatch for ticks in (0, 0, 8 + 4 - 1, 16 + 2 - 1)]  # two each way
+
+
+@pytest.mark.slow
+def test_dropless_experts_drop_nothing_and_send_tokens_once_each_way():
+    printed, _ = run("16_dropless.py")
+    stays, travels = printed.split("\n\n")[1:3]
+    losses = [re.search(r"loss (\S+) to (\S+), 0 tokens dropped", part).groups() for part in (stays, travels)]
+    assert losses[0] == losses[1] and float(losses[0][1]) < float(losses[0][0]) - 0.5
+    size = 16 * 32 // 2 * 32 * 4  # [batch/y length d_model] in float32
+    assert "all_gather" not in stays
+    for collective in ("all_gather", "reduce_scatter"):
+        assert re.search(rf"{collective} +over x +{size:,} bytes", travels)
+    assert 0 < int(re.search(r"(\d+) of 512 would be dropped", printed)[1]) < 512
+
+
 def test_a_model_is_planned_on_hardware_that_is_not_here():
     printed, _ = run("11_plan_before_you_run.py")
     assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
@@ -270,6 +293,25 @@ def test_two_layouts_are_compared_on_a_page(tmp_path):
     printed, _ = run("13_compare_layouts.py", tmp_path / "page.html")
     assert "over cols: 2 MiB -> 512 KiB" in printed and f"open {tmp_path / 'page.html'}" in printed
     assert "hidden/cols" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_unet_learns_what_it_then_finds_in_the_part_held_out():
+    printed, _ = run("17_unet.py")
+    assert "(28, 44, 14) padded to [32, 48, 16]; depth:x, height:y on x=2,y=2" in printed
+    assert losses(printed)[-1] < losses(printed)[0] / 2
+    found = re.search(r"held out, Dice: other (\S+)  grey (\S+)  white (\S+)", printed)
+    assert min(map(float, found.groups())) > 0.8
+
+
+@pytest.mark.slow
+def test_a_long_sequence_has_one_loss_and_is_held_in_ever_smaller_parts():
+    printed, _ = run("14_long_context.py", 1024)
+    assert len(re.findall(r"loss (\d\.\d{6})", printed)) == 3
+    assert re.search(r"1,024 tokens on 8 processors: loss \d\.\d{4}", printed)
+    held = [float(found) for found in re.findall(r"x=\d+ +(\S+) MiB", printed)]
+    assert held[0] > held[1] > held[2]
+    assert "train_step on x=64 under length:x,memory_length:x,params.d_model:x" in printed and ": it fits" in printed
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -144,7 +144,7 @@ _TABLE = {
         _rows(Role.REDUCTION, "reduce_and", does="asks whether all hold"),
         _rows(Role.REDUCTION, "reduce_or", does="asks whether any holds"),
         _rows(Role.REDUCTION, "argmax argmin reduce_xor"),
-        _rows(Role.PRODUCT, "conv_general_dilated dot_general"),
+        _rows(Role.PRODUCT, "conv_general_dilated dot_general ragged_dot_general"),
         _rows(
             Role.ATTENTION,
             """dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
@@ -160,8 +160,8 @@ _TABLE = {
         _rows(Role.KERNEL, "sort", work=100),
         _rows(
             Role.KERNEL,
-            """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr ragged_dot
-            ragged_dot_general random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
+            """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr
+            random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
@@ -222,6 +222,8 @@ def given_name(eqn: Any) -> str | None:
 
 def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
     """How many products, their rows and columns, and how many numbers each sums."""
+    if _is_ragged(eqn):
+        return _shape_of_ragged(eqn)
     left, right = (var.aval.shape for var in eqn.invars[:2])
     results, (numbers, dilation) = math.prod(eqn.outvars[0].aval.shape), _summed(eqn)
     if "lhs_dilation" in eqn.params:
@@ -230,6 +232,25 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
         many = math.prod(left[i] for i in eqn.params["dimension_numbers"][1][0])
         rows = math.prod(left) // max(numbers * many, 1)
     return many, rows, results // max(rows * many, 1), numbers // dilation
+
+
+def _is_ragged(eqn: Any) -> bool:
+    return "ragged_dot_dimension_numbers" in eqn.params
+
+
+def _shape_of_ragged(eqn: Any) -> tuple[int, int, int, int]:
+    """As `shape_of_product`, of rows each of which has one group's matrix.
+
+    How many rows a group has differs as values do: all there are, shared out alike.
+    """
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    left, groups = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape[-1]
+    summed = math.prod(left[i] for i in contracted)
+    rows, results = math.prod(left) // summed, math.prod(eqn.outvars[0].aval.shape)
+    if set(numbers.lhs_ragged_dimensions) <= set(contracted):  # the gradient of the matrices: sums over a group's rows
+        return groups, rows, results // (groups * rows), max(summed // groups, 1)
+    return groups, max(rows // groups, 1), results // rows, summed
 
 
 def _summed(eqn: Any) -> tuple[int, int]:
@@ -245,6 +266,8 @@ def _summed(eqn: Any) -> tuple[int, int]:
 def flops_of(eqn: Any) -> int:
     """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
     row = row_of(eqn)
+    if row.kind is Role.PRODUCT and _is_ragged(eqn):
+        return 2 * math.prod(eqn.invars[0].aval.shape) * _shape_of_ragged(eqn)[2]
     if row.kind is Role.PRODUCT:
         numbers, dilation = _summed(eqn)
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation

@@ -17,6 +17,7 @@ MODELS = {
     "learned, softcap": ("tiny-lm", dict(positions="learned", softcap=5.0, norm="layer", length=32)),
     "experts": ("tiny-moe", dict(capacity=8.0)),
     "experts every second": ("tiny-moe", dict(capacity=8.0, every=2, gating="top2", layers=4)),
+    "dropless experts": ("tiny-moe", dict(gating="dropless", shared_experts=1)),
     "translation": ("tiny-mt", {}),
     "t5": ("tiny-mt", dict(positions="relative", scale_scores=False, tied=True, gated=True, window=4)),
 }
@@ -50,7 +51,15 @@ def at_once(model):
     return np.asarray(wf.get(model.logits(TOKENS, before)))
 
 
-UNSPLIT = ("relative, window", "learned, softcap", "translation", "rotary, grouped", "experts", "t5")
+UNSPLIT = (
+    "dropless experts",
+    "relative, window",
+    "learned, softcap",
+    "translation",
+    "rotary, grouped",
+    "experts",
+    "t5",
+)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +68,16 @@ UNSPLIT = ("relative, window", "learned, softcap", "translation", "rotary, group
         ("experts every second", None),
         *[pytest.param(name, None, marks=pytest.mark.slow) for name in UNSPLIT],
         ("paper's", "batch:a,memory_length:b"),
+        pytest.param("rotary, grouped", "heads:a,memory_length:b", marks=pytest.mark.slow),
+        pytest.param("relative, window", "batch:a,length:b,memory_length:b", marks=pytest.mark.slow),  # a ring
+        pytest.param("t5", "batch:a,length:b,memory_length:b", marks=pytest.mark.slow),
+        pytest.param("rotary, grouped", "batch:a,stream:b,queries:b", marks=pytest.mark.slow),  # Ulysses
+        pytest.param("t5", "batch:a,stream:b,queries:b", marks=pytest.mark.slow),
         pytest.param("rotary, grouped", "batch:a,heads:b,d_ff:b,vocab:b", marks=pytest.mark.slow),
         pytest.param("relative, window", "heads:a+b,vocab:b", marks=pytest.mark.slow),
         pytest.param("experts", "batch:b,experts:b,d_ff:a", marks=pytest.mark.slow),
         pytest.param("experts every second", "batch:b,experts:b", marks=pytest.mark.slow),
+        pytest.param("dropless experts", "batch:b,experts:b,d_ff:a", marks=pytest.mark.slow),
         pytest.param("translation", "batch:a,heads:b,params.d_model:a", marks=pytest.mark.slow),
         ("t5", "batch:a,heads:b,vocab:b"),
     ],
@@ -105,3 +120,18 @@ def test_a_prefix_model_sees_all_of_its_prompt():
     causal = models.init(models.preset("tiny-lm", layers=2), jax.random.key(1))
     without = {name: batch[name] for name in ("inputs", "targets")}
     assert abs(float(causal.loss(without | {"weights": weights})) - wanted) > 1e-3
+
+
+def test_a_token_sends_little_to_a_cache_split_along_its_places():
+    """Two numbers and the result of each head in a layer; the cache itself stays where it is."""
+    model = models.shapes(models.preset("tiny-lm", layers=2))
+    config, tokens = model.config, wf.tensor(jax.ShapeDtypeStruct((8,), "int32"), "batch")
+    inputs = wf.tensor(jax.ShapeDtypeStruct((8, PROMPT), "int32"), "batch length")
+    cache = jax.eval_shape(lambda model, inputs: model.prefill({"inputs": inputs}, ROOM)[1], model, inputs)
+    program = wf.trace(lambda m, t, c: m.step(t, c), model, tokens, cache, mesh="x=8", layout="memory_length:x")
+    assert {row.collective for row in program.ledger} == {"all_reduce"}
+    heads = 8 * config.heads
+    assert program.ledger.bytes() == config.layers * 4 * (2 * heads + heads * config.d_kv)
+    whole = 2 * 4 * config.layers * 8 * ROOM * config.heads * config.d_kv
+    alone = wf.trace(lambda m, t, c: m.step(t, c), model, tokens, cache, mesh="x=1", layout="")
+    assert alone.memory.arguments - program.memory.arguments == whole - whole // 8

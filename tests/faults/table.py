@@ -184,7 +184,7 @@ fault("random-bits-are-drawn-per-slice", "ops/random.py",
       '* jnp.uint32(sizes[position])', '* jnp.uint32(0)',
       "ops/test_meanings.py -k random_bits")
 fault("random-bits-depend-on-padding", "ops/random.py",
-      "total = low * jnp.uint32(count) + here", "total = low * jnp.uint32(dim.size) + here",
+      "counts = [dim.count *", "counts = [dim.size *",
       "ops/test_uneven.py -k changes_no_value")
 fault("random-bits-of-many-forget-the-high-word", "ops/random.py",
       'high = high + (total < here).astype("uint32")', "high = high + 0",

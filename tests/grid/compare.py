@@ -7,6 +7,7 @@ largest number of its array.
 
 import functools
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,10 @@ class Answer:
 def answer_of(row: Row) -> Answer:
     """Two steps of a row, on its mesh or on one processor."""
     where = dict(mesh=row.mesh, layout=row.layout) if row.mesh else {}
-    step = wf.train_step(functools.partial(_loss, row), ADAMW, **where)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)  # an axis that nothing lies on is no fault here
-        state = step.init(models.init(row.config, jax.random.key(1), *where.values()))
+        step = wf.train_step(functools.partial(_loss, row), ADAMW, **where)
+        state = step.init(first_weights(row.config))
         losses, states = [], []
         for turn in range(2):
             state, metrics = step(state, batch_of(row), jax.random.fold_in(jax.random.key(7), turn))
@@ -48,6 +49,17 @@ def answer_of(row: Row) -> Answer:
     gradients = jax.tree.leaves(states[0].optimizer[0].mu)
     weights = jax.tree.leaves(states[1].params)
     return Answer(losses, dict(zip(paths, gradients, strict=True)), dict(zip(paths, weights, strict=True)))
+
+
+def first_weights(config: Any) -> Any:
+    """A model with weights that follow from their paths; those of `models.init` take as long to compile as a step."""
+    model = models.shapes(config)
+    shapes, structure = jax.tree.flatten(model)
+    arrays = []
+    for path, shape in zip(wf.nn.paths(model), shapes, strict=True):
+        values = np.random.default_rng(zlib.crc32(path.encode())).normal(size=shape.shape) * 0.1
+        arrays.append((values + path.endswith("scale")).astype(shape.dtype))
+    return jax.tree.unflatten(structure, arrays)
 
 
 @functools.cache
@@ -95,7 +107,7 @@ def verdict(row: Row) -> Verdict:
 
 
 def _apart(found: Any, wanted: Any) -> float:
-    found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+    found, wanted = (np.asarray(x, "float64").ravel() for x in (found, wanted))  # stages of layers are layers in order
     assert found.shape == wanted.shape
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
 

@@ -21,6 +21,7 @@ MODELS = {
     "classification": ("tiny-bert", {}),
     "experts": ("tiny-moe", dict(capacity=1.25, jitter=0.1, router_z_loss=1e-2)),
     "experts every second": ("tiny-moe", dict(capacity=1.0, every=2, gating="top2", remat=True)),
+    "dropless experts": ("tiny-moe", dict(gating="dropless", shared_experts=1, jitter=0.1, remat=True)),
     "experts of an encoder-decoder": ("tiny-mt", dict(experts=8, every=2, gating="choice", gated=True)),
 }  # fmt: skip
 MESHES = {"two": "rows=2,cols=4", "three": "a=2,b=2,c=2"}
@@ -30,6 +31,8 @@ LAYOUTS = {
     "both": ("two", "batch:rows,heads:cols,d_ff:cols,vocab:cols"),
     "3-D": ("three", "batch:a,length:b,heads:c,d_ff:c,vocab:c,params.d_model:a"),
     "ring": ("two", "batch:rows,length:cols,memory_length:cols,params.d_model:rows"),
+    "ulysses": ("two", "batch:rows,stream:cols,queries:cols,vocab:cols"),
+    "ulysses within heads": ("three", "batch:a,stream:b,heads:c,queries:c+b,d_ff:c,params.d_model:a"),
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
 QUICK = {  # those that the others say little beyond
@@ -39,7 +42,7 @@ CASES = [
     pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)
     for model in MODELS
     for layout in LAYOUTS
-    if layout != "experts" or "experts" in model
+    if (layout != "experts" or "experts" in model) and (model, layout) != ("dropless experts", "model")  # d_model whole
 ]
 SGD = optax.sgd(0.05, momentum=0.9)
 STEPS = 5

@@ -72,7 +72,7 @@ def test_the_tiny_model_is_float32_and_splits_eight_ways():
 
 def test_dims_are_all_the_names_a_layout_may_use():
     config = models.preset("lm-0.14b")
-    names = "batch length memory_length stream d_model d_ff heads d_kv vocab layers beam samples"
+    names = "batch length memory_length stream d_model d_ff heads queries d_kv vocab layers beam samples"
     assert set(config.dims.names) == set(names.split())
     assert config.dims.find("memory_length").size == config.length
     wf.Layout("batch:rows;vocab:cols;heads:cols;d_ff:cols;params.d_model:rows", dims=config.dims)

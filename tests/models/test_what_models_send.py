@@ -133,13 +133,14 @@ def test_experts_that_share_the_axis_of_the_batch_get_their_tokens_by_one_all_to
     assert {row.collective for row in found} == {"all_to_all", "all_reduce"}
 
 
-@pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
+@pytest.mark.parametrize("gating", ["switch", "top2", "choice", "dropless"])
 def test_experts_under_a_split_batch_move_no_token(gating):
-    config = models.preset("tiny-moe", gating=gating, layers=1)
+    config = models.preset("tiny-moe", gating=gating, layers=3)
     found = ledger(config, "x=8", "batch:x")
     assert {row.collective for row in found} == {"all_reduce"}
-    # Forward only numbers: the losses, and what share each expert has.
-    assert max(row.bytes for row in found if row.phase == "forward") <= 4 * config.experts
+    # Forward only numbers: the statistics of all layers' routers, once after the loop; and the loss.
+    sent = [(row.bytes, row.count) for row in found if row.phase == "forward" and row.bytes > 4]
+    assert sent == [(4 * 5 * config.experts * config.layers, 1)]
 
 
 def test_an_encoder_decoder_sends_five_sums_for_a_layer_of_each():
@@ -162,3 +163,21 @@ def test_what_is_frozen_is_not_summed():
     assert [row.bytes for row in found if row.bytes > 4] == [config.vocab * config.d_model * 4]
     sizes = [leaf.size for leaf in jax.tree.leaves(state.optimizer) if leaf.size > 1]
     assert sizes == [config.vocab * config.d_model] * 2
+
+
+def test_ulysses_sends_queries_keys_values_and_what_is_mixed_by_one_all_to_all_each():
+    config = models.preset("tiny-lm", heads=4, group=2)
+    found = ledger(config, "x=4", "stream:x,queries:x,vocab:x")
+    exchanged = [row for row in found if row.collective == "all_to_all"]
+    keys = 4 * config.batch * config.length * config.heads * config.d_kv
+    layer = (2 * config.group + 2) * keys // 4  # queries and results, keys and values; each holds a fourth
+    for phase in ("forward", "backward"):
+        assert sum(row.bytes * row.count for row in exchanged if row.phase == phase) == config.layers * layer
+    # The rest of a layer sends nothing forward: projections and feed-forward stay on slices of the stream.
+    assert {row.collective for row in found if row.phase == "forward" and row.count > 1} == {"all_to_all"}
+
+
+def test_heads_that_do_not_divide_over_queries_are_told_with_their_cure():
+    with pytest.raises(wf.LayoutError, match=r"dim `queries` \(size 2\) does not divide over mesh axis `x`") as error:
+        ledger(models.preset("tiny-lm", heads=2, group=4), "x=4", "stream:x,queries:x")
+    assert "drop `queries:x`" in str(error.value)

@@ -66,6 +66,7 @@ def agree(a, b):
         np.testing.assert_allclose(one, other, rtol=0, atol=2**-23 * 64 * max(np.abs(other).max(), 1e-3))
 
 
+@pytest.mark.slow  # the contract table has a smaller one
 def test_a_whole_pipeline_is_a_loop_over_stages_and_microbatches():
     w = weights(4)
     value, gradients = whole(w, micro=4)
@@ -76,6 +77,7 @@ def test_a_whole_pipeline_is_a_loop_over_stages_and_microbatches():
 
 
 CASES = [
+    ("p=2,x=2", "stage:p,batch:x,params.d_model:x", 4, {"micro": 4, "rounds": 2, "key": jax.random.key(5)}),
     ("p=4,x=2", "stage:p,batch:x", 4, {"micro": 4}),
     ("p=2,y=2,x=2", "stage:p,d_ff:y,batch:x", 4, {"micro": 4, "rounds": 2}),
     ("p=2,x=2", "stage:p,batch:x+p,params.d_model:x", 2, {"micro": 4, "rounds": 3, "key": jax.random.key(5)}),
@@ -83,7 +85,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("mesh, layout, stages, how", CASES, ids=[f"{mesh} {layout}" for mesh, layout, *_ in CASES])
+@pytest.mark.parametrize(
+    "mesh, layout, stages, how",
+    [pytest.param(*case, id=" ".join(case[:2]), marks=pytest.mark.slow if i else ()) for i, case in enumerate(CASES)],
+)
 def test_split_stages_give_the_values_and_gradients_of_whole_ones(mesh, layout, stages, how):
     w = weights(stages, how.get("rounds", 1))
     agree(on(mesh, layout, w, **how), whole(w, **how))
@@ -116,6 +121,16 @@ def test_random_numbers_of_a_microbatch_are_those_of_its_rows():
     for mesh, layout in [("p=2,x=2", "stage:p,batch:x"), ("p=1,x=1", "")]:
         found = wf.spmd(lambda x, w: run(x, w)[0], mesh=wf.Mesh(mesh), layout=layout)(zeros, w)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
+
+
+def test_a_stage_may_give_its_dims_in_another_order():
+    w = wf.parameter(np.arange(1, 5, dtype="float32")[:, None] * np.ones((4, 8), "float32"), [wf.Dim("stage", 4), D])
+
+    def turned(x, w, key):
+        return wf.einsum(w, x, out=[D, "batch"]), {}
+
+    found = wf.spmd(lambda x, w: wf.pipeline(turned, x, w, micro=4)[0], mesh=wf.Mesh("p=4"), layout="stage:p")(x, w)
+    np.testing.assert_allclose(np.asarray(found), 24 * ROWS, rtol=1e-6)
 
 
 def test_it_sends_two_permutes_a_tick_and_one_gradient_sum_a_parameter():
@@ -155,4 +170,4 @@ def test_memory_falls_with_the_stages():
         wf.trace(fn, w, x, mesh=wf.Mesh(f"p={ways}"), layout="stage:p" if ways > 1 else "").memory.peak
         for ways in (1, 2, 4, 8)
     ]
-    assert all(later < before for before, later in zip(peaks, peaks[1:], strict=False)), peaks
+    assert sorted(peaks, reverse=True) == peaks and len(set(peaks)) == len(peaks), peaks

@@ -12,6 +12,8 @@ from weft.plan.attention import FusedGroup
 from weft.plan.traffic import Kernel
 from weft.program.ledger import Row
 
+from .nets import STAGED_ARGS, staged
+
 INNER = Link("inner", 100e9, latency=1e-6, reach=8, efficiency=0.5, call=10e-6)
 OUTER = Link("outer", 10e9, latency=5e-6, reach=0, efficiency=1.0, call=20e-6)
 # A CPU that is not shared: products run at the peak and bytes move at the bandwidth, with no share of either lost.
@@ -324,3 +326,28 @@ def test_the_text_says_how_long_and_why(step_program):
     assert text.splitlines()[0].startswith("train_step on rows=4,cols=2 under batch:rows,d_ff:cols")
     assert "a step" in text
     assert "waiting for" in text
+
+
+@pytest.mark.parametrize(("mesh", "layout", "ways"), [("p=4", "stage:p", 4), ("p=2,x=2", "batch:x,stage:p", 2)])
+def test_the_bubble_of_a_pipeline_is_its_share_of_the_turns(mesh, layout, ways):
+    plan = wf.Plan(wf.trace(staged, *STAGED_ARGS, mesh=mesh, layout=layout), ROUND)
+    (bubble,) = plan.bubbles
+    micro = 8
+    assert (bubble.over, bubble.idle, bubble.turns) == ("stage", ways - 1, micro + ways - 1)
+    program = plan.program
+    assert bubble.share == pytest.approx(program.flops_idle / program.flops)
+    assert 0 < bubble.seconds <= plan.seconds * bubble.share
+    assert f"bubble: {ways - 1}/{micro + ways - 1} of the work of `stage`, (p - 1) / (m r + p - 1), " in str(plan)
+    assert plan.to_dict()["bubbles"] == [bubble.to_dict()]
+
+
+def test_what_is_no_pipeline_has_no_bubble(step_program):
+    assert wf.Plan(step_program, ROUND).bubbles == [] and "bubble" not in str(wf.Plan(step_program, ROUND))
+    assert wf.Plan(wf.trace(staged, *STAGED_ARGS, mesh="p=1", layout=""), ROUND).bubbles == []
+
+
+def test_axes_in_another_order_are_one_group():
+    plan = wf.Plan(wf.trace(staged, *STAGED_ARGS, mesh="p=2,x=2", layout="batch:x,stage:p"), ROUND)
+    assert sorted(plan.communication) == ["p", "x"]
+    plan.sending = {("p", "x"): 1.0, ("x",): 2.0, ("x", "p"): 4.0}
+    assert plan.communication == {"p+x": 5.0, "x": 2.0}

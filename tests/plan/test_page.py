@@ -194,6 +194,13 @@ def test_a_plan_gives_the_page_its_times(small):
     assert "a step on" not in Read(page(small)).text
 
 
+def test_a_pipeline_and_a_ring_have_their_pages():
+    staged = lm("stage:cols,batch:rows", mesh="rows=2,cols=2", layers=2, stages=2, batch=8)
+    ring = lm("length:cols,memory_length:cols", mesh="rows=1,cols=2", layers=1)
+    text = Read(page(staged, Plan(staged, "h100"), ring, Plan(ring, "h100"))).text
+    assert "bubble, 1/3 of its stages' work" in text and "ring_attention" in text and "permute over cols" in text
+
+
 def test_two_programs_stand_side_by_side_with_their_changes_marked(small, stored):
     read = Read(page(small, against=stored))
     rows = [attrs["class"].split()[1] for _, attrs in read.tags if attrs.get("class", "").startswith("row ")]

@@ -140,6 +140,35 @@ def step_of(config, layout=None):
     return wf.train_step(lambda model, batch, key: model.loss(batch), optax.adam(1e-2), **where)
 
 
+@pytest.mark.parametrize("sum_dtype", [None, "float32"])
+@pytest.mark.parametrize("mesh", ["x=8", "x=4,y=2"])
+def test_a_parameter_that_several_ops_use_is_scattered_once(mesh, sum_dtype):
+    w, turns = wf.parameter(numbers(D, F)), wf.Dim("turns", 3)
+    layout = "batch:x,params.d_model:x" if mesh == "x=8" else "batch:x+y,params.d_model:x"
+
+    def loss(w, x):
+        """Uses it twice in a row, once in a part that is computed again, and in each turn of a loop."""
+        w = wf.cast(w, "bfloat16") if sum_dtype else w
+        x = wf.cast(x, w.dtype)
+
+        def back(h):
+            return wf.tanh(wf.einsum(h, w, over=F))
+
+        y = back(wf.einsum(wf.remat(back)(wf.tanh(wf.einsum(x, w, over=D))), w, over=D))
+        y, _ = wf.scan(lambda y, _: (back(wf.einsum(y, w, over=D)), None), y, over=turns)
+        return wf.mean(wf.cast(wf.square(y), "float32"), over=[B, D])
+
+    both = wf.value_and_grad(loss, sum_dtype=sum_dtype)
+    rows = [row for row in wf.trace(both, w, X, mesh=mesh, layout=layout).ledger if row.bytes > 4]
+    scattered = [(row.count, row.bytes, str(row.dtype)) for row in rows if row.collective == "reduce_scatter"]
+    assert scattered == [(1, 4 * D.size * F.size, "float32")]
+    summed = [(row.axes, row.bytes) for row in rows if row.collective == "all_reduce"]
+    assert summed == ([] if mesh == "x=8" else [(("y",), D.size * F.size)])
+    found, expected = (wf.get(fn(w, X)) for fn in (wf.spmd(both, mesh=mesh, layout=layout), both))
+    tolerance = 2**-5 if sum_dtype else 1e-5
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance / 8), found, expected)
+
+
 def test_an_unrolled_model_is_sharded_as_a_scanned_one_is():
     layout = "batch:x,params.d_model:x"
     found = []

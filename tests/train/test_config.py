@@ -116,6 +116,12 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(tmp_path, old, ne
         ("rate = 3e-3", "rate = nan", "`schedule.rate` is nan", "above 0"),
         ("rate = 3e-3", "rate = inf", "`schedule.rate` is inf", "above 0"),
         ("rate = 3e-3", 'rate = "fast"', "`schedule.rate` is 'fast'", "a number"),
+        (
+            '"tiny-lm"\nlayers = 2',
+            '"tiny-unet"',
+            "tiny-unet, a model of images, and runs are fed with tokens",
+            "train_step",
+        ),
         ('"cosine"', '"cosin"', "`schedule.kind` is 'cosin'", "did you mean `cosine`?"),
         ("[train]", "[optimizer]\nb2 = 1.5\n[train]", "`optimizer.b2` is 1.5", "from 0 on and below 1"),
         ("seed = 1", "seed = -1", "`seed` is -1", "from 0 on"),

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ..dims import Dim, Shape
-from ..nn.weights import Weight, path_text
+from ..nn.weights import STACKED, Weight, path_text
 from .files import Weights, WeightsError
 
 
@@ -66,11 +66,23 @@ class Parameter:
         """The tensor that holds these places of the counted dims."""
         numbers = dict(zip((dim.name for dim in self.counted), places, strict=True))
         if "layers" in numbers:
-            numbers["layers"] = self.entry.layers[numbers["layers"]]
+            numbers["layers"] = self.entry.layers[self._layer(places)]
         return self.entry.name.format(**numbers)
 
+    def _layer(self, places: Sequence[int]) -> int:
+        """The number of a layer, which stages and rounds of a pipeline count row by row."""
+        number = 0
+        for dim, place in zip(self.counted, places, strict=True):
+            number = number * dim.size + place if dim.name in STACKED else number
+        return number
+
+    def _is_padding(self, places: Sequence[int]) -> bool:
+        """Whether these are places of the last stage that no layer has."""
+        return any(dim.name == "layers" for dim in self.counted) and self._layer(places) >= len(self.entry.layers)
+
     def places(self) -> Iterator[tuple[int, ...]]:
-        return itertools.product(*(range(dim.count) for dim in self.counted))
+        everywhere = itertools.product(*(range(dim.count) for dim in self.counted))
+        return (places for places in everywhere if not self._is_padding(places))
 
     def names(self) -> list[str]:
         """All tensors that hold this parameter."""
@@ -88,6 +100,8 @@ class Parameter:
         ranges[-1] = [(slice(part.start + shift, part.stop + shift), targets) for part, targets in ranges[-1]]
         held = [range(wanted[dim.name].start, min(wanted[dim.name].stop, dim.count)) for dim in self.counted]
         for places in itertools.product(*held):
+            if self._is_padding(places):
+                continue
             name = self.name(places)
             at = [place - wanted[dim.name].start for place, dim in zip(places, self.counted, strict=True)]
             for block in itertools.product(*ranges):

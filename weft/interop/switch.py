@@ -113,7 +113,7 @@ SWITCH = Architecture(
     "SwitchTransformersForConditionalGeneration",
     Seq2SeqConfig,
     family="SwitchTransformers",
-    fixed=t5.FIXED | {"gated": False, "gating": "switch"},
+    fixed=t5.FIXED | {"gated": False, "gating": "switch", "shared_experts": 0},
     fields=_fields,
     keys=_keys,
     entries=_entries,

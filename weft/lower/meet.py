@@ -119,21 +119,18 @@ class Meeting:
             if stored[i]:
                 with operand_scope(i):
                     moved[i] = as_operand(x, wants[i], over)
-                gather = functools.partial(gather_stored, x=x, i=i, want=wants[i], region=self.region, over=over)
-                whole = fetch.take(functools.partial(gather, moved[i]))
-                steps[i], moved[i], stored[i] = (
-                    (_identity, whole, False) if whole is not None else (gather, moved[i], True)
-                )
+                steps[i] = functools.partial(gather_stored, x=x, i=i, want=wants[i], region=self.region, over=over)
+                if (fetched := fetch.take(x.raw, functools.partial(steps[i], moved[i]))) is not None:
+                    steps[i], stored[i] = functools.partial(fetched.adopt, gather=steps[i]), False
             elif is_tensor(x):
                 moved[i] = _vary(x, i, moved[i], wants[i], over)
-        if not any(stored):
-            return compute(*moved)
 
         def gather_and_compute(*arrays: Any) -> Any:
             return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
 
         # A gathered parameter is never kept for the backward pass: it is gathered again there.
-        return (gather_and_compute if is_rematted() else jax.checkpoint(gather_and_compute))(*moved)
+        keeps = is_rematted() or not any(stored)
+        return (gather_and_compute if keeps else jax.checkpoint(gather_and_compute))(*moved)
 
     def _guard_operands(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
         def guarded_compute(*arrays: Any) -> Any:

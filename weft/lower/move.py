@@ -148,9 +148,9 @@ def _scatters_of(have: Placement, want: Placement, partial: Axes) -> tuple[list[
     """The scatters of a partial sum to dims that want it, the placement, axes left."""
     scatters, held = [], list(have)
     for position, wanted in enumerate(want):
-        arriving = wanted[len(held[position]) :]
-        scattered = tuple(arriving[: _count_leading(arriving, partial)])
-        if scattered and wanted[: len(held[position])] == held[position]:
+        arriving = _without(wanted, held[position])
+        scattered = arriving[: _count_leading(arriving, partial)]
+        if scattered and set(held[position]) <= set(wanted):
             scatters.append((scattered, position))
             held[position] += scattered
             partial = tuple(axis for axis in partial if axis not in scattered)

@@ -132,7 +132,9 @@ class TransformerConfig(ModelConfig):
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
     top_k: int = 2
-    """How many experts a token goes to, where `gating` is `top_k`."""
+    """How many experts a token goes to, where `gating` is `top_k` or `dropless`."""
+    shared_experts: int = bounded(0, least=0)
+    """How many experts all tokens go to, beside those they choose (DeepSeek)."""
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
     balance_loss: float = bounded(0.01, least=0)
@@ -247,6 +249,7 @@ class TransformerConfig(ModelConfig):
         if self.stages > 1:
             dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims.append(Dim("queries", self.heads, "heads"))
         if self.group > 1:
             dims.append(Dim("group", self.group))
         if self.positions == "relative":
@@ -254,11 +257,19 @@ class TransformerConfig(ModelConfig):
         if self.positions == "learned":
             dims.append(Dim("positions", self.max_positions))
         if self.experts:
-            slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
-            experts = self._pad(Dim("experts", self.experts))
-            dims += [experts, experts.renamed("router"), Dim("dispatch", experts.size, "experts", experts.valid)]
-            dims += [Dim("expert_batch", self.batch, "batch"), Dim("slots", slots)]
+            dims += self._expert_dims()
         return Shape([*dims, Dim("beam", CONTINUATIONS), Dim("samples", CONTINUATIONS)])
+
+    def _expert_dims(self) -> list[Dim]:
+        """The dims of experts, and of tokens on their way to them."""
+        experts = self._pad(Dim("experts", self.experts))
+        dims = [experts, experts.renamed("router"), Dim("expert_batch", self.batch, "batch")]
+        if self.shared_experts:
+            dims.append(Dim("shared_ff", self.shared_experts * self.d_ff, "d_ff"))
+        if self.gating == "dropless":
+            return [*dims, Dim("choices", self.top_k), Dim("expert_length", self.length, "length")]
+        slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
+        return [*dims, Dim("dispatch", experts.size, "experts", experts.valid), Dim("slots", slots)]
 
     def batch_shapes(self) -> dict[str, Tensor]:
         """A batch as shapes, for `wf.trace` of the model's loss."""
@@ -266,7 +277,7 @@ class TransformerConfig(ModelConfig):
         return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "params.d_model")
+SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
 """The dims of a model that a search of layouts splits where none are named."""
 
 

@@ -46,7 +46,7 @@ def need_decoder(config: Any, name: str) -> None:
     if config.experts and config.gating == "choice":
         raise TensorError(
             "experts that choose their tokens look at those to come, and cannot decode",
-            fix="train with gating='switch' or 'top2'",
+            fix="train with gating='switch', 'top2' or 'dropless'",
         )
 
 

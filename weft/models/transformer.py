@@ -68,7 +68,7 @@ class Block(eqx.Module):
         drops: bool = True,
         key: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor], KeysValues]:
-        """The residual stream after the block, the experts' report, new keys and values.
+        """The residual stream after the block, experts' statistics, new keys and values.
 
         When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
         `drops` no expert leaves out a token for want of room.
@@ -76,7 +76,7 @@ class Block(eqx.Module):
         keys = [fold_key(key, i) for i in range(6)]
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
-        h = as_length(self.attention_norm(x))
+        h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q = self.attention.query(h, position)
         new = KeysValues(*self.attention.keys_and_values(h, position))
@@ -89,21 +89,31 @@ class Block(eqx.Module):
             y = self._cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
 
-        h = as_length(self.feed_forward_norm(x))
+        h = self.feed_forward_norm(x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(h, key=keys[4], drops=drops, rename=back)
+            y, report["statistics"] = self.feed_forward.run(as_length(h), key=keys[4], drops=drops, rename=back)
         else:
-            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=back)
+            h = self._enter(h, self.feed_forward.w_in)
+            rename = back if h.dims.has("length") else {}
+            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=rename)
         y = wf.name(y, "feed_forward")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
         return x, report, new
+
+    def _enter(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The stream as `length`; as it is, where heads trade places with it (Ulysses).
+
+        It stays split then, if it can meet this weight so.
+        """
+        stays = x.region is not None and self.attention.queries(x) and x.region.can_meet([*x.dims, *weight.dims[1:]])
+        return x if stays else as_length(x)
 
     def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
         assert attention is not None and self.memory_norm is not None and memory is not None
-        q = attention.query(as_length(self.memory_norm(x)), None)
+        q = attention.query(self._enter(self.memory_norm(x), attention.q), None)
         k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
         mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.dropout)
         return wf.name(attention.out(mixed, rename=back), "memory_attention")
@@ -153,9 +163,10 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         gated=config.gated,
         gating=config.gating,
         top_k=config.top_k,
+        shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,
-        dropout=config.dropout,
+        dropout=config.dropout if config.gating != "dropless" else 0.0,
     )
 
 

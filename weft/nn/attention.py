@@ -3,6 +3,9 @@
 Queries are at positions `length`, keys and values at `memory_length`. The layer's own dims may have any names. Heads of
 keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the fused kernel
 is used where it can do the same; the numbers agree to the dtype's precision.
+
+Where a rule of the layout names `queries`, heads are called so while attending (Ulysses): under `stream:x,queries:x`
+the projections of a slice of the stream become all positions of some heads by one all-to-all each, and go back by one.
 """
 
 import contextlib
@@ -19,14 +22,20 @@ from ..dims import Dim
 from ..errors import LayoutError, TensorError, public
 from ..lower.recorded import fused_attention
 from ..ops.blockwise import UNSEEN
-from ..ops.ring import blockwise_attention, is_long, is_ring, ring_attention
+from ..ops.ring import (
+    WIDEST_FUSED,
+    blockwise_attention,
+    can_fuse_blocks,
+    is_long,
+    is_on_gpu,
+    is_ring,
+    ring_attention,
+)
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_number
 from .mask import Mask
 from .position import RelativeBias, RopeScaling, rope
 from .weights import apply_dropout, cast_weight, full, normal
-
-_WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
 
 
 class Attention(eqx.Module):
@@ -118,15 +127,29 @@ class Attention(eqx.Module):
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
-        return self._apply_rope(_project(h, self.q, self.q_bias), position)
+        return self._apply_rope(self._project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        k = self._apply_rope(_project(h, self.k, self.k_bias), position)
-        v = _project(h, self.v, self.v_bias)
-        if h.dims.has("length"):
+        k = self._apply_rope(self._project(h, self.k, self.k_bias), position)
+        v = self._project(h, self.v, self.v_bias)
+        if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
+
+    def queries(self, x: Tensor) -> dict[str, Dim]:
+        """The new name of heads while attending, by the old, where a rule names it."""
+        heads = self.k.dims[1]
+        if x.region is None or "queries" not in x.region.layout.rules:
+            return {}
+        return {heads.name: Dim("queries", heads.size, heads.name, heads.valid)}
+
+    def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not (names := self.queries(h)):
+            return _project(h, weight, bias)
+        if not h.dims.has("stream"):  # all positions are here: each processor projects its own heads
+            return _project(h, weight.rename(**names), None if bias is None else bias.rename(**names))
+        return _project(h, weight, bias).rename(stream=Dim("length", h.size("stream")), **names)
 
     def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
@@ -151,14 +174,16 @@ class Attention(eqx.Module):
         too many to be held, by blocks of them. A relative bias may be given as the layer that makes it.
         """
         how = {"scale": self.scale, "softcap": self.softcap, "key": key, "dropout": dropout}
+        bias = self._rename_bias(q, bias)
         if is_ring(q, k):
             made = self._check_ring(q, bias)
             return ring_attention(q, k, v, mask, made, **how)
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, self.q.dims[1:])
-        if self.fused and is_fusable and _is_on_gpu(q):
+        names = self.queries(q)
+        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, [names.get(d.name, d) for d in self.q.dims[1:]])
+        if self.fused and is_fusable and is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        if self.fused and is_long(q, k) and self._can_cut(q, bias):
+        if self.fused and self._can_cut(q, bias) and (is_long(q, k) or self._is_fused_in_blocks(q, k, mask, bias, how)):
             return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
             bias = bias(mask.query_positions(q), mask.key_positions(k))
@@ -182,9 +207,23 @@ class Attention(eqx.Module):
             share = apply_dropout(share, dropout, key)
             return wf.einsum(share, v, out=q.dims)
 
+    def _rename_bias(self, q: Tensor, bias: Any) -> Any:
+        """The bias with heads called as those of `q`."""
+        if bias is None or not (names := self.queries(q)):
+            return bias
+        if is_tensor(bias):
+            return bias.rename(**names)
+        return eqx.tree_at(lambda b: b.table, bias, bias.table.rename(**names), is_leaf=is_tensor)
+
     def _can_cut(self, q: Tensor, bias: Any) -> bool:
         """Whether scores can be made block by block."""
         return self.talking is None and not is_tensor(bias) and q.ways(q.dims[-1]) == 1
+
+    def _is_fused_in_blocks(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]) -> bool:
+        """Whether a GPU does it by the fused kernel though `length` is split."""
+        if not q.dims.has("length") or q.ways("length") == 1 or k.ways("memory_length") > 1 or not is_on_gpu(q):
+            return False
+        return can_fuse_blocks(q, k, mask, bias, self.softcap, how["dropout"] if how["key"] is not None else 0.0)
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""
@@ -201,7 +240,14 @@ class Attention(eqx.Module):
 
     def out(self, mixed: Tensor, *, rename: Any = None) -> Tensor:
         """The heads joined: [.. d_model]."""
-        y = wf.einsum(mixed, cast_weight(self.o, mixed.dtype), over=self.o.dims[:-1], rename=rename)
+        weight = self.o
+        if names := self.queries(mixed):
+            ((old, new),) = names.items()
+            if rename:
+                mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
+            else:
+                weight = weight.rename(**{old: new})
+        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=weight.dims[:-1], rename=rename)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
 
@@ -228,19 +274,13 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     along = [(x, x.dim(name)) for x, name in ((q, "length"), (q, d_kv), (k, "memory_length"))]
     is_whole = all(x.ways(dim) == 1 and not dim.is_padded for x, dim in along)
     width = q.size(d_kv)
-    return is_whole and width <= _WIDEST_FUSED and width % 8 == 0
+    return is_whole and width <= WIDEST_FUSED and width % 8 == 0
 
 
 def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:
     """While attention is written out that the fused kernel would do on a GPU."""
     sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
     return fused_attention(*sizes, causal=causal)
-
-
-def _is_on_gpu(x: Tensor) -> bool:
-    if x.region is None:
-        return jax.default_backend() == "gpu"
-    return x.region.mesh.platform == "gpu"
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

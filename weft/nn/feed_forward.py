@@ -3,6 +3,7 @@
 Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU.
 """
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +22,14 @@ ACTIVATIONS = {
     "gelu_tanh": wf.gelu,
     "silu": wf.silu,
 }
+
+ON_ARRAYS = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
+"""The same of local arrays, for functions that `wf.local` runs."""
 
 
 class FeedForward(eqx.Module):

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 
 from .. import ops as wf
+from ..dims import Dim
 from ..errors import TensorError, public
 from ..tensor import Tensor
 
@@ -57,7 +58,11 @@ class Mask(eqx.Module):
         )
 
     def query_positions(self, q: Tensor) -> Tensor:
-        return wf.arange("length", like=q) if self.positions is None else self.positions
+        if self.positions is not None:
+            return self.positions
+        if q.dims.has("stream"):
+            return wf.arange(Dim("length", q.size("stream")), like=q)
+        return wf.arange("length", like=q)
 
     def key_positions(self, k: Tensor) -> Tensor:
         return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions

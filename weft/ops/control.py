@@ -69,7 +69,7 @@ def scan(
             raise TensorError(
                 f"the function scanned returned {type(result).__name__}", fix="return `(carry, result)`; None will do"
             )
-        return (result[0], (result[1], [a for a in gathered if a is not None])) if prefetch else result
+        return (result[0], (result[1], [use.array for use in gathered if use is not None])) if prefetch else result
 
     loop = TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
     turns: dict[str, Any] = {"length": dim.size, "reverse": reverse, "unroll": unroll}

@@ -2,19 +2,21 @@
 
 A rename keeps every value at its place: where the outer of two axes leaves a dim, the rest of that dim must first be
 put in order. Who works on each row alone, as an expert on its tokens, needs no order. `dispatch` renames and leaves the
-rows as they come: the dim in two, an unshown part over the axes that leave, then the rest. One after the other they are
+rows as they come: the dim in two, a part over the axes that leave, then the rest. One after the other they are
 the dim itself, so random numbers stay what they are. `collect` renames back and joins them.
 """
 
 import math
 
-from ..dims import UNSHOWN, Dim, DimLike, Shape, rename_dims
+from ..dims import Dim, DimLike, Dims, Shape, rename_dims, resolve
 from ..errors import DimError
 from ..layout import Axes, Region, axes_in
 from ..lower.meet import meet, need_tensor
 from ..lower.move import relocate, result, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, placement
+from .reduce import sum
+from .regroup import split
 from .reshape import broadcast, rename
 
 
@@ -69,10 +71,33 @@ def parts_of(dim: Dim, *, beside: Tensor) -> list[Dim]:
     region = beside.region
     if region is None or not (axes := region.placement([dim])[0]) or dim.is_padded:
         return [dim]
-    part = Dim(f"{UNSHOWN}{dim.name}", region.ways(axes), dim.name)
-    if region.placement([part, *beside.dims])[0] != axes:
-        return [dim]
-    return [part, Dim(f"{UNSHOWN}in_{dim.name}", dim.size // part.size)]
+    slices, rest = _cut(dim, region)
+    return [slices, rest] if region.placement([slices, *beside.dims])[0] == axes else [dim]
+
+
+@recorded
+def sum_in_slices(x: Tensor, *, over: Dims) -> Tensor:
+    """`x` summed over dims but for a place for each of their slices; nothing is sent.
+
+    Many small sums over split dims can so be sent as one, later: by a sum over `batch_slices` and its like.
+    """
+    x = need_tensor(x, "sum_in_slices")
+    gone = []
+    for dim in resolve(over, x.dims, what="over"):
+        if x.ways(dim) > 1 and not dim.is_padded and x.region is not None:
+            slices, dim_left = _cut(dim, x.region)
+            x = split(x, **{dim.name: [slices, dim_left]})
+            gone.append(dim_left)
+        else:
+            gone.append(dim)
+    return sum(x, over=gone)
+
+
+def _cut(dim: Dim, region: Region) -> tuple[Dim, Dim]:
+    """A place for each slice of a dim, split as it is, and the rest."""
+    ways = region.ways(region.placement([dim])[0])
+    follows = dim.name if dim.name in region.layout.rules else dim.follows
+    return Dim(f"{dim.name}_slices", ways, follows), Dim(f"{dim.name}_slice", dim.size // ways)
 
 
 def repeat(x: Tensor, along: Dim) -> Tensor:
@@ -81,7 +106,7 @@ def repeat(x: Tensor, along: Dim) -> Tensor:
 
 
 def _outer(name: str) -> str:
-    return f"{UNSHOWN}outer_{name}"
+    return f"{name}_outer"
 
 
 def _first_cut(x: Tensor, dims: Shape, region: Region) -> tuple[int, Axes] | None:

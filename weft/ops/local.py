@@ -6,14 +6,14 @@ these would silently differ between processors, and is an error.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..checks import need_function
-from ..dims import Dim, DimLike, Dims, Shape, list_dims, resolve, union
+from ..dims import Dim, DimLike, Dims, Shape, list_dims, rename_dims, resolve, union
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..graph import visits
 from ..layout import Region
@@ -26,6 +26,7 @@ from ..lower.unchecked import call_unchecked
 from ..primitives import Role, kind_of
 from ..record import SUMS
 from ..tensor import Tensor, is_tensor
+from .einsum import read_rename
 
 
 class Here:
@@ -50,12 +51,21 @@ class Here:
     reason_along=SUMS,
     reason_else="because the function given to local calls it over {axes}",
 )
-def local(fn: Callable[..., Any], *xs: Any, out: Dims | Sequence[Dims], whole: Dims = (), summed: Dims = ()) -> Any:
+def local(
+    fn: Callable[..., Any],
+    *xs: Any,
+    out: Dims | Sequence[Dims],
+    whole: Dims = (),
+    summed: Dims = (),
+    rename: Mapping[Any, DimLike] | None = None,
+) -> Any:
     """`fn` of the local arrays of `xs`, giving an array of the dims `out`.
 
     A list of such dims is for several arrays. `whole` dims must not be split; `summed` dims come back as partial sums
-    and are added up. If `fn` takes `here`, it is told where its slices lie.
+    and are added up; `rename` lets the results leave under new names, as in `einsum`. If `fn` takes `here`, it is told
+    where its slices lie.
     """
+    names = read_rename(rename)
     need_function(fn, "local", of="arrays")
     xs = tuple(operand(x, "local") for x in xs)
     known = union(*(x.dims for x in xs if is_tensor(x)))
@@ -81,7 +91,7 @@ def local(fn: Callable[..., Any], *xs: Any, out: Dims | Sequence[Dims], whole: D
                 f"local's function gave {type(array).__name__}", fix="return one array for each shape in `out`"
             )
     _check_variation(meeting, [jnp.asarray(array) for array in arrays], xs, shapes)
-    results = [_settle(meeting, array, shape, gone) for array, shape in zip(arrays, shapes, strict=True)]
+    results = [_settle(meeting, array, shape, gone, names) for array, shape in zip(arrays, shapes, strict=True)]
     return results[0] if is_single else tuple(results)
 
 
@@ -147,7 +157,7 @@ def _check_variation(meeting: Meeting, arrays: Sequence[Any], xs: Sequence[Any],
             )
 
 
-def _settle(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
+def _settle(meeting: Meeting, array: Any, shape: Shape, gone: Shape, names: Mapping[str, DimLike]) -> Tensor:
     sizes = meeting.local_sizes(shape)
     array = jnp.asarray(array)
     if array.shape != sizes:
@@ -156,7 +166,8 @@ def _settle(meeting: Meeting, array: Any, shape: Shape, gone: Shape) -> Tensor:
             state=meeting.region.state if meeting.region else "",
             fix="return the local slice, with the dims in the order of `out`",
         )
-    return settle(array, shape, meeting.placement(shape), meeting.region, partial=meeting.axes(gone))
+    left = rename_dims(shape, {old: new for old, new in names.items() if shape.has(old)})
+    return settle(array, left, meeting.placement(shape), meeting.region, partial=meeting.axes(gone))
 
 
 def _result_shapes(out: Any, known: Shape) -> tuple[list[Shape], bool]:

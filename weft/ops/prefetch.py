@@ -7,6 +7,7 @@ the other way round by a rule of its own: differentiated as it stands, the loop 
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,34 +15,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
 from ..compat import recomputing, without_dead_code
 from ..graph import cut_at, keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
-from ..lower.fetch import collect
+from ..lower.fetch import Fetched, collect
 from ..lower.recorded import rehearsing
 from .branches import outputs
 
 Arrays = Sequence[Any]
 
 
-def gather_ahead(run: Callable[[], Any]) -> list[Any]:
+def gather_ahead(run: Callable[[], Any]) -> list[Fetched | None]:
     """What `run()` gathers, in the order of uses; None for what it gathers itself."""
-    is_ahead: list[bool] = []
+    uses: list[Fetched | None] = []
+    here = get_opaque_trace_state()
 
     def trace() -> ClosedJaxpr:
         def gathered() -> list[Any]:
-            with collect() as arrays:
+            with collect(here) as collected:
                 run()
-            is_ahead[:] = [array is not None for array in arrays]
-            return [array for array in arrays if array is not None]
+            uses[:] = collected
+            return [use.array for use in collected if use is not None]
 
         return jax.make_jaxpr(gathered)()
 
     closed = rehearsing(trace)
     arrays = iter(outputs(keep_results(closed, range(len(closed.out_avals))), closed.consts))
-    return [next(arrays) if flag else None for flag in is_ahead]
+    return [None if use is None else replace(use, array=next(arrays)) for use in uses]
 
 
 def scan_ahead(
@@ -50,7 +52,7 @@ def scan_ahead(
     """A scan of a program whose last `ahead` results are what its turn gathers."""
     turn = _Turn(closed, len(carry), ahead)
     shared = [*closed.consts, *turn.gather_fixed()]
-    if turn.own:
+    if turn.gathers:
         return _Pipeline(turn, length, reverse, unroll)(shared, list(carry), list(xs))
 
     def step(carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
@@ -59,60 +61,31 @@ def scan_ahead(
     return lax.scan(step, list(carry), list(xs), length=length, reverse=reverse, unroll=unroll)
 
 
-class _Gather:
-    """One array that a turn gathers, as a program of what it is made of."""
-
-    def __init__(self, closed: ClosedJaxpr, result: int):
-        program = keep_results(closed, [result])
-        self.uses = uses_inputs(program)
-        """Which constants and inputs of the turn it is made of."""
-        jaxpr = program.jaxpr
-        sources = _pick([*jaxpr.constvars, *jaxpr.invars], self.uses)
-        self._program = ClosedJaxpr(jaxpr.replace(constvars=[], invars=sources), ())
-
-    def __call__(self, *sources: Any) -> Any:
-        return jaxpr_as_fun(self._program)(*sources)[0]
-
-    def attach(self, sources: Arrays, wanted: Sequence[bool], array: Any) -> Any:
-        """The array, gathered before; its gradient goes to the sources wanted of it."""
-
-        @jax.custom_vjp
-        def attached(sources: Arrays, array: Any) -> Any:
-            return array
-
-        def backward(sources: Arrays, gradient: Any) -> Any:
-            _, transpose = jax.vjp(lambda chosen: self(*_replace(sources, wanted, chosen)), _pick(sources, wanted))
-            return _fill(wanted, transpose(gradient)[0]), None
-
-        attached.defvjp(lambda sources, array: (array, sources), backward)
-        return attached(sources, array)
-
-
 class _Turn:
     """One turn of a loop, cut in what it gathers and what it computes with that."""
 
     def __init__(self, closed: ClosedJaxpr, carried: int, ahead: int):
         self._consts, self._carried = closed.consts, carried
-        count, last = len(closed.consts), len(closed.out_avals) - ahead
-        gathers = {i: _Gather(closed, i) for i in range(last, len(closed.out_avals))}
-        fixed = [i for i, gather in gathers.items() if not any(gather.uses[count:])]  # the same in all turns
-        own = [i for i, gather in gathers.items() if i not in fixed and not any(gather.uses[count : count + carried])]
-        self._fixed, self.own = [gathers[i] for i in fixed], [gathers[i] for i in own]
-        """What it gathers of its own slices."""
+        count, last, fixed, own = len(closed.consts), len(closed.out_avals) - ahead, [], []
+        for i in range(last, len(closed.out_avals)):
+            used = uses_inputs(keep_results(closed, [i]))
+            if not any(used[count:]):
+                fixed.append(i)  # the same in all turns
+            elif not any(used[count : count + carried]):
+                own.append(i)
+        self._fixed, self._own = keep_results(closed, fixed), keep_results(closed, own)
         self._compute = cut_at(closed, [*fixed, *own], range(last))
+        self.gathers = bool(own)
+        """Whether there is something that a turn gathers of its own slices."""
 
     def gather_fixed(self) -> list[Any]:
         """What every turn computes with, gathered."""
-        return [gather(*_pick(self._consts, gather.uses[: len(self._consts)])) for gather in self._fixed]
+        return jaxpr_as_fun(self._fixed.replace(jaxpr=self._fixed.jaxpr.replace(invars=[])))()
 
     def gather(self, shared: Arrays, x: Arrays) -> list[Any]:
         """What the turn of these slices computes with, gathered."""
-        return [gather(*sources) for gather, sources in zip(self.own, self.sources(shared, x), strict=True)]
-
-    def sources(self, shared: Arrays, x: Arrays) -> list[list[Any]]:
-        """What each array that is gathered of slices is made of."""
-        values = [*shared[: len(self._consts)], *[None] * self._carried, *x]
-        return [_pick(values, gather.uses) for gather in self.own]
+        jaxpr = self._own.jaxpr.replace(invars=self._own.jaxpr.invars[self._carried :])
+        return outputs(self._own.replace(jaxpr=jaxpr), [*shared[: len(self._consts)], *x])
 
     def compute(self, shared: Arrays, carry: Arrays, x: Arrays, own: Arrays) -> tuple[list[Any], list[Any]]:
         """The carry after the turn, and the turn's results."""
@@ -237,13 +210,10 @@ class _TurnGradients:
     def _linearize(self, shared: Arrays, carry: Arrays, x: Arrays, own: Arrays) -> list[Any]:
         """The turn's carry and results, and the arrays its gradients are made with."""
         values = shared, carry, x
-        flags = self.turn.sources(self.wanted[0], self.wanted[2])
 
         def made(chosen: Sequence[Arrays]) -> Any:
             shared, carry, x = map(_replace, values, self.wanted, chosen)
-            sources = self.turn.sources(shared, x)
-            attached = [g.attach(*each) for g, *each in zip(self.turn.own, sources, flags, own, strict=True)]
-            carry, results = self.turn.compute(shared, carry, x, attached)
+            carry, results = self.turn.compute(shared, carry, x, own)
             return [*carry, *results]
 
         results, transpose = jax.vjp(made, list(map(_pick, values, self.wanted)))

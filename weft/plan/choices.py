@@ -2,7 +2,8 @@
 
 A layout is one set of rules for each axis (`batch` and `d_ff` over x, `heads` over y, ...). Which sets are legal
 follows from the tensors of one traced program: no tensor may have two of its dims on one axis. So sets are found once,
-and a layout is any choice of one set an axis whose dims divide.
+and a layout is any choice of one set an axis whose dims divide. Of dims that an op brings together piece by piece
+(`RINGS`) one axis may split both: no tensor then has both, and a trace says whether the program has such an op.
 """
 
 import functools
@@ -24,6 +25,9 @@ MOST_RULES = 12
 """Where no dims are named, and there are no more than this with `params.` rules, these are searched too."""
 MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
+RINGS = (("length", "memory_length"),)
+"""Queries and keys of attention: split over the same axes, keys and values go round (ring attention)."""
+STORES = ("params", "optimizer")
 
 RuleSet = tuple[str, ...]
 MeshShape = tuple[int, ...]
@@ -31,7 +35,7 @@ MeshShape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorDims:
-    """A tensor's dims, and whether it is a parameter, which `params.` rules split."""
+    """A tensor's dims, and whether it is a parameter, which rules of storage split."""
 
     dims: tuple[Dim, ...]
     is_parameter: bool
@@ -40,9 +44,11 @@ class TensorDims:
 class Choices:
     """The sets of rules one axis can hold, for one program."""
 
-    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
-        self.tensors = tensors_of(program, args)
+    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None, named: Program | None = None):
+        """`named` is the program where rules name dims that it has only then (`queries`)."""
+        self.tensors = list(dict.fromkeys(t for p in (program, named) if p is not None for t in tensors_of(p, args)))
         self.rules = self._default_rules(args) if rules is None else self._check_rules(rules)
+        self._stores = STORES if any(rule.startswith("optimizer.") for rule in self.rules) else STORES[:1]
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
         self._follows = {dim.name: dim.follows for tensor in self.tensors for dim in tensor.dims if dim.follows}
         self.sets = self._legal_sets()
@@ -80,12 +86,13 @@ class Choices:
         stored = sorted({dim.name for tensor in self.tensors if tensor.is_parameter for dim in tensor.dims})
         for rule in rules:
             store, _, name = rule.rpartition(".")
-            if name not in (stored if store else names) or store not in ("", "params"):
+            if name not in (stored if store else names) or store not in ("", *STORES):
+                known = [f"{store}.{dim}" for store in STORES for dim in stored] if store else names
                 raise LayoutError(
                     f"there is no dim `{rule}` to search over",
                     state=f"dims of the program: {', '.join(names)}"
                     + (f"   of its parameters: {', '.join(stored)}" if store else ""),
-                    fix=closest(rule, [f"params.{dim}" for dim in stored] if store else names),
+                    fix=closest(rule, known),
                 )
         return tuple(dict.fromkeys(rules))
 
@@ -120,11 +127,15 @@ class Choices:
         region = Region(Mesh({AXES[0]: 2}), layout)
         split = []
         for tensor in self.tensors:
-            try:
-                axes = region.axes(tensor.dims, "params" if tensor.is_parameter else None)
-            except LayoutError:
-                return None
-            split.append(next((dim.name for dim, held in zip(tensor.dims, axes, strict=True) if held), None))
+            names = {dim.name for dim in tensor.dims}
+            if any(names.issuperset(ring) and set(rules).issuperset(ring) for ring in RINGS):
+                continue  # there is no such tensor where a ring goes round
+            for store in self._stores if tensor.is_parameter else [None]:
+                try:
+                    axes = region.axes(tensor.dims, store)
+                except LayoutError:
+                    return None
+                split.append(next((dim.name for dim, held in zip(tensor.dims, axes, strict=True) if held), None))
         return tuple(split)
 
     def divisor(self, rule: str) -> int:

@@ -5,6 +5,9 @@ much it divides what others send. On a mesh of several axes these multiply: an o
 does an x-th of a y-th; a sum over x carries a y-th where y splits what is summed; sums of one value over x and over y
 are one sum over both. All layouts of one mesh are worked out at once, as arrays with one dimension an axis.
 
+A set may make another program than the whole one (a ring in place of scores, stages in a pipeline). What is new in it
+counts as if the other axes divided it, and so does what it holds: still no more than a layout truly costs.
+
 What comes out orders the layouts and bounds their cost; what is ranked in the end is traced.
 """
 
@@ -12,12 +15,12 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from .choices import Choices, MeshShape
+from .choices import RINGS, STORES, Choices, MeshShape
 
 Key = tuple[object, ...]
 
@@ -56,6 +59,10 @@ class Facts:
     held: Sequence[Held]
     arguments: float
     peak: float
+    is_pipeline: bool = False
+    """Whether stages run one microbatch after another: what others send inside them is divided as their work is."""
+    choosing: frozenset[str] = frozenset()
+    """The lines of ops that sent what was fewest bytes; on another mesh they may choose otherwise."""
 
 
 @dataclass
@@ -74,6 +81,7 @@ class Grid:
     """Seconds of sending over each axis, alone or with others."""
 
 
+_KEPT = ("product", "attention")  # work that every layout of one program does
 _WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
 
 Rates = Callable[[MeshShape, str, tuple[int, ...], float], tuple[float, float]]
@@ -100,11 +108,31 @@ class Composer:
         machine (`is_shared`), it does the work of all.
         """
         self.choices, self.whole, self.alone, self.beside, self.is_shared = choices, whole, alone, beside, is_shared
-        self._sent = {index: self._by_dim(index, facts) for index, (_, facts) in alone.items()}
+        self.choosing = frozenset().union(*(facts.choosing for _, facts in alone.values()))
+        """What these lines send is not put together: no bound knows what they choose."""
+        self._sent = {index: self._by_dim(index, traced, facts) for index, (traced, facts) in alone.items()}
+        self._work = {index: _by_op(facts) for index, (_, facts) in alone.items()}
+        self._whole_work = _by_op(whole)
+        self._other = {
+            index: [part for key, part in self._work[index].items() if key not in self._whole_work]
+            for index, (_, facts) in alone.items()
+            if facts.is_pipeline or any(key[-1] in _KEPT and key not in self._work[index] for key in self._whole_work)
+        }
+        """Of each set that makes another program, the work that only that has."""
 
-    def _by_dim(self, index: int, facts: Facts) -> dict[Key, Sending]:
-        """What a set sends; of a stored parameter, under the dim it is sharded by."""
-        return {(*key, self._stored_by(index, sent.dims)): sent for key, sent in facts.sent.items()}
+    def _by_dim(self, index: int, traced: int, facts: Facts) -> dict[Key, Sending]:
+        """What a set sends, undivided; of a stored parameter, under the dim it is sharded by."""
+        return {
+            (*key, self._stored_by(index, sent.dims)): replace(sent, bytes=sent.bytes * traced)
+            if self._divides(index, sent)
+            else sent
+            for key, sent in facts.sent.items()
+            if key[0] not in self.choosing
+        }
+
+    def _divides(self, index: int, sent: Sending) -> bool:
+        """Whether a set divides what it sends itself."""
+        return self._splits(index, sent.dims) and sent.collective not in _WHOLE
 
     def legal(self, shape: MeshShape) -> np.ndarray:
         """Which layouts of a mesh can be: their sets were traced, their dims divide."""
@@ -118,6 +146,12 @@ class Composer:
             for axis, size in enumerate(shape):
                 ways = ways * _along(np.array([size if rule in rules else 1 for rules in sets]), axis, len(shape))
             legal &= self.choices.divisor(rule) % ways == 0
+        for ring in RINGS:
+            held = [[sum(dim in rules for dim in ring) for rules in sets]] * len(shape)
+            counts = [_along(np.array(of_sets), axis, len(shape)) for axis, of_sets in enumerate(held)]
+            goes_round = functools.reduce(np.logical_or, [count == len(ring) for count in counts])
+            in_part = functools.reduce(np.logical_or, [(count > 0) & (count < len(ring)) for count in counts])
+            legal &= ~(goes_round & in_part)  # both dims over the same axes, or each over its own
         return legal
 
     def grid(self, shape: MeshShape, rates: Rates) -> Grid:
@@ -132,6 +166,7 @@ class Composer:
                 for side, whole in enumerate(sides)
             )
             compute[key[0]] += np.maximum(computing, moving) * (math.prod(shape) if self.is_shared else 1)
+        compute[None] += self._of_other_programs(shape, lambda index: sum(map(max, self._other[index])))
         for key, sent in self._all_sent.items():
             seconds, carried, bits = self._sending(shape, key, sent, rates)
             total_bytes += carried
@@ -151,18 +186,30 @@ class Composer:
 
     def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
         """For each set the share left of one side of an op's work, partly divided."""
-        whole = self.whole.work[key][side]
+        whole = self._whole_work[key[1:]][side]
         left = np.ones(len(self.choices.sets))
-        for index, (traced, facts) in self.alone.items():
+        for index, (traced, _) in self.alone.items():
             if whole > 0:
-                there = facts.work.get(key, (0.0, 0.0))[side] / whole
+                there = self._work[index].get(key[1:], (0.0, 0.0))[side] / whole
                 divided = (1 - there) / (1 - 1 / traced)
                 left[index] = max(1 - divided * (1 - 1 / size), 0.0)
+                if index in self._other and not there:  # it is done in another way, which is counted there
+                    left[index] = 0.0
         return left
+
+    def _of_other_programs(self, shape: MeshShape, figure: Callable[[int], float]) -> np.ndarray:
+        """A figure of sets that make another program, as if the other axes divided it."""
+        most = np.zeros((len(self.choices.sets),) * len(shape))
+        for axis, size in enumerate(shape):
+            alone = np.zeros(len(self.choices.sets))
+            for index in self._other:
+                alone[index] = figure(index) * size / math.prod(shape)
+            most = np.maximum(most, _along(alone, axis, len(shape)))
+        return most
 
     @functools.cached_property
     def _all_sent(self) -> dict[Key, Sending]:
-        """Every collective that some set sends, with its largest payload."""
+        """Every collective that some set sends, with its largest payload, undivided."""
         largest: dict[Key, Sending] = {}
         for of_set in self._sent.values():
             for key, sent in of_set.items():
@@ -191,13 +238,12 @@ class Composer:
         """For each set: the share of a payload left, whether it sends, and its calls."""
         count = len(self.choices.sets)
         left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
-        for index, (traced, _) in self.alone.items():
+        for index in self.alone:
             stored = self._stored_by(index, sent.dims)
             if (alone := self._sent[index].get(key)) is not None:
                 has[index], calls[index] = True, alone.count
-                divided = self._splits(index, sent.dims) and alone.collective not in _WHOLE
-                left[index] = alone.bytes * (traced / size if divided else 1) / (sent.bytes or 1.0)
-            elif self._splits(index, sent.dims):
+                left[index] = alone.bytes / (size if self._divides(index, alone) else 1) / (sent.bytes or 1.0)
+            elif self._splits(index, sent.dims) or self._may_divide(index, sent.dims):
                 left[index] = 1 / size
             elif stored is None:
                 continue
@@ -213,6 +259,11 @@ class Composer:
         """Whether a set's axis splits a value of these dims."""
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
+    def _may_divide(self, index: int, dims: tuple[str, ...]) -> bool:
+        """Whether a set may divide what others send: in a pipeline, or what ZeRO scatters."""
+        is_optimized = any(f"optimizer.{dim}" in self.choices.sets[index] for dim in dims)
+        return self.alone[index][1].is_pipeline or (is_optimized and dims in self.choices.parameters)
+
     def _stored_by(self, index: int, dims: tuple[str, ...]) -> str | None:
         """The dim by which a set shards a parameter only where stored (FSDP), or None."""
         if dims not in self.choices.parameters or self._splits(index, dims):
@@ -224,7 +275,8 @@ class Composer:
         full = np.zeros((len(self.choices.sets),) * len(shape))
         for held in self.whole.held:
             full += self._product(held.bytes, [self._held_left(held, size) for size in shape])
-        return full
+        is_other = self._of_other_programs(shape, lambda index: 1.0) > 0
+        return np.where(is_other, self._of_other_programs(shape, lambda index: self.alone[index][1].peak), full)
 
     def _held_left(self, held: Held, size: int) -> np.ndarray:
         """For each set, the share of a value left; any may divide an unnamed array."""
@@ -232,9 +284,19 @@ class Composer:
         for index in self.alone:
             rules = self.choices.sets[index]
             names = held.dims or ()
-            if held.dims is None or self._splits(index, names) or any(f"params.{dim}" in rules for dim in names):
+            is_stored = any(f"{store}.{dim}" in rules for store in STORES for dim in names)
+            if held.dims is None or is_stored or self._splits(index, names):
                 left[index] = 1 / size
         return left
+
+
+def _by_op(facts: Facts) -> dict[Key, tuple[float, float]]:
+    """The work of each op in each phase, whatever loops it stands in."""
+    totals: dict[Key, tuple[float, float]] = {}
+    for key, (computing, moving) in facts.work.items():
+        before = totals.get(key[1:], (0.0, 0.0))
+        totals[key[1:]] = before[0] + computing, before[1] + moving
+    return totals
 
 
 def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:

@@ -62,6 +62,31 @@ class OpCost:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class Bubble:
+    """The turns of a pipeline in which a processor has no work."""
+
+    over: str
+    """The dim of the stages."""
+    idle: int
+    turns: int
+    seconds: float
+    """What the plan says these turns take."""
+
+    @property
+    def share(self) -> float:
+        """Of the stages' work: (p - 1) / (m r + p - 1)."""
+        return self.idle / self.turns
+
+    def __str__(self) -> str:
+        counted = f"{self.idle}/{self.turns} of the work of `{self.over}`, (p - 1) / (m r + p - 1)"
+        return f"bubble: {counted}, {time_text(self.seconds)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"over": self.over, "idle": self.idle, "turns": self.turns, "seconds": self.seconds}
+
+
 @dataclass
 class _OpTotal:
     """The kernels of one op in one phase."""
@@ -109,8 +134,16 @@ class Plan:
 
     @property
     def communication(self) -> dict[str, float]:
-        """`sending`, the axes of each group as they are written: `rows+cols`."""
-        return {"+".join(axes): took for axes, took in self.sending.items()}
+        """`sending`, the axes of each group as they are written: `rows+cols`.
+
+        Groups of the same axes in another order are one: the same processors.
+        """
+        names: dict[frozenset[str], str] = {}
+        totals: dict[str, float] = {}
+        for axes, took in self.sending.items():
+            name = names.setdefault(frozenset(axes), "+".join(axes))
+            totals[name] = totals.get(name, 0.0) + took
+        return totals
 
     def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
@@ -165,6 +198,19 @@ class Plan:
         bound_by = max(total.by, key=total.by.__getitem__)
         place, figures = (total.op, text, total.axes, total.phase, str(site)), (total.flops, total.bytes, total.count)
         return OpCost(*place, total.seconds, bound_by, *figures)
+
+    @functools.cached_property
+    def bubbles(self) -> list[Bubble]:
+        """The bubble of each pipeline whose stages are split, in the order of the program."""
+        reading = self.program.reading
+        pipelines = {entry.id: entry for entry in reading.entries if entry.idle[0]}
+        seconds: dict[int, float] = defaultdict(float)
+        for op in self.ops:
+            entry = reading.entry(op.op)
+            around = reading.around(entry) if entry is not None else ()
+            if (outer := next((e for e in around if e.id in pipelines), None)) is not None:
+                seconds[outer.id] += op.seconds * outer.idle[0] / outer.idle[1]
+        return [Bubble(e.over[0] if e.over else "", *e.idle, seconds[e.id]) for e in pipelines.values()]
 
     @property
     def peak_flops(self) -> float:
@@ -240,7 +286,7 @@ class Plan:
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(f"over {axes}: {time_text(took)} of sending")
-        lines.append(self.memory_text)
+        lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
 
     @property
@@ -274,6 +320,7 @@ class Plan:
             "communication": self.communication,
             "exposed": self.exposed,
             "phases": self.phases,
+            "bubbles": [bubble.to_dict() for bubble in self.bubbles],
             "mfu": self.mfu,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
@@ -295,7 +342,7 @@ def _why(plan: Plan) -> str:
     share = by[most] / plan.seconds if plan.seconds else 0.0
     most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
-    wasted = duplicated / plan.program.flops if plan.program.flops else 0.0
+    wasted = (duplicated + plan.program.flops_idle) / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
         return f"{most_of_it}; {duplicated.reason}"

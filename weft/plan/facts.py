@@ -18,7 +18,10 @@ def facts_of(plan: Plan) -> Facts:
     run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
     held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]
-    return Facts(_work(plan, run), _sending_of(plan, run), held, memory.arguments, memory.peak)
+    reading = plan.program.reading
+    choosing = frozenset(str(reading.site(entry)) for entry in reading.entries if entry.choice)
+    parts = _work(plan, run), _sending_of(plan, run), held, memory.arguments, memory.peak
+    return Facts(*parts, is_pipeline=bool(plan.bubbles), choosing=choosing)
 
 
 def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:

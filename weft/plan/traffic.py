@@ -233,7 +233,15 @@ def _is_late(value: Array, carried: set[Array]) -> bool:
     """Whether nothing but the body's results waits for a value."""
     if value in carried:
         return False
-    return all(n.step.is_global or (n.is_joined and all(_is_late(out, carried) for out in n.outs)) for n in value.uses)
+    return all(
+        n.step.is_global or _files(n, carried) or (n.is_joined and all(_is_late(out, carried) for out in n.outs))
+        for n in value.uses
+    )
+
+
+def _files(node: Node, carried: set[Array]) -> bool:
+    """Whether it writes a slice into a stack that is only carried on."""
+    return node.kind is Role.WRITE and node.ins[0].from_carry and node.outs[0] in carried
 
 
 def _elementwise(body: Routine, stored: set[Array]) -> Iterator[Kernel]:

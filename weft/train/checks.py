@@ -34,6 +34,13 @@ def check_together(config: RunConfig, where: Where) -> None:
             fix=f"give a number that divides {config.batch}",
             at=where("train.microbatches", *_BATCH),
         )
+    rows, flowing = config.batch // config.train.microbatches, _flowing(config)
+    if rows % flowing:
+        raise ConfigError(
+            f"{flowing} microbatches flow through the pipeline, and what flows at a time has {rows} sequences",
+            fix=f"make it a multiple of {flowing}, or give `model.pipeline_microbatches` that divide {rows}",
+            at=where("model.pipeline_microbatches", "model.stages", *_BATCH),
+        )
     if bool(config.mesh) != bool(config.layout):
         fact = "only one of `mesh` and `layout` is given"
         raise ConfigError(
@@ -60,6 +67,11 @@ def check_together(config: RunConfig, where: Where) -> None:
     if config.mesh and not config.is_open:
         _check_place(config, where)
     _check_paths(config, where)
+
+
+def _flowing(config: RunConfig) -> int:
+    """How many microbatches flow through a model at a time; 1 without a pipeline."""
+    return config.model.microbatch.size if config.model.stages > 1 else 1
 
 
 def _check_name(name: str, where: Where) -> None:
@@ -95,8 +107,11 @@ def _check_place(config: RunConfig, where: Where) -> None:
                         at=where(*((*_BATCH, *_PLACE) if store is None else (*_PLACE, f"model.{dim.name}"))),
                     )
         ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
-        if config.batch % (ways * parts):
-            fact = f"`train.microbatches` is {parts}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
+        if config.batch % (ways * parts * _flowing(config)):
+            said = f"`train.microbatches` is {parts}"
+            if _flowing(config) > 1:
+                said += f" and {_flowing(config)} flow through the pipeline"
+            fact = f"{said}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
             fix = f"give a number that divides {config.batch // ways}"
             raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches", *_BATCH, *_PLACE))
     except LayoutError as error:

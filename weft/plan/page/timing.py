@@ -27,6 +27,8 @@ def _side(builder: PageBuilder, side: Side, plan: Plan, longest: float) -> str:
     ]
     if plan.tokens_per_s:
         figures.append(figure(f"{plan.tokens_per_s:,.0f}", "tokens a second"))
+    for bubble in plan.bubbles:
+        figures.append(figure(time_text(bubble.seconds), f"bubble, {bubble.idle}/{bubble.turns} of its stages' work"))
     title = f'<h3><span class="letter">{side.letter}</span> {html.escape(side.layout)}</h3>'
     phases = "".join(_line(name, plan.phases[name], longest) for name in PHASES if name in plan.phases)
     sends = "".join(
