@@ -107,7 +107,7 @@ def verdict(row: Row) -> Verdict:
 
 
 def _apart(found: Any, wanted: Any) -> float:
-    found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+    found, wanted = (np.asarray(x, "float64").ravel() for x in (found, wanted))  # stages of layers are layers in order
     assert found.shape == wanted.shape
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
 

@@ -21,15 +21,14 @@ def tiny(name, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "sums"),
+    ("name", "changes", "sums", "batch"),
     [
-        ("tiny-lm", {}, 2),  # of a layer: what attention mixes, and the feed-forward part
-        ("tiny-lm", {"scanned": False}, 2),
-        ("tiny-lm", {"tied": True, "positions": "rotary"}, 2),
-        ("tiny-mt", {}, 3),  # cross-attention besides
+        ("tiny-lm", {}, 2, 1),  # of a layer: what attention mixes, and the feed-forward part
+        ("tiny-lm", {"scanned": False}, 2, 4),
+        ("tiny-lm", {"tied": True, "positions": "rotary"}, 2, 1),
+        ("tiny-mt", {}, 3, 4),  # cross-attention besides
     ],
 )
-@pytest.mark.parametrize("batch", [1, 4])
 def test_a_token_sends_the_sums_of_its_layers_and_one_for_its_vector(name, changes, sums, batch):
     config = tiny(name, **changes)
     ledger = traced(config, batch=batch).ledger
