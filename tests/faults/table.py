@@ -248,6 +248,15 @@ fault("a-transposed-convolution-pads-the-other-side", "ops/conv.py",
 fault("a-convolution-forgets-the-sum-over-channels", "ops/conv.py",
       "partial = () if self.is_depthwise else placed.axes([self.channels_in])", "partial = ()",
       "ops/test_halos.py -k 'split_input_channels or is_that_of_lax'", _CONTRACT.format("conv"))
+fault("attention-in-blocks-sees-beyond-the-image", "nn/block_attention.py",
+      "mask = Mask(segments=wf.ones([], dtype=\"int32\"), memory_segments=there)", "mask = Mask()",
+      "nn/test_block_attention.py -k place_sees")
+fault("dice-counts-what-has-no-weight", "nn/dice.py",
+      "for x in (common, both))", "for x in (common, both / weights))",
+      "nn/test_conv.py -k dice")
+fault("a-unet-halves-what-does-not-divide", "models/unet.py",
+      "multiple = ways << (levels - 1)", "multiple = 1 << (levels - 1)",
+      "models/test_unet.py -k divide_over_processors")
 fault("concat-joins-at-local-places", "ops/slicing.py",
       "places(name, left.dims, axes, a.shape[position]) < at", "places(name, left.dims, (), a.shape[position]) < at",
       _CONTRACT.format("moving"))
