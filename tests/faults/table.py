@@ -118,6 +118,16 @@ fault("take-of-a-negative-id-is-the-first-entry", "ops/index.py",
 fault("gradient-of-a-narrow-table-summed-narrow", "ops/index.py",
       'pick(change.astype("float32"), ids).astype(table.dtype)', "pick(change, ids)",
       "models/test_transformer_lm.py::test_a_frequent_words_gradient_is_not_lost_in_bfloat16")
+fault("a-look-up-takes-the-dearer-way", "lower/lookup.py",
+      "is_less = by_ids[1] < by_table[1]", "is_less = by_ids[1] > by_table[1]", "ops/test_take_stored.py")
+fault("stored-columns-come-together-major-first", "lower/lookup.py",
+      "minor_first = reversed(runs)", "minor_first = runs", "ops/test_take_stored.py")
+fault("ids-that-share-an-axis-are-summed-twice", "lower/lookup.py",
+      "self.partial = tuple(axis for axis in self.axes if axis not in sent)", "self.partial = self.axes",
+      "ops/test_take_one_axis.py")
+fault("an-exported-model-has-experts-that-are-padding", "interop/mapping.py",
+      "itertools.product(*(range(dim.count) for dim in self.counted))",
+      "itertools.product(*(range(dim.size) for dim in self.counted))", "models/test_padded_sizes.py -k exported")
 fault("one-hot-compares-with-local-places", "ops/index.py",
       "local = local_ids(a, size, meeting.axes([dim]))", "local = local_ids(a, size, ())",
       _CONTRACT.format("index"))

@@ -128,12 +128,39 @@ UNCUT = models.preset("tiny-lm", layers=3, **GPT2, tied_scale=False, dtype="floa
 IN_STAGES = dataclasses.replace(UNCUT, stages=2)
 
 
-def test_a_model_in_stages_decodes_as_the_whole_one():
+DECODED = {
+    "lm": (UNCUT, dict(stages=2)),
+    "rounds of an lm": (lm(layers=5, positions="relative"), dict(stages=2, pipeline_rounds=2)),
+    "experts": (models.preset("tiny-moe", layers=4, every=2, dtype="float32"), dict(stages=2)),
+    "translation": (models.preset("tiny-mt", layers=2, dtype="float32"), dict(stages=2)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "rounds of an lm" else pytest.mark.slow) for name in DECODED]
+)
+def test_a_model_in_stages_decodes_as_the_whole_one(name):
+    config, cut = DECODED[name]
+    decode = wf.decode.beam_search if name == "translation" else wf.decode.generate
+    how = dict(max_new_tokens=4) if name != "translation" else dict(max_new_tokens=4, beams=2)
     prompts = [[1, 2, 3], [4, 5]]
-    wanted = wf.decode.generate(models.init(UNCUT, jax.random.key(0)), prompts, max_new_tokens=4)
-    on_mesh = models.init(IN_STAGES, jax.random.key(0), wf.Mesh("p=2,x=2"), "stage:p,batch:x")
-    found = wf.decode.generate(on_mesh, prompts, max_new_tokens=4)
-    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    wanted = decode(models.init(config, jax.random.key(0)), prompts, **how)
+    config = dataclasses.replace(config, **cut)
+    on_mesh = models.init(config, jax.random.key(0), wf.Mesh("p=2,x=2"), "stage:p,batch:x")
+    np.testing.assert_array_equal(decode(on_mesh, prompts, **how).tokens, wanted.tokens)
+
+
+def test_a_token_is_handed_on_from_stage_to_stage_and_nothing_else_moves():
+    step, args = models.decode_step(lm(stages=4), context=32, batch=2)
+    split = wf.trace(step, *args, mesh=wf.Mesh("p=4"), layout="stage:p")
+    token = 2 * 16 * 4
+    assert [(row.collective, row.count, row.bytes) for row in split.ledger] == [
+        ("permute", 3, token),
+        ("all_reduce", 1, token),
+    ]
+    whole = wf.trace(step, *args, mesh=wf.Mesh("p=1"), layout="")
+    tables = 2 * 128 * 16 * 4 + 16 * 4  # embedding, softmax, last norm
+    assert split.memory.arguments - tables < (whole.memory.arguments - tables) / 4 + 100
 
 
 def test_a_model_in_stages_is_saved_as_the_whole_one_and_loaded_in_any_stages(tmp_path):

@@ -123,6 +123,16 @@ def test_random_numbers_of_a_microbatch_are_those_of_its_rows():
         np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
 
 
+def test_a_stage_may_give_its_dims_in_another_order():
+    w = wf.parameter(np.arange(1, 5, dtype="float32")[:, None] * np.ones((4, 8), "float32"), [wf.Dim("stage", 4), D])
+
+    def turned(x, w, key):
+        return wf.einsum(w, x, out=[D, "batch"]), {}
+
+    found = wf.spmd(lambda x, w: wf.pipeline(turned, x, w, micro=4)[0], mesh=wf.Mesh("p=4"), layout="stage:p")(x, w)
+    np.testing.assert_allclose(np.asarray(found), 24 * ROWS, rtol=1e-6)
+
+
 def test_it_sends_two_permutes_a_tick_and_one_gradient_sum_a_parameter():
     w, micro, ways = weights(4), 8, 4
     traced = functools.partial(wf.trace, wf.value_and_grad(functools.partial(loss, micro=micro)), w, x)

@@ -5,7 +5,6 @@ n-th layer has experts, a group of n layers is one turn of the scan: n - 1 dense
 stages, the weights are [stage layers ..], and microbatches flow through them (`wf.pipeline`).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,14 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..errors import DimError
 from ..nn import weights
-from ..nn.weights import STACKED, apply_dropout, fold_key, number_along
+from ..nn.moe import summarise
+from ..nn.weights import apply_dropout, fold_key, number_along
+from ..ops.in_turn import in_turn
 from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
 
-REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
 _MEANS = ("balance_loss", "router_z_loss")
 """Of what experts report, what is a mean over the rows they see."""
 _IN_GROUP = f"{UNSHOWN}within"
@@ -60,7 +60,7 @@ class Stack(eqx.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The stream after all blocks and the norm, and what the experts report, summed."""
         config = self.config
-        if config.stages > 1:
+        if x.dims.has("microbatch"):
             x, report = self._flow(x, (mask, memory, memory_mask), key)
         else:
             one = self._block_runner(mask, self._bias(x, mask), memory, memory_mask, key)
@@ -70,7 +70,7 @@ class Stack(eqx.Module):
         return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
 
     def _block_runner(
-        self, mask: nn.Mask, bias: Tensor | None, memory: Any, memory_mask: nn.Mask | None, key: Any
+        self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any
     ) -> Callable[..., Any]:
         """What runs one block in training: `one(x, block, its number)`."""
 
@@ -104,9 +104,8 @@ class Stack(eqx.Module):
 
         state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
         numbers = number_along(config.stack_dims(1))
-        micro = config.microbatch
-        how: dict[str, Any] = {"rounds": config.pipeline_rounds, "save": _names_kept(config)}
-        (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, **how)
+        micro, rounds, save = config.microbatch, config.pipeline_rounds, _names_kept(config)
+        (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, rounds=rounds, save=save)
         return x, {name: value / micro.size if name in _MEANS else value for name, value in report.items()}
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, KeysValues]:
@@ -156,15 +155,20 @@ class Stack(eqx.Module):
         return (self.layers,) if self.dense is None else (_group(self.dense, self.config.group_size - 1), self.layers)
 
     def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
-        """As `_run`, of all layers in turn, stages or not."""
-        config, blocks = self.config, self._blocks()
-        groups = config.layers // config.group_size
-        if config.stages > 1:
-            blocks = _join_stages(blocks, groups)
-        pasts = pasts if config.group_size == 1 else _group(pasts, config.group_size)
-        x, report, outputs = self._run(one, x, blocks, pasts, groups)
-        is_grouped = config.group_size > 1 and config.scanned
-        return x, report, _ungroup(outputs, Dim("layers", config.layers)) if is_grouped else outputs
+        """As `_run`, of all layers; pasts and outputs of stages are stacked as they are."""
+        config, size = self.config, self.config.group_size
+
+        def run(x: Any, own: Any) -> tuple[Any, dict[str, Tensor], Any]:
+            blocks, numbers, pasts = own
+            pasts = pasts if size == 1 else _group(pasts, size)
+            x, report, outputs = self._run(one, x, blocks, pasts, numbers)
+            return x, report, _ungroup(outputs, size) if size > 1 and config.scanned else outputs
+
+        if config.stages == 1:
+            return run(x, (self._blocks(), config.layers // size, pasts))
+        own = (self._blocks(), number_along(config.stack_dims(1)), pasts)
+        x, outputs = in_turn(lambda x, own: run(x, own)[::2], x, own)
+        return x, {}, outputs
 
     def _run(
         self, one: Callable[..., Any], x: Any, blocks: Any, pasts: Any, numbers: Any
@@ -180,49 +184,51 @@ class Stack(eqx.Module):
         is_padded = (
             not isinstance(numbers, int) and groups < config.chunk_groups * config.stages * config.pipeline_rounds
         )
-        report = {name: wf.zeros([], dtype="float32") for name in REPORTED} if config.experts else {}
 
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
             own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
-            before, more, outputs = x, report, []
+            before, told, outputs = x, {}, []
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
-                x, own_report, new = one(x, block, past, number * size + i)
-                more = own_report or more
+                x, of_block, new = one(x, block, past, number * size + i)
+                told |= of_block
                 outputs.append(new)
             if is_padded:
                 x = wf.where(number < groups, x, before)
-                more = {name: wf.where(number < groups, value, 0.0) for name, value in more.items()}
-            return x, more, outputs
+                told = {name: wf.where(number < groups, value, 0.0) for name, value in told.items()}
+            return x, told, outputs
 
         if not config.scanned:
             count = numbers if isinstance(numbers, int) else numbers.size("layers")
             own_numbers: Any = range(count)
             if not isinstance(numbers, int):
                 own_numbers = [number.local_array for number in wf.unstack(numbers, over="layers")]
-            outputs: list[Any] = []
+            outputs, all_told = [], []
             own_pasts = _unstack(pasts, "layers") or [None] * count
             turns = zip(
                 own_numbers, own_pasts, zip(*(_unstack(part, "layers") for part in blocks), strict=True), strict=True
             )
             for number, past, own_blocks in turns:
-                x, more, new = run_group(x, own_blocks, past, number)
-                report = {name: report[name] + more[name] for name in report if more}
+                x, told, new = run_group(x, own_blocks, past, number)
+                all_told.append(told)
                 outputs += new
-            return x, report, _stack(outputs, Dim("layers", count * size))
+            return x, _report(_stack(all_told, Dim("layers", count))), _stack(outputs, Dim("layers", count * size))
 
-        def turn(carry: Any, xs: Any) -> Any:
-            x, sums = carry
+        def turn(x: Any, xs: Any) -> Any:
             own_blocks, own_pasts, number = xs
-            x, more, outputs = run_group(x, own_blocks, own_pasts, number.local_array)
-            sums = {name: sums[name] + more[name] for name in sums}
-            return (x, sums), outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size))
+            x, told, outputs = run_group(x, own_blocks, own_pasts, number.local_array)
+            return x, (told, outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size)))
 
         if isinstance(numbers, int):
             numbers = wf.arange(Dim("layers", numbers))
         how: dict[str, Any] = {"unroll": config.unroll, "prefetch": config.prefetch}
-        (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", **how)
-        return x, report, stacked
+        x, (told, stacked) = wf.scan(turn, x, (blocks, pasts, numbers), over="layers", **how)
+        return x, _report(told), stacked
+
+
+def _report(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The experts' report of all layers, of their statistics."""
+    return summarise(told["statistics"]) if told else {}
 
 
 def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
@@ -282,17 +288,9 @@ def _group(tree: Any, size: int) -> Any:
     return jax.tree.map(cut, tree, is_leaf=is_tensor)
 
 
-def _ungroup(tree: Any, layers: Dim) -> Any:
-    return jax.tree.map(lambda x: wf.merge(x, ["layers", _IN_GROUP], into=layers), tree, is_leaf=is_tensor)
-
-
-def _join_stages(tree: Any, layers: int) -> Any:
-    """The weights of a pipeline's stages as those of layers, padding left out."""
-
+def _ungroup(tree: Any, size: int) -> Any:
     def join(x: Tensor) -> Tensor:
-        stacked = [dim for dim in x.dims if dim.name in STACKED]
-        flat = wf.merge(x, stacked, into=stacked[-1].resized(math.prod(dim.size for dim in stacked)))
-        return flat if flat.size("layers") == layers else wf.slice(flat, over="layers", start=0, size=layers)
+        return wf.merge(x, ["layers", _IN_GROUP], into=Dim("layers", x.size("layers") * size))
 
     return jax.tree.map(join, tree, is_leaf=is_tensor)
 

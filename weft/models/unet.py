@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from .. import nn
 from .. import ops as wf
-from ..dims import Dim, Shape
+from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, closest, public
 from ..fields import bounded
 from ..nn.arguments import check_divisor
@@ -168,7 +168,7 @@ class UpBlock(eqx.Module):
         self.block = ConvBlock(config, here.resized(2 * here.size), level)
 
     def __call__(self, x: Tensor, skip: Tensor, *, over: Sequence[str]) -> Tensor:
-        both = Dim("both", 2)
+        both = Dim(f"{UNSHOWN}both", 2)
         joined = wf.stack([skip, self.up(x)], both)
         # By pairs, not one image after the other: so nothing moves where channels are split.
         channels = joined.dim("channels")
@@ -177,7 +177,7 @@ class UpBlock(eqx.Module):
 
 
 class ImageAttention(eqx.Module):
-    """Self-attention of the places of an image, all of them or in blocks; added to it."""
+    """Self-attention of the places of an image, all or in blocks, added to it."""
 
     norm: nn.RMSNorm
     attention: nn.Attention | nn.BlockAttention

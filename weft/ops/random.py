@@ -109,7 +109,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
         raise TensorError(
             f"{what} got logits {logits!r}", fix="give log chances as floats: `wf.cast(logits, 'float32')`"
         )
-    key, dim = _need_key(key, what), only(resolve(over, logits.dims, what="over"), what)
+    key, dim = need_key(key, what), only(resolve(over, logits.dims, what="over"), what)
     noise = gumbel(key, logits.dims, like=logits, dtype=logits.dtype)
     return argmax(noise + logits, over=dim)
 
@@ -117,7 +117,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
 @recorded
 def split(key: Any, dim: Dim) -> Tensor:
     """Keys along a new dim, for `wf.scan` and `wf.vmap`; samplers take one."""
-    key = _need_key(key, "random.split")
+    key = need_key(key, "random.split")
     if not isinstance(dim, Dim):
         fix = f"give a dim: `wf.Dim('copies', {dim if isinstance(dim, int) else 4})`"
         raise DimError(f"random.split got {dim!r} for its new dim", fix=fix)
@@ -136,7 +136,7 @@ def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
         if rate == 0:
             return x
     keep = 1 - rate
-    mask = bernoulli(_need_key(key, "dropout"), x.dims, like=x, p=keep)
+    mask = bernoulli(need_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
@@ -179,7 +179,7 @@ def _whole(value: Any, what: str) -> Any:
 
 def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) -> Tensor:
     """The slice that is due here of `sampler` on the whole shape."""
-    key = _need_key(key, what)
+    key = need_key(key, what)
     shape, region, placement, sizes = slice_of(dims, like, what)
     dealt = dealt_among(shape)
     is_sliced = any(placement) or shape.is_padded or dealt is not None
@@ -218,7 +218,7 @@ def keep_at(
     return jax.random.bernoulli(block, 1 - rate, tuple(sizes))
 
 
-def _need_key(key: Any, what: str) -> Any:
+def need_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
     if is_tensor(key) and is_key(key):

@@ -70,7 +70,7 @@ def check_together(config: RunConfig, where: Where) -> None:
 
 
 def _flowing(config: RunConfig) -> int:
-    """How many microbatches flow through the pipeline of a model; 1 where it has none."""
+    """How many microbatches flow through a model at a time; 1 without a pipeline."""
     return config.model.microbatch.size if config.model.stages > 1 else 1
 
 
