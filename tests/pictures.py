@@ -39,6 +39,12 @@ TENSORS: dict[str, list[tuple[str, str, str | None]]] = {
     "tensor": [_INSIDE, _W_IN],
     "sequence": [_STREAM, _INSIDE],
     "context": [("queries", "batch length heads d_kv", None), ("keys", "batch memory_length heads d_kv", None)],
+    "ring": [("queries", "batch length heads d_kv", None), ("keys", "batch memory_length heads d_kv", None)],
+    "ulysses": [_STREAM, ("queries, while attending", "batch length queries d_kv", None)],
+    "dropless": [_STREAM, ("w_in of experts", "layers experts d_model d_ff", "params")],
+    "four": [("queries", "batch length heads d_kv", None), _W_IN],
+    "pipeline": [("activations that wait", "batch microbatch stream d_model", None),
+                 ("w_in, as stored", "stage layers d_model d_ff", "params")],
     "experts": [("what experts are given", "expert_batch experts slots d_model", None),
                 ("w_in of experts", "layers experts d_model d_ff", "params")],
     "outer": [("what experts are given", "expert_batch experts slots d_model", None),
@@ -85,7 +91,7 @@ def sections(text: str) -> list[Section]:
     found = []
     for part in re.split(r"^## ", text, flags=re.MULTILINE):
         for picture in re.findall(r"\]\(pictures/parallelisms/(\w+)\.svg\)", part):
-            shown = re.search(r'^show\("([^"]+)", "([^"]+)"(.*?)\)$', part, re.MULTILINE | re.DOTALL)
+            shown = re.search(r'^(?:\w+ = )?show\("([^"]+)", "([^"]+)"(.*?)\)$', part, re.MULTILINE | re.DOTALL)
             assert shown is not None, f"no `show` beside the picture {picture}"
             model = re.search(r'model="([\w-]+)"', shown[3])
             changes = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", shown[3])}

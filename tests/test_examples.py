@@ -262,6 +262,19 @@ def test_stages_of_a_pipeline_learn_the_same_and_idle_by_formula():
     assert sent == [4 * ticks * microbatch for ticks in (0, 0, 8 + 4 - 1, 16 + 2 - 1)]  # two each way
 
 
+@pytest.mark.slow
+def test_dropless_experts_drop_nothing_and_send_tokens_once_each_way():
+    printed, _ = run("16_dropless.py")
+    stays, travels = printed.split("\n\n")[1:3]
+    losses = [re.search(r"loss (\S+) to (\S+), 0 tokens dropped", part).groups() for part in (stays, travels)]
+    assert losses[0] == losses[1] and float(losses[0][1]) < float(losses[0][0]) - 0.5
+    size = 16 * 32 // 2 * 32 * 4  # [batch/y length d_model] in float32
+    assert "all_gather" not in stays
+    for collective in ("all_gather", "reduce_scatter"):
+        assert re.search(rf"{collective} +over x +{size:,} bytes", travels)
+    assert 0 < int(re.search(r"(\d+) of 512 would be dropped", printed)[1]) < 512
+
+
 def test_a_model_is_planned_on_hardware_that_is_not_here():
     printed, _ = run("11_plan_before_you_run.py")
     assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
@@ -289,6 +302,16 @@ def test_a_unet_learns_what_it_then_finds_in_the_part_held_out():
     assert losses(printed)[-1] < losses(printed)[0] / 2
     found = re.search(r"held out, Dice: other (\S+)  grey (\S+)  white (\S+)", printed)
     assert min(map(float, found.groups())) > 0.8
+
+
+@pytest.mark.slow
+def test_a_long_sequence_has_one_loss_and_is_held_in_ever_smaller_parts():
+    printed, _ = run("14_long_context.py", 1024)
+    assert len(re.findall(r"loss (\d\.\d{6})", printed)) == 3
+    assert re.search(r"1,024 tokens on 8 processors: loss \d\.\d{4}", printed)
+    held = [float(found) for found in re.findall(r"x=\d+ +(\S+) MiB", printed)]
+    assert held[0] > held[1] > held[2]
+    assert "train_step on x=64 under length:x,memory_length:x,params.d_model:x" in printed and ": it fits" in printed
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -35,6 +35,7 @@ ADAM = optax.adam(1e-3)
 ADAFACTOR = optax.adafactor(1e-3, min_dim_size_to_factor=8)  # every matrix of the small model is factored
 FEW = [LAYOUTS[0], PAPERS, "batch:rows,params.d_model:rows", "batch:rows,stream:cols,heads:cols,d_ff:cols,vocab:cols"]
 EXPERTS = ["", "batch:rows", "batch:rows,experts:rows,d_ff:cols", "batch:rows,experts:cols"]
+IMAGES = ["", "height:rows,width:cols", "batch:rows,filters:cols", "batch:rows,params.channels:rows"]
 MODERN = dict(positions="rotary", heads=4, group=2, gated=True, activation="silu")
 MODELS = {
     "tiny-lm": (ADAM, {}, LAYOUTS),
@@ -47,16 +48,15 @@ MODELS = {
     "tiny-bert": (ADAM, {}, FEW),
     "tiny-moe": (ADAM, {}, EXPERTS),
     "tiny-moe top2": (ADAM, dict(gating="top2", every=2), EXPERTS),
+    "tiny-unet": (ADAM, {}, IMAGES),
 }
 
 
 def train_step(preset, optimizer, mesh, layout, **changes):
     """The program of one step of training, from shapes alone."""
     config = models.preset(preset, **changes)
-    ids = wf.tensor(jax.ShapeDtypeStruct((config.batch, config.length), "int32"), "batch length")
     step = wf.train_step(lambda model, batch, key: model.loss(batch), optimizer)
-    batch = {"inputs": ids, "targets": ids}
-    return wf.trace(step, step.init(models.shapes(config)), batch, mesh=mesh, layout=layout)
+    return wf.trace(step, step.init(models.shapes(config)), config.batch_shapes(), mesh=mesh, layout=layout)
 
 
 @functools.cache

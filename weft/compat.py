@@ -145,3 +145,52 @@ def expect_no_driver() -> None:
 def _is_not_of_driver(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return "Unable to load CUDA" not in str(error)
+
+
+# cuDNN's attention, forward with the logarithm of each query's sum and backward given one. jax.nn.dot_product_attention
+# gives that logarithm only rounded to the dtype of the values, and has no gradient of a part of the keys.
+
+
+class AttentionKernel(NamedTuple):
+    """cuDNN's fused attention of arrays [batch heads length channel]."""
+
+    module: Any
+    scale: float
+
+    def forward(self, q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
+        """The result, and f32[batch heads length]: the log of the sum of exp(scores)."""
+        bind = self.module._dot_product_attention_fwd_p_wrapper.bind
+        result, log_sum = bind(q, k, v, *self._absent(q), **self._how(causal), is_training=True)
+        return result, log_sum
+
+    def backward(self, q: Any, k: Any, v: Any, log_sum: Any, result: Any, gradient: Any, *, causal: bool) -> Any:
+        """The gradients of q, k and v, whose share of all keys `log_sum` says."""
+        bind = self.module._dot_product_attention_bwd_p_wrapper.bind
+        return bind(q, k, v, *self._absent(q), log_sum, result, gradient, **self._how(causal))
+
+    def _absent(self, q: Any) -> list[Any]:
+        return [jax.numpy.zeros(0, q.dtype)] * 7  # bias, lengths, offsets and page tables
+
+    def _how(self, causal: bool) -> dict[str, Any]:
+        mask = self.module.MaskType.CAUSAL if causal else self.module.MaskType.NO_MASK
+        return {
+            "scale": self.scale,
+            "seed": 42,
+            "dropout_rate": 0.0,
+            "variadic_args": (False, False),
+            "mask_type": mask,
+            "layout": self.module.AttentionLayout.BNTH.value,
+            "sliding_window_length": None,
+        }
+
+
+def attention_kernel(scale: float) -> AttentionKernel | None:
+    """cuDNN's fused attention, where there is cuDNN and JAX has it as expected."""
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as module  # the public function rounds the log-sum
+
+        module.check_cudnn_version()  # raises where there is no cuDNN; nothing public asks for it
+        needed = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper", "AttentionLayout")
+        return AttentionKernel(module, scale) if all(hasattr(module, name) for name in needed) else None
+    except (ImportError, RuntimeError):
+        return None

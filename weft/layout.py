@@ -280,6 +280,9 @@ class Region:
                 by = name if name in self.layout.rules else Shape(dims).find(name).follows
                 split, rule = ("stored split", f"{store}.{name}") if store else ("split", by)
                 rename = "" if store else f", or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`"
+                kept = [dim for dim in (held[axis], name) if dim in self.layout.rules and dim in self.seen_params]
+                if len(kept) == 1 and not store:
+                    rename += f", or only store parameters so: `params.{kept[0]}:{axis}` for `{kept[0]}:{axis}`"
                 raise LayoutError(
                     f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {split} over axis `{axis}`",
                     state=self.state,

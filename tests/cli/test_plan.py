@@ -176,6 +176,13 @@ def test_a_token_of_decoding_is_planned():
     assert "one processor" not in weft("plan", "tiny-mt", "--decode", 8, "--length", 16)[0]
 
 
+def test_a_model_of_images_is_planned_and_does_not_decode():
+    printed, said = weft("plan", "tiny-unet", "--mesh", "x=2,y=2", "--layout", "height:x,width:y", "--batch", 2)
+    assert said == "" and printed.startswith("tiny-unet train_step on x=2,y=2 under height:x,width:y, NVIDIA H100")
+    assert "sending over x: conv(" in printed
+    assert error_of("plan", "tiny-unet", "--decode", 8)[0] == "UNetConfig does not decode"
+
+
 def test_weights_are_decoded_in_the_dtype_they_are_computed_in():
     found = json.loads(weft("plan", "lm-0.14b", *DECODED, "--json")[0])["decode"]
     assert found["weights_dtypes"] == ["bfloat16"] and found["cache_dtypes"] == ["bfloat16"]

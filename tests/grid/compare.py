@@ -107,7 +107,7 @@ def verdict(row: Row) -> Verdict:
 
 
 def _apart(found: Any, wanted: Any) -> float:
-    found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+    found, wanted = (np.asarray(x, "float64").ravel() for x in (found, wanted))  # stages of layers are layers in order
     assert found.shape == wanted.shape
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
 
@@ -132,7 +132,7 @@ def batch_of(row: Row) -> dict[str, wf.Tensor]:
         images = random.normal(size=shapes["images"].dims.sizes).astype("float32")
         labels = random.integers(0, row.config.classes, shapes["labels"].dims.sizes)
         return {"images": wf.tensor(images, shapes["images"].dims), "labels": wf.tensor(labels, shapes["labels"].dims)}
-    ids = {name: random.integers(1, 64, shape) for name in ("inputs", "targets")}
+    ids = {name: random.integers(1, row.config.vocab, shape) for name in ("inputs", "targets")}
     weights = random.uniform(0, 1, shape).astype("float32")
     segments = np.sort(random.integers(0, 3, shape), axis=-1)
     if row.kind in ("seq2seq", "t5"):

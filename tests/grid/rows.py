@@ -15,18 +15,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                   bias="q k v o in out norm", softcap=20.0, window=9)),
     "relative lm": ("tiny-lm", dict(positions="relative", scale_scores=False, z_loss=1e-3)),
     "tied lm": ("tiny-lm", dict(tied=True, positions="learned")),
+    "padded lm": ("tiny-lm", dict(heads=6, heads_multiple=8, vocab=60)),
     "seq2seq": ("tiny-mt", dict(smoothing=0.1)),
     "t5": ("tiny-mt", dict(positions="relative", scale_scores=False, tied=True, gated=True)),
     "switch": ("tiny-moe", dict(capacity=1.25, jitter=0.1, router_z_loss=1e-2)),
     "top2": ("tiny-moe", dict(capacity=1.0, gating="top2")),
     "choice": ("tiny-moe", dict(capacity=1.0, gating="choice", every=2)),
+    "top3": ("tiny-moe", dict(capacity=1.0, gating="top_k", top_k=3)),
+    "dropless": ("tiny-moe", dict(gating="dropless", top_k=2, router_z_loss=1e-2, gated=True, shared_experts=1)),
+    "padded experts": ("tiny-moe", dict(experts=6, experts_multiple=8, capacity=1.25, gating="top2")),
     "unet": ("tiny-unet", dict(height=16, width=32, heads=4, d_kv=4, dropout=0.1)),
     "unet of volumes": ("tiny-unet-3d", dict(depth=16, height=8, width=8, dropout=0.1)),
 }  # fmt: skip
-EXPERTS = ("switch", "top2", "choice")
+EXPERTS = ("switch", "top2", "choice", "top3", "dropless", "padded experts")
 IMAGES = ("unet", "unet of volumes")
 
-_HOW = ("scanned", "unroll", "remat", "loss_chunks", "attention")
+_HOW = ("scanned", "unroll", "remat", "loss_chunks", "attention", "prefetch")
+_PIPELINE = ("stages", "pipeline_microbatches", "pipeline_rounds")
 """Fields that say how a model is computed: one processor's answer stands for all of their values."""
 
 
@@ -61,11 +66,18 @@ class Row:
         return dict(self.options).get("drop", False)
 
     @property
+    def is_padded(self) -> bool:
+        """Whether the last stage of a pipeline has layers that are none."""
+        config = self.config
+        return self.kind not in IMAGES and bool(config.layers % (config.stages * config.pipeline_rounds))
+
+    @property
     def alone(self) -> "Row":
         """The row that one processor computes: the same numbers, written in the plainest way."""
-        # Experts' losses are those of a microbatch, and dropout's bits follow its rows.
+        # Experts' losses are those of a microbatch, and so are the bits of dropout where gradients are accumulated.
         own = ("micro",) if self.is_dropping or self.kind in EXPERTS else ()
-        kept = ((k, v) for k, v in self.options if k not in (*_HOW, "micro") or k in own)
+        own += _PIPELINE if self.kind in EXPERTS or self.is_padded else ()
+        kept = ((k, v) for k, v in self.options if k not in (*_HOW, *_PIPELINE, "micro") or k in own)
         return Row(self.kind, "", "", tuple(sorted(kept)))
 
 

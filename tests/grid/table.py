@@ -29,6 +29,19 @@ _table.write("lm", TWO, """
     batch:x,d_model:y                                      | micro=2
     batch:x,params.layers:x,optimizer.layers:x             | remat=True
     vocab:x+y,d_ff:x+y,heads:x+y,stream:x+y                | unroll=2
+    batch:x+y,params.d_model:x+y                           | prefetch=True remat=True drop
+    batch:x+y,params.d_model:y                             | prefetch=True loss_chunks=4
+    batch:x,length:y,memory_length:y                       | drop
+    length:x+y,memory_length:x+y                           | remat=True
+    batch:x,length:y,memory_length:y,params.d_model:x      | scanned=False drop
+    length:x,memory_length:x,heads:y,d_ff:y,vocab:y        | loss_chunks=2 micro=2
+    batch:x,stage:y                                        | stages=4 layers=4 drop
+    batch:y,stage:x                                        | stages=2 pipeline_microbatches=4 loss_chunks=4
+    stage:x,heads:y,d_ff:y,vocab:y                         | stages=2 pipeline_microbatches=8 drop
+    stage:x,heads:y,d_ff:y,vocab:y,stream:y                | stages=2 pipeline_rounds=2 layers=4
+    batch:y,stage:x,params.d_model:y                       | stages=2 scanned=False drop
+    batch:y,stage:x,optimizer.d_model:y                    | stages=2 micro=2
+    batch:y,stage:x                                        | stages=2 layers=3
     batch:x,heads:x                                        ! dims `batch` and `heads`
     batch:x,vocab:x                                        ! are both split over axis `x`
     d_ff:x,params.d_model:x                                | drop
@@ -43,12 +56,20 @@ _table.write("lm", TALL, """
     length:x,heads:y,d_ff:y,vocab:y                        | loss_chunks=4
     batch:x+y,params.d_model:y,optimizer.vocab:x           | scanned=False micro=2
 """)  # fmt: skip
+_table.write("lm", TALL, """
+    batch:y,stage:x                                        | stages=4 layers=4 pipeline_microbatches=8 prefetch=True
+""")  # fmt: skip
 _table.write("lm", CUBE, """
     batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | drop
     batch:x+y,heads:z,d_ff:z,vocab:z,stream:z,params.d_model:y | remat=attention+feed_forward
     batch:x+y,heads:z,d_ff:z,vocab:z,params.d_model:x+y    | scanned=False loss_chunks=4 drop
     batch:x,memory_length:y,heads:z,d_ff:y+z,vocab:z       | micro=2
     batch:x+y+z,params.vocab:x,params.d_ff:y,params.heads:z |
+    batch:x,length:y,memory_length:y,heads:z,d_ff:z,vocab:z | remat=attention+feed_forward drop
+    batch:x,length:y+z,memory_length:y+z,params.d_model:x  | prefetch=True remat=True
+    batch:x,stage:y,heads:z,d_ff:z,vocab:z,params.d_model:x | stages=2 pipeline_microbatches=4 drop
+    stage:x,length:y,memory_length:y,heads:z,d_ff:z        | stages=2 drop
+    batch:x,stage:y,length:z                               | stages=2 pipeline_rounds=2 layers=4 prefetch=True
 """)  # fmt: skip
 
 _table.write("modern lm", TWO, """
@@ -56,11 +77,16 @@ _table.write("modern lm", TWO, """
     batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
     batch:x+y,params.d_model:x+y                           | scanned=False remat=True drop
     group:x,d_ff:y,vocab:y                                 | loss_chunks=4
+    batch:x,length:y,memory_length:y                       | drop
+    length:x+y,memory_length:x+y                           | scanned=False remat=True
+    batch:x,stage:y                                        | stages=4 layers=4 pipeline_microbatches=8 drop
     heads:x+y                                              ! does not divide
 """)  # fmt: skip
 _table.write("modern lm", CUBE, """
     batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | scanned=False
     batch:x,memory_length:y,group:z                        | drop
+    length:x,memory_length:x,heads:y,d_ff:y,batch:z        | remat=True
+    stage:x,batch:y,length:z,memory_length:z               | stages=2
     batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=True micro=2
 """)  # fmt: skip
 _table.write("relative lm", TWO, """
@@ -71,6 +97,9 @@ _table.write("relative lm", TWO, """
 _table.write("relative lm", CUBE, """
     batch:x,length:y,heads:z                               | scanned=False remat=True
     batch:x,memory_length:y,heads:z,d_ff:z                 | drop
+    batch:x,length:y,memory_length:y,heads:z               | drop
+    length:x+z,memory_length:x+z,heads:y,d_ff:y            | scanned=False micro=2
+    batch:x,stage:y,heads:z                                | stages=2 remat=True
 """)  # fmt: skip
 _table.write("tied lm", TWO, """
     batch:x+y,params.d_model:x+y                           | remat=True loss_chunks=4
@@ -81,6 +110,18 @@ _table.write("tied lm", TWO, """
 _table.write("tied lm", CUBE, """
     batch:x,length:y,vocab:z,params.positions:x            | drop
     batch:x+y,vocab:z,params.d_model:x                     | loss_chunks=4 remat=True
+    stage:x,batch:y,vocab:z,params.d_model:y               | stages=2 pipeline_microbatches=4 drop
+""")  # fmt: skip
+
+_table.write("padded lm", TWO, """
+    batch:x,heads:y,d_ff:y,vocab:y                         | drop
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
+    heads:x+y,vocab:x+y                                    | scanned=False
+    batch:x,stage:y                                        | stages=4 layers=6
+""")  # fmt: skip
+_table.write("padded lm", CUBE, """
+    batch:x,heads:y+z,d_ff:z,vocab:y,params.d_model:x      | drop
+    batch:x,length:y,memory_length:y,heads:z,vocab:z       | remat=True micro=2
 """)  # fmt: skip
 
 _table.write("seq2seq", TWO, """
@@ -95,6 +136,9 @@ _table.write("seq2seq", CUBE, """
     batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | loss_chunks=4
     batch:x,memory_length:y,heads:z,d_ff:z,vocab:z         | scanned=False drop
     batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=attention+feed_forward
+    batch:x,length:y,memory_length:y,heads:z,d_ff:z        | drop
+    batch:x,stage:y,heads:z,d_ff:z,vocab:z                 | stages=2 drop
+    stage:x,batch:y+z,params.d_model:z                     | stages=2 pipeline_microbatches=4
 """)  # fmt: skip
 _table.write("t5", TALL, """
     batch:x,heads:y,d_ff:y,vocab:y                         | drop
@@ -103,6 +147,7 @@ _table.write("t5", TALL, """
 _table.write("t5", CUBE, """
     batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x | remat=True
     length:x,memory_length:y,heads:z,d_ff:z                | drop
+    length:x,memory_length:x,batch:y,heads:z               | remat=True
 """)  # fmt: skip
 
 for _kind in EXPERTS:
@@ -112,10 +157,13 @@ for _kind in EXPERTS:
         batch:x+y,experts:y                                | scanned=False drop
         batch:x+y,experts:x                                | drop
         batch:x,experts:x,d_ff:y                           | micro=2
+        batch:x,stage:y                                    | stages=4 layers=4 every=1
     """)  # fmt: skip
     _table.write(_kind, CUBE, """
         batch:x+y,experts:x,d_ff:z,heads:z,vocab:z         | remat=True drop
         batch:x,experts:x,heads:y,d_ff:y,stream:y,params.d_model:z | scanned=False
+        batch:x,experts:x,stage:y,d_ff:z                   | stages=2 drop
+        batch:x,length:y,memory_length:y,experts:x,d_ff:z  | prefetch=True remat=True
     """)  # fmt: skip
 _table.write("switch", TWO, """
     experts:x                                              | drop
@@ -127,6 +175,12 @@ _table.write("switch", TWO, """
 _table.write("top2", TALL, """
     batch:x,experts:x,heads:y,d_ff:y,stream:y              | drop
     batch:x+y,experts:x,params.d_model:y                   | scanned=False remat=True
+""")  # fmt: skip
+_table.write("dropless", TWO, """
+    experts:x+y                                            | drop
+    length:x,experts:y                                     | remat=True
+    batch:x,length:y,experts:x+y                           | loss_chunks=4
+    batch:x,experts:x,params.d_model:y,params.layers:x     | scanned=False prefetch=True
 """)  # fmt: skip
 
 _table.write("unet", TWO, """
@@ -166,6 +220,7 @@ _DRAWN = {
     "modern lm": 3,
     "relative lm": 2,
     "tied lm": 2,
+    "padded lm": 1,
     "seq2seq": 3,
     "t5": 2,
     **dict.fromkeys((*EXPERTS, *IMAGES), 2),

@@ -21,15 +21,14 @@ def tiny(name, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "sums"),
+    ("name", "changes", "sums", "batch"),
     [
-        ("tiny-lm", {}, 2),  # of a layer: what attention mixes, and the feed-forward part
-        ("tiny-lm", {"scanned": False}, 2),
-        ("tiny-lm", {"tied": True, "positions": "rotary"}, 2),
-        ("tiny-mt", {}, 3),  # cross-attention besides
+        ("tiny-lm", {}, 2, 1),  # of a layer: what attention mixes, and the feed-forward part
+        ("tiny-lm", {"scanned": False}, 2, 4),
+        ("tiny-lm", {"tied": True, "positions": "rotary"}, 2, 1),
+        ("tiny-mt", {}, 3, 4),  # cross-attention besides
     ],
 )
-@pytest.mark.parametrize("batch", [1, 4])
 def test_a_token_sends_the_sums_of_its_layers_and_one_for_its_vector(name, changes, sums, batch):
     config = tiny(name, **changes)
     ledger = traced(config, batch=batch).ledger
@@ -108,11 +107,12 @@ def test_one_sequence_on_eight_processors_runs_and_gives_the_tokens_of_one():
     ("config", "how", "fact", "fix"),
     [
         (models.preset("tiny-bert"), {}, "EncoderConfig does not decode", "a language model"),
+        (models.preset("tiny-unet"), {}, "UNetConfig does not decode", "a language model"),
         (models.preset("tiny-moe", gating="choice"), {}, "cannot decode", "gating='switch'"),
         (models.preset("tiny-lm"), {"context": 0}, "`context` is 0", "from 1 on"),
         (models.preset("tiny-lm"), {"batch": 1.5}, "`batch` is 1.5", "from 1 on"),
         (models.preset("tiny-lm", positions="learned", length=16), {}, "the model has 16", "say at most 16"),
-        ("tiny-lm", {}, "'tiny-lm' is no TransformerConfig", "models.preset(name)"),
+        ("tiny-lm", {}, "'tiny-lm' is no ModelConfig", "models.preset(name)"),
     ],
 )
 def test_what_does_not_decode_is_told_with_its_cure(config, how, fact, fix):

@@ -36,11 +36,11 @@ def batch_of(config: Any, seed: int = 0) -> dict[str, wf.Tensor]:
     random = np.random.default_rng(seed)
     shapes = config.batch_shapes()
     images, labels = (shapes[name].dims for name in ("images", "labels"))
-    weights = np.ones(labels.sizes, "float32")
-    weights[:, -1] = 0
+    weights, classes = np.ones(labels.sizes, "float32"), random.integers(0, config.classes, labels.sizes)
+    weights[:, -1], classes[:, -1] = 0, 255
     return {
         "images": wf.tensor(random.normal(size=images.sizes).astype("float32"), images),
-        "labels": wf.tensor(random.integers(0, config.classes, labels.sizes).astype("int32"), labels),
+        "labels": wf.tensor(classes.astype("int32"), labels),
         "weights": wf.tensor(weights, labels),
     }
 
@@ -104,7 +104,7 @@ LAYOUTS = {
         ("x=2,y=2,z=2", "depth:x,height:y,width:z,memory_length:x"),
     ],
 }
-QUICK = {("2-D", "height:x,width:y"), ("3-D, attention", "depth:x,height:y")}
+QUICK = {("3-D, attention", "depth:x,height:y")}  # those that the others say little beyond
 CASES = [
     pytest.param(model, mesh, layout, marks=() if (model, layout) in QUICK else pytest.mark.slow)
     for model, layouts in LAYOUTS.items()
@@ -165,6 +165,7 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     np.testing.assert_allclose(logits.array, want, rtol=0, atol=1e-5)
     loss, told = model.loss_and_metrics(batch)
     labels, weights = (np.asarray(batch[name].array) for name in ("labels", "weights"))
+    labels = np.where(weights == 0, 0, labels)
     truth, shares = np.eye(config.classes)[labels], np.asarray(jax.nn.softmax(want))
     nll = -(np.log(shares) * truth).sum(-1)
     places = (0, 1, 2)
@@ -270,9 +271,9 @@ PLACES = [("x=1", ""), ("x=2,y=2,z=2", "depth:x,height:y,width:z")]
 
 
 def test_a_volume_too_large_for_one_processor_fits_on_eight():
-    # A brain at 1 mm, padded, and the features of a whole U-Net, kept for the backward pass.
+    # A brain at half a millimetre, padded, and the features of a whole U-Net, kept for the backward pass.
     config = models.preset(
-        "unet-3d", depth=208, height=240, width=192, levels=4, batch=1, channels=64, dtype="float32", remat=False
+        "unet-3d", depth=416, height=480, width=384, levels=3, batch=1, channels=64, dtype="float32", remat=False
     )  # fmt: skip
     whole, split = (wf.Plan(wf.trace(fn, *given), "h100") for fn, given in (step_of(config, *p) for p in PLACES))
     assert not whole.fits and split.fits

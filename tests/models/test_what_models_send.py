@@ -5,6 +5,7 @@ import optax
 import pytest
 
 import weft as wf
+from tests.errors.raised import error_of
 from weft import models
 
 PAPERS = "batch:m0,vocab:m1,heads:m1,d_ff:m1"
@@ -112,6 +113,17 @@ def test_words_stored_by_columns_are_exchanged_and_no_table_is_gathered_for_them
     assert (gathered, scattered) == (2 * (table + others), table + others)  # the softmax's table, and all but these
 
 
+def test_a_vocab_over_the_axis_of_the_batch_can_be_stored_so():
+    config = models.preset("tiny-lm", vocab=512, layers=1)
+    error = error_of(lambda: ledger(config, "x=8", "batch:x,vocab:x"), wf.LayoutError)
+    assert "`batch` and `vocab`" in error.fact  # of the logits; words are looked up under both
+    assert "or only store parameters so: `params.vocab:x` for `vocab:x`" in error.fix
+    found = ledger(config, "x=8", "batch:x,params.vocab:x")
+    ids, vectors = config.batch * config.length * 4, config.batch * config.length * config.d_model * 4
+    looked_up = [(row.collective, row.bytes) for row in found if row.function == "Embedding.__call__"]
+    assert looked_up == [("all_gather", ids), ("reduce_scatter", vectors), ("all_gather", vectors)]
+
+
 @pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
 def test_experts_that_share_the_axis_of_the_batch_get_their_tokens_by_one_all_to_all_each_way(gating):
     config = models.preset("tiny-moe", gating=gating, layers=1)
@@ -121,13 +133,14 @@ def test_experts_that_share_the_axis_of_the_batch_get_their_tokens_by_one_all_to
     assert {row.collective for row in found} == {"all_to_all", "all_reduce"}
 
 
-@pytest.mark.parametrize("gating", ["switch", "top2", "choice"])
+@pytest.mark.parametrize("gating", ["switch", "top2", "choice", "dropless"])
 def test_experts_under_a_split_batch_move_no_token(gating):
-    config = models.preset("tiny-moe", gating=gating, layers=1)
+    config = models.preset("tiny-moe", gating=gating, layers=3)
     found = ledger(config, "x=8", "batch:x")
     assert {row.collective for row in found} == {"all_reduce"}
-    # Forward only numbers: the losses, and what share each expert has.
-    assert max(row.bytes for row in found if row.phase == "forward") <= 4 * config.experts
+    # Forward only numbers: the statistics of all layers' routers, once after the loop; and the loss.
+    sent = [(row.bytes, row.count) for row in found if row.phase == "forward" and row.bytes > 4]
+    assert sent == [(4 * 5 * config.experts * config.layers, 1)]
 
 
 def test_an_encoder_decoder_sends_five_sums_for_a_layer_of_each():

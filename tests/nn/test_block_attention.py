@@ -73,8 +73,8 @@ def test_neighbours_send_a_block_of_keys_and_values_each_way_and_alone_nothing()
     place = 4 * B.size * H.size * K.size  # bytes of a key
     rows, cols = HEIGHT.size // 2, WIDTH.size // 2
     assert sent.bytes("a") == 2 * 2 * 2 * cols * place  # two ways, keys and values, two rows
-    # Of the width, three columns; each block has those above and below it by then.
-    assert sent.bytes("b") == 2 * 2 * 3 * (3 * rows) * place
+    # Of the width, three columns, the corners with them.
+    assert sent.bytes("b") == 2 * 2 * 3 * (2 + rows + 2) * place
 
 
 @pytest.mark.parametrize(

@@ -74,3 +74,16 @@ row("conv", "upsample", floats(_x), lambda x: wf.upsample(x, by=dict(batch=2, le
     lambda x: jax.image.resize(x, (32, 24, 8), "nearest"))  # fmt: skip
 row("conv", "upsample linear", floats(_x), lambda x: wf.upsample(x, by=dict(batch=2, length=3), method="linear"),
     lambda x: jax.image.resize(x, (32, 24, 8), "linear"))  # fmt: skip
+
+
+def _windows(x: Any, stride: int = 1) -> Any:
+    """[batch length d_model kb kl]: what is around each place of the first two, zeros outside."""
+    padded = jnp.pad(x, [(1, 1), (1, 1), (0, 0)])
+    parts = [[padded[i : i + 16 : stride, j : j + 8 : stride] for j in range(3)] for i in range(3)]
+    return jnp.stack([jnp.stack(row, axis=-1) for row in parts], axis=-2)
+
+
+row("conv", "windows", floats(_x), lambda x: wf.windows(x, over={"batch": DIMS["kb"], "length": DIMS["kl"]}),
+    _windows)  # fmt: skip
+row("conv", "windows stride", floats(_x), lambda x: wf.windows(x, over={"batch": wf.Dim("two", 2)}, stride=2),
+    lambda x: jnp.stack([x[::2], x[1::2]], axis=-1))  # fmt: skip

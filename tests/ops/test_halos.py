@@ -714,6 +714,11 @@ def test_the_printed_program_says_once_what_goes_over_what(fn):
 
 
 OTHER_REFUSED = {
+    "windows of no dims": (lambda x: wf.windows(x, over={"width": 3}), "windows got over={'width': 3}"),
+    "windows along a dim of x": (
+        lambda x: wf.windows(x, over={"width": wf.Dim("width", 3)}),
+        "along `width`, which x",
+    ),
     "window of 0": (lambda x: wf.max_pool(x, window={"width": 0}), "window"),
     "window is no dict": (lambda x: wf.max_pool(x, window=2), "window=2"),
     "window of an unknown dim": (lambda x: wf.avg_pool(x, window={"depth": 2}), "depth"),

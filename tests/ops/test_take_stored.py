@@ -62,6 +62,13 @@ FORMULAS = {
         ("forward", "all_to_all", "x+y", ROWS // 8),
         ("backward", "all_to_all", "x+y", ROWS // 8),
     ],
+    # over one axis of ids and one that they are whole over: what is found comes together over the minor one first
+    ("x=4,y=2", "batch:x,params.d_model:x+y"): [
+        ("forward", "all_gather", "x", IDS),
+        ("forward", "all_gather", "y", ROWS // 4),
+        ("forward", "all_to_all", "x", ROWS // 4),
+        ("backward", "all_to_all", "x", ROWS // 4),
+    ],
     # rows: what was found is reduce-scattered to whose it is, as from a table split by `vocab:x`
     ("x=4", "batch:x,params.vocab:x"): [
         ("forward", "all_gather", "x", IDS),
@@ -107,7 +114,7 @@ def test_the_ledger_says_which_way_is_less():
     )
 
 
-@pytest.mark.parametrize(("mesh", "layout"), list(FORMULAS)[:6])
+@pytest.mark.parametrize(("mesh", "layout"), list(FORMULAS)[1:7])
 def test_values_and_gradients_are_those_of_one_processor(mesh, layout):
     found, gradient = wf.spmd(program, mesh=mesh, layout=layout)(table, ids, weight)
     want_found, want = program(table, ids, weight)

@@ -359,10 +359,9 @@ def assert_the_best_is_found(fn, args, mesh, dims, machine):
     return found
 
 
-@pytest.mark.parametrize("machine", ["as it is", "slow in all"])
-def test_stages_of_a_pipeline_are_searched(machine):
+def test_stages_of_a_pipeline_are_searched():
     dims = ["batch", "stage", "params.hidden"]
-    found = assert_the_best_is_found(staged, STAGED_ARGS, "x=4", dims, MACHINES[machine])
+    found = assert_the_best_is_found(staged, STAGED_ARGS, "x=4", dims, MACHINES["slow in all"])
     assert any("stage" in ranked.layout.rules for ranked in found)
 
 
@@ -403,8 +402,17 @@ def test_rings_are_searched(mesh):
     assert any(ranked.layout.rules.keys() >= {"length", "memory_length"} for ranked in found)
 
 
+@pytest.mark.slow
+def test_heads_traded_for_places_are_searched_where_they_are_named():
+    fn, args = attention_step()
+    found = search(fn, *args, mesh="x=4", hardware=H100, dims=["stream", "queries"], workers=1)
+    layouts = {str(ranked.layout): ranked for ranked in found}
+    assert set(layouts) == {"", "stream:x", "queries:x", "stream:x,queries:x"} and found.refused == []
+    assert "all_to_all" in {row.collective for row in layouts["stream:x,queries:x"].plan().program.ledger}
+
+
 def test_where_scores_do_not_fit_a_ring_is_found():
-    fn, args = attention_step(1024)
+    fn, args = attention_step(512)
     plans = {layout: Plan(traced("x=4", layout, fn, args), H100) for layout in ("length:x", "length:x,memory_length:x")}
     gathered, ring = (plan.memory.range[1] for plan in plans.values())
     assert ring < gathered

@@ -184,14 +184,15 @@ def load_decoding(name: str, context: int, *, batch: int | None, length: int | N
     if length is not None and (run is not None or not isinstance(config, models.Seq2SeqConfig)):
         what = "your file says it itself" if run is not None else "how much a token looks at is what --decode says"
         raise typer.BadParameter(f"is for presets of encoder-decoders here; {what}", param_hint="--length")
-    config = replace(config, param_dtype=config.dtype, length=length or config.length)
+    if isinstance(config, models.TransformerConfig):
+        config = replace(config, param_dtype=config.dtype, length=length or config.length)
     fn, args = models.decode_step(config, context, batch or 1)
     if run is not None and not run.is_open:
         return Model(name, bind(fn, *run.runs_on), args)
     return Model(name, fn, args, is_alone=True)
 
 
-def find_preset(name: str, **sizes: int) -> models.TransformerConfig:
+def find_preset(name: str, **sizes: int) -> models.ModelConfig:
     """The configuration of a preset by its name on the command line."""
     if name not in models.PRESETS:
         raise WeftError(

@@ -108,6 +108,6 @@ def is_collecting() -> bool:
 
 
 def take(raw: Any, gather: Callable[[], Any]) -> Fetched | None:
-    """What is or was gathered ahead for this use of an array; None if it is gathered here."""
+    """What is or was gathered ahead for this use; None where it is gathered here."""
     ahead = _ahead.get()
     return None if ahead is None else ahead.take(raw, gather)

@@ -62,14 +62,14 @@ def shapes(config: ModelConfig) -> Any:
 
 
 @public
-def decode_step(config: TransformerConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
+def decode_step(config: ModelConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
     """A step of decoding and its arguments as shapes, for `wf.trace`: (fn, args).
 
     The KV cache has `context` places in each of `batch` sequences, all of which the next token looks at, and may be
     overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
     processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
     """
-    need_config(config, TransformerConfig)
+    need_config(config)
     return _decoding_shapes(shapes(config), context, batch)
 
 

@@ -16,6 +16,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..errors import DimError
 from ..nn import weights
+from ..nn.moe import summarise
 from ..nn.weights import apply_dropout, fold_key, number_along
 from ..ops.in_turn import in_turn
 from ..ops.ring import is_long, is_ring
@@ -23,7 +24,6 @@ from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
 
-REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
 _MEANS = ("balance_loss", "router_z_loss")
 """Of what experts report, what is a mean over the rows they see."""
 _IN_GROUP = f"{UNSHOWN}within"
@@ -140,7 +140,7 @@ class Stack(eqx.Module):
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
-        """T5's relative bias, which all blocks share; of a ring or long scores, its maker."""
+        """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
         if self.relative is None:
             return None
         q = as_length(x)
@@ -184,49 +184,52 @@ class Stack(eqx.Module):
         is_padded = (
             not isinstance(numbers, int) and groups < config.chunk_groups * config.stages * config.pipeline_rounds
         )
-        report = {name: wf.zeros([], dtype="float32") for name in REPORTED} if config.experts else {}
 
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
             own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
-            before, more, outputs = x, report, []
+            before, outputs = x, []
+            told: dict[str, Tensor] = {}
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
-                x, own_report, new = one(x, block, past, number * size + i)
-                more = own_report or more
+                x, of_block, new = one(x, block, past, number * size + i)
+                told |= of_block
                 outputs.append(new)
             if is_padded:
                 x = wf.where(number < groups, x, before)
-                more = {name: wf.where(number < groups, value, 0.0) for name, value in more.items()}
-            return x, more, outputs
+                told = {name: wf.where(number < groups, value, 0.0) for name, value in told.items()}
+            return x, told, outputs
 
         if not config.scanned:
             count = numbers if isinstance(numbers, int) else numbers.size("layers")
             own_numbers: Any = range(count)
             if not isinstance(numbers, int):
                 own_numbers = [number.local_array for number in wf.unstack(numbers, over="layers")]
-            outputs: list[Any] = []
+            outputs, all_told = [], []
             own_pasts = _unstack(pasts, "layers") or [None] * count
             turns = zip(
                 own_numbers, own_pasts, zip(*(_unstack(part, "layers") for part in blocks), strict=True), strict=True
             )
             for number, past, own_blocks in turns:
-                x, more, new = run_group(x, own_blocks, past, number)
-                report = {name: report[name] + more[name] for name in report if more}
+                x, told, new = run_group(x, own_blocks, past, number)
+                all_told.append(told)
                 outputs += new
-            return x, report, _stack(outputs, Dim("layers", count * size))
+            return x, _report(_stack(all_told, Dim("layers", count))), _stack(outputs, Dim("layers", count * size))
 
-        def turn(carry: Any, xs: Any) -> Any:
-            x, sums = carry
+        def turn(x: Any, xs: Any) -> Any:
             own_blocks, own_pasts, number = xs
-            x, more, outputs = run_group(x, own_blocks, own_pasts, number.local_array)
-            sums = {name: sums[name] + more[name] for name in sums}
-            return (x, sums), outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size))
+            x, told, outputs = run_group(x, own_blocks, own_pasts, number.local_array)
+            return x, (told, outputs[0] if size == 1 else _stack(outputs, Dim(_IN_GROUP, size)))
 
         if isinstance(numbers, int):
             numbers = wf.arange(Dim("layers", numbers))
         how: dict[str, Any] = {"unroll": config.unroll, "prefetch": config.prefetch}
-        (x, report), stacked = wf.scan(turn, (x, report), (blocks, pasts, numbers), over="layers", **how)
-        return x, report, stacked
+        x, (told, stacked) = wf.scan(turn, x, (blocks, pasts, numbers), over="layers", **how)
+        return x, _report(told), stacked
+
+
+def _report(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The experts' report of all layers, of their statistics."""
+    return summarise(told["statistics"]) if told else {}
 
 
 def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Block(eqx.Module):
         drops: bool = True,
         key: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor], KeysValues]:
-        """The residual stream after the block, the experts' report, new keys and values.
+        """The residual stream after the block, experts' statistics, new keys and values.
 
         When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
         `drops` no expert leaves out a token for want of room.
@@ -92,7 +92,7 @@ class Block(eqx.Module):
         h = self.feed_forward_norm(x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report = self.feed_forward(as_length(h), key=keys[4], drops=drops, rename=back)
+            y, report["statistics"] = self.feed_forward.run(as_length(h), key=keys[4], drops=drops, rename=back)
         else:
             h = self._enter(h, self.feed_forward.w_in)
             rename = back if h.dims.has("length") else {}

@@ -86,9 +86,7 @@ def _cut(x: Tensor, name: str, size: int) -> list[Dim]:
 
 def _with_neighbours(x: Tensor, along: list[Dim]) -> Tensor:
     """`x` of each block with that of the blocks around; beyond the image, zeros."""
-    side = Dim("side", 3)
-    for block in along:  # one dim after the other: the second brings the corners
-        beside = [wf.shift(x, over=block.name, by=by) if by else x for by in (1, 0, -1)]
-        memory = x.dim("memory_length")
-        x = wf.merge(wf.stack(beside, side), [side, memory], into=memory.resized(3 * memory.size))
-    return x
+    sides = {block.name: Dim(f"{block.name}_side", 3) for block in along}
+    memory = x.dim("memory_length")
+    x = wf.windows(x, over=sides)
+    return wf.merge(x, [*sides.values(), memory], into=memory.resized(3 ** len(sides) * memory.size))

@@ -19,13 +19,14 @@ import jax
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import DimError, TensorError, public
-from ..ops.dispatch import collect, dispatch, parts_of, repeat
+from ..ops.dispatch import collect, dispatch, parts_of, repeat, sum_in_slices
 from ..tensor import Tensor
 from .arguments import check_choice, check_count, check_dim, check_dims, check_number
 from .dropless import best_experts, run_experts
 from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
 from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
 
+REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
 GATINGS = ("switch", "top2", "choice", "top_k", "dropless")
 
 
@@ -83,8 +84,8 @@ class MixtureOfExperts(eqx.Module):
         self.shared = None
         if check_count(shared_experts, "shared_experts", least=0):
             wide = Dim("shared_ff", shared_experts * d_ff.size, d_ff.name)
-            how = {"activation": activation, "gated": gated}
-            self.shared = FeedForward(d_model, wide, **how, key=None if key is None else key_for(key, "shared"))
+            own_key = None if key is None else key_for(key, "shared")
+            self.shared = FeedForward(d_model, wide, activation=activation, gated=gated, key=own_key)
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -103,26 +104,30 @@ class MixtureOfExperts(eqx.Module):
         Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence. `rename`
         lets the result leave under other names, as in `einsum`.
         """
+        y, statistics = self.run(h, key=key, drops=drops, rename=rename)
+        return y, summarise(statistics)
+
+    def run(self, h: Tensor, *, key: Any = None, drops: bool = True, rename: Any = None) -> tuple[Tensor, Tensor]:
+        """As a call, with the statistics that `summarise` makes a report of."""
         key = None if key is None else check_key(key)
-        y, report = (
-            self._dropless(h, key, rename) if self.gating == "dropless" else self._by_slots(h, key, drops, rename)
-        )
+        is_dropless = self.gating == "dropless"
+        y, statistics = self._dropless(h, key, rename) if is_dropless else self._by_slots(h, key, drops, rename)
         if self.shared is not None:
             shared = self.shared(h, key=fold_key(key, 2), dropout=self.dropout, rename=rename)
             y = wf.add(y, shared, names="subset")
-        return y, report
+        return y, statistics
 
-    def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, Tensor]:
         scores, share = self.score(h, key)
         chosen, shares = best_experts(share, self.top_k)
         weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
         y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
         placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
-        return y, _report(scores, share, placed)
+        return y, _statistics(scores, share, placed)
 
-    def _by_slots(self, h: Tensor, key: Any, drops: bool, rename: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def _by_slots(self, h: Tensor, key: Any, drops: bool, rename: Any) -> tuple[Tensor, Tensor]:
         """Tokens put into their experts' slots, and the slots combined."""
-        sends, shares, report = self._choose(h, key, drops)
+        sends, shares, statistics = self._choose(h, key, drops)
         experts, width, d_ff = self.w_in.dims
         # Experts as tokens see them: on their own axes if no dim of the tokens has these, so that what is sent back is
         # summed over them. The same for `d_ff`: the parts of each slice are summed after they are combined.
@@ -141,7 +146,7 @@ class MixtureOfExperts(eqx.Module):
         z = self.experts(z, fold_key(key, 1), ff)
         z = collect(z, **{new.name: h.dim(name) for name, new in batch.items()}, **{experts.name: router})
         out = h.dims if len(ff) == 1 else h.dims.without(ff[:1])
-        return wf.einsum(wf.cast(combine, h.dtype), z, out=out, rename=rename), report
+        return wf.einsum(wf.cast(combine, h.dtype), z, out=out, rename=rename), statistics
 
     def experts(self, z: Tensor, key: Any = None, ff: Sequence[Dim] | None = None) -> Tensor:
         """Each expert's feed-forward part on its own tokens: as `z`.
@@ -150,15 +155,14 @@ class MixtureOfExperts(eqx.Module):
         """
         _, d_model, d_ff = self.w_in.dims
         ff = [d_ff] if ff is None else list(ff)
-        w_in, w_gate, w_out = (
-            None if w is None else _cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_gate, self.w_out)
-        )
+        w_in, w_out = (_cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_out))
         out = [*(dim for dim in z.dims.without([d_model]) if dim not in ff), *ff]
         hidden = wf.einsum(z, w_in, out=out)
         activate = ACTIVATIONS[self.activation]
-        if w_gate is None:
+        if self.w_gate is None:
             hidden = activate(hidden)
         else:
+            w_gate = _cut(cast_weight(self.w_gate, z.dtype), d_ff, ff)
             hidden = wf.multiply(activate(wf.einsum(z, w_gate, out=out)), hidden, names="subset")
         hidden = apply_dropout(hidden, self.dropout, key)
         return wf.einsum(hidden, w_out, over=ff[-1])
@@ -170,11 +174,11 @@ class MixtureOfExperts(eqx.Module):
 
     def route(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Which token goes to which slot of which expert; its share on return; a report."""
-        sends, shares, report = self._choose(h, key, drops)
-        return *_join_choices(sends, shares), report
+        sends, shares, statistics = self._choose(h, key, drops)
+        return *_join_choices(sends, shares), summarise(statistics)
 
-    def _choose(self, h: Tensor, key: Any, drops: bool) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
-        """For each choice of the tokens its slot, and its share on return; a report."""
+    def _choose(self, h: Tensor, key: Any, drops: bool) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """For each choice of the tokens its slot, and its share on return; statistics."""
         scores, share = self.score(h, key)
         if not h.dims.has("length"):
             sends, shares = _top_experts(share, self.top_k)  # there is room for all
@@ -184,7 +188,7 @@ class MixtureOfExperts(eqx.Module):
             sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k)
         within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
         placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
-        return sends, shares, _report(scores, share, placed)
+        return sends, shares, _statistics(scores, share, placed)
 
     def score(self, h: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
         """The router's scores for each token, and the share of each expert in it."""
@@ -216,19 +220,34 @@ def _cut(weight: Tensor, dim: Dim, parts: Sequence[Dim]) -> Tensor:
     return weight if len(parts) == 1 else wf.split(weight, **{dim.name: parts})
 
 
-def _report(scores: Tensor, share: Tensor, placed: Tensor) -> dict[str, Tensor]:
-    """Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens."""
+def _statistics(scores: Tensor, share: Tensor, placed: Tensor) -> Tensor:
+    """What a report is made of, [statistics .. router], summed in slices of tokens.
+
+    The sums over all tokens are left to whoever makes the report, for all layers at once.
+    """
     router = share.dim("router")
     tokens = share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
     first = wf.one_hot(wf.argmax(share, over="router"), router)
-    chosen, mean_share = wf.mean(first, over=tokens), wf.mean(share, over=tokens)
-    return {
-        "balance_loss": router.count * wf.sum(chosen * mean_share, over="router"),
-        "router_z_loss": wf.mean(total * total, over=tokens),
-        "dropped": wf.sum(wf.cast(placed == 0, "float32"), over=tokens),
-        "routed": wf.sum(placed, over=tokens),
-    }
+    count = math.prod(dim.count for dim in tokens)
+    sums = [sum_in_slices(x, over=tokens) / count for x in (first, share, total * total)]
+    sums += [sum_in_slices(x, over=tokens) for x in (wf.cast(placed == 0, "float32"), placed)]
+    return wf.stack([wf.broadcast(x, sums[0].dims) for x in sums], Dim("statistics", len(sums)))
+
+
+def summarise(statistics: Tensor) -> dict[str, Tensor]:
+    """The report of a layer's statistics, or of those of several `layers`, summed.
+
+    Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens.
+    """
+    router = statistics.dim("router")
+    slices = [dim for dim in statistics.dims if dim.name not in ("layers", "statistics", "router")]
+    sums = wf.sum(statistics, over=slices) if slices else statistics
+    first, share, *rest = wf.unstack(sums, over="statistics")
+    z, dropped, routed = (x["router", 0] for x in rest)
+    of_layers = [router.count * wf.sum(first * share, over="router"), z, dropped, routed]
+    layers = [dim for dim in statistics.dims if dim.name == "layers"]
+    return dict(zip(REPORTED, (wf.sum(x, over=layers) if layers else x for x in of_layers), strict=True))
 
 
 def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -117,7 +117,7 @@ from .mapping import vmap
 from .moments import mean_and_var, var
 from .order import argmax, argmin, cummax, cumprod, cumsum, sort, top_k
 from .pipeline import pipeline
-from .pool import avg_pool, max_pool, upsample
+from .pool import avg_pool, max_pool, upsample, windows
 from .prefixes import associative_scan
 from .random import dropout
 from .reduce import all, any, log_softmax, logsumexp, max, mean, min, prod, softmax, sum

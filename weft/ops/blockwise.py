@@ -9,6 +9,7 @@ Queries are [.. length channel], keys and values [.. memory_length channel]; wha
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -18,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..compat import AttentionKernel
 from ..dims import Dim, Shape
 from ..lower.collectives import as_varying, varying
 from ..lower.dealt import Dealt
 from ..lower.move import align
+from ..lower.unchecked import call_unchecked
 from .random import keep_at
 
 UNSEEN = -1e9
@@ -102,6 +105,12 @@ class State(NamedTuple):
     def result(self, dtype: Any) -> Any:
         return (self.total / self.shares).astype(dtype)
 
+    def merged(self, other: "State") -> "State":
+        """The state after the keys of both."""
+        largest = jnp.maximum(self.largest, other.largest)
+        own, more = jnp.exp(self.largest - largest), jnp.exp(other.largest - largest)
+        return State(self.total * own + other.total * more, largest, self.shares * own + other.shares * more)
+
 
 class Back(NamedTuple):
     """Of each query what its gradients need: that of its result, and how it ended."""
@@ -111,6 +120,7 @@ class Back(NamedTuple):
     shares: Any
     delta: Any
     """The sum of the result times its gradient."""
+    result: Any
 
 
 class More(NamedTuple):
@@ -144,6 +154,8 @@ class Scoring:
     """Which of the rows are here, where they are dealt out."""
     starts: Any
     """For each of `outer` the global index at which the slice starts, as functions."""
+    kernel: AttentionKernel | None
+    """What does a block at once on a GPU, where it can: no mask but causal, no bias, cap, dropout or padding."""
     is_ordered: bool
     """Whether places count from 0, each sees itself and none after it: blocks of later keys are left out."""
 
@@ -256,7 +268,9 @@ class Scoring:
 
     def add(self, state: State, queries: QueryPiece, keys: KeyPiece, table: Any, more: More, *, is_past: bool) -> State:
         """The state with these keys."""
-        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        if self.kernel is not None:
+            return self._add_fused(self.kernel, state, queries, keys, is_past=is_past)
+        rows, columns = pieces_of(queries.q.shape[-2]), pieces_of(keys.k.shape[-2])
         if rows == columns == 1:
             return self._add(state, queries, keys, table, more, is_past=is_past)
         cut_keys = _cut(keys, columns)
@@ -278,7 +292,9 @@ class Scoring:
         self, queries: QueryPiece, back: Back, keys: KeyPiece, table: Any, more: More, *, is_past: bool
     ) -> tuple[Any, Any, Any, Any]:
         """The gradients of queries, keys, values and the bias's table; f32."""
-        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        if self.kernel is not None:
+            return *self._gradients_fused(self.kernel, queries, back, keys, is_past=is_past), None
+        rows, columns = pieces_of(queries.q.shape[-2]), pieces_of(keys.k.shape[-2])
         if rows == columns == 1:
             return self._gradients(queries, back, keys, table, more, is_past=is_past)
         cut_queries = _cut((queries, back), rows)
@@ -303,6 +319,67 @@ class Scoring:
         (d_q, d_table), (d_k, d_v) = lax.scan(column, start, _cut(keys, columns))
         return _join(d_q), _join(d_k), _join(d_v), d_table
 
+    # Blocks by a fused kernel.
+
+    def _add_fused(
+        self, kernel: AttentionKernel, state: State, queries: QueryPiece, keys: KeyPiece, *, is_past: bool
+    ) -> State:
+        def block(state: State, keys: KeyPiece, *, causal: bool) -> State:
+            given = _heads_joined(queries.q), _heads_joined(keys.k), _heads_joined(keys.v)
+            result, log_sum = call_unchecked(functools.partial(kernel.forward, causal=causal), *given)
+            row = log_sum.reshape(state.largest.shape)
+            return state.merged(State(result.reshape(queries.q.shape).astype("float32"), row, jnp.ones_like(row)))
+
+        if not self._is_diagonal(queries, keys, is_past):
+            return block(state, keys, causal=self.mask.causal and not is_past)
+
+        def turn(state: State, keys: KeyPiece) -> Any:
+            past, own = functools.partial(block, causal=False), functools.partial(block, causal=True)
+            return self._by_place(queries, keys, [past, own, lambda state, _: state], state, keys), None
+
+        return lax.scan(turn, state, _cut(keys, keys.k.shape[-2] // queries.q.shape[-2]))[0]
+
+    def _gradients_fused(
+        self, kernel: AttentionKernel, queries: QueryPiece, back: Back, keys: KeyPiece, *, is_past: bool
+    ) -> tuple[Any, Any, Any]:
+        log_sum = _heads_joined(back.largest + jnp.log(back.shares))[..., 0]
+        ends = log_sum, _heads_joined(back.result), _heads_joined(back.gradient)
+
+        def block(keys: KeyPiece, *, causal: bool) -> tuple[Any, ...]:
+            given = _heads_joined(queries.q), _heads_joined(keys.k), _heads_joined(keys.v)
+            found = call_unchecked(functools.partial(kernel.backward, causal=causal), *given, *ends)
+            shapes = queries.q.shape, keys.k.shape, keys.v.shape
+            return tuple(d.reshape(shape).astype("float32") for d, shape in zip(found, shapes, strict=True))
+
+        if not self._is_diagonal(queries, keys, is_past):
+            d_q, d_k, d_v = block(keys, causal=self.mask.causal and not is_past)
+            return d_q, d_k, d_v
+
+        def turn(d_q: Any, keys: KeyPiece) -> Any:
+            past, own = functools.partial(block, causal=False), functools.partial(block, causal=True)
+            nothing = zeros_like(queries.q), zeros_like(keys.k), zeros_like(keys.v)
+            more, d_k, d_v = self._by_place(queries, keys, [past, own, lambda _: nothing], keys)
+            return d_q + more, (d_k, d_v)
+
+        cut = _cut(keys, keys.k.shape[-2] // queries.q.shape[-2])
+        d_q, d_kv = lax.scan(turn, zeros_like(queries.q), cut)
+        d_k, d_v = _join(d_kv)
+        return d_q, d_k, d_v
+
+    def _is_diagonal(self, queries: QueryPiece, keys: KeyPiece, is_past: bool) -> bool:
+        """Whether some of the keys come before the queries, some beside, some after."""
+        return self.mask.causal and not is_past and queries.q.shape[-2] != keys.k.shape[-2]
+
+    def _by_place(self, queries: QueryPiece, keys: KeyPiece, choices: Sequence[Any], *given: Any) -> Any:
+        """The choice for keys before the queries, for the same places, or for later ones."""
+        here, there = (piece.places.index.reshape(-1)[0] for piece in (queries, keys))
+        return lax.switch(jnp.sign(there - here) + 1, choices, *given)
+
+
+def _heads_joined(x: Any) -> Any:
+    """[batch heads (group) ..] as [batch heads ..]."""
+    return x.reshape(x.shape[0], -1, *x.shape[-2:])
+
 
 def zeros_like(x: Any) -> Any:
     """Zeros in f32 to which gradients of `x` are added."""
@@ -314,7 +391,7 @@ def _turn(x: Any) -> Any:
     return None if x is None else jnp.swapaxes(x, -1, -2)
 
 
-def _pieces(length: int) -> int:
+def pieces_of(length: int) -> int:
     """Into how many equal pieces of at most `LONGEST` so many places are cut."""
     fewest = math.ceil(length / LONGEST)
     pieces = next(n for n in range(max(fewest, 1), length + 1) if length % n == 0)

@@ -8,13 +8,15 @@ the dim itself, so random numbers stay what they are. `collect` renames back and
 
 import math
 
-from ..dims import Dim, DimLike, Shape, rename_dims
+from ..dims import Dim, DimLike, Dims, Shape, rename_dims, resolve
 from ..errors import DimError
 from ..layout import Axes, Region, axes_in
 from ..lower.meet import meet, need_tensor
 from ..lower.move import relocate, result, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, placement
+from .reduce import sum
+from .regroup import split
 from .reshape import broadcast, rename
 
 
@@ -69,10 +71,33 @@ def parts_of(dim: Dim, *, beside: Tensor) -> list[Dim]:
     region = beside.region
     if region is None or not (axes := region.placement([dim])[0]) or dim.is_padded:
         return [dim]
-    part = Dim(f"{dim.name}_slices", region.ways(axes), dim.name)
-    if region.placement([part, *beside.dims])[0] != axes:
-        return [dim]
-    return [part, Dim(f"{dim.name}_slice", dim.size // part.size)]
+    slices, rest = _cut(dim, region)
+    return [slices, rest] if region.placement([slices, *beside.dims])[0] == axes else [dim]
+
+
+@recorded
+def sum_in_slices(x: Tensor, *, over: Dims) -> Tensor:
+    """`x` summed over dims but for a place for each of their slices; nothing is sent.
+
+    Many small sums over split dims can so be sent as one, later: by a sum over `batch_slices` and its like.
+    """
+    x = need_tensor(x, "sum_in_slices")
+    gone = []
+    for dim in resolve(over, x.dims, what="over"):
+        if x.ways(dim) > 1 and not dim.is_padded and x.region is not None:
+            slices, dim_left = _cut(dim, x.region)
+            x = split(x, **{dim.name: [slices, dim_left]})
+            gone.append(dim_left)
+        else:
+            gone.append(dim)
+    return sum(x, over=gone)
+
+
+def _cut(dim: Dim, region: Region) -> tuple[Dim, Dim]:
+    """A place for each slice of a dim, split as it is, and the rest."""
+    ways = region.ways(region.placement([dim])[0])
+    follows = dim.name if dim.name in region.layout.rules else dim.follows
+    return Dim(f"{dim.name}_slices", ways, follows), Dim(f"{dim.name}_slice", dim.size // ways)
 
 
 def repeat(x: Tensor, along: Dim) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pooling and upsampling along named dims, by halo exchange."""
+"""Pooling, windows and upsampling along named dims, by halo exchange."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dims import Shape
+from ..dims import Dim, Shape
 from ..errors import DimError, TensorError
 from ..lower.collectives import first_place, index
 from ..lower.halos import SlidingWindow, View, number_by_dim, paddings_of, sliding_window
 from ..lower.meet import meet, need_tensor
-from ..lower.move import align, result
+from ..lower.move import align, result, settle
 from ..lower.padding import lowest, need_no_padding
 from ..lower.recorded import note_over, recorded
 from ..tensor import Tensor
@@ -107,6 +107,39 @@ def _counts(s: SlidingWindow, view: View) -> Any:
         return jnp.full(1, s.reach)
     first = (jnp.arange(view.out(s)) + first_place(view.axes(s), view.out(s))) * s.stride - s.low
     return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)
+
+
+@recorded
+def windows(x: Tensor, *, over: Mapping[Any, Dim], stride: Steps = 1, padding: Padding = "SAME") -> Tensor:
+    """The window around each place of some dims, along dims of its own (unfold).
+
+    `over={"height": wf.Dim("kh", 3)}` gives `x` a last dim `kh`: what `conv` would multiply by its kernel, and sent as
+    for one. Outside the tensor there are zeros; `padding` as in `conv`.
+    """
+    x = need_tensor(x, "windows")
+    if not isinstance(over, dict) or not over or not all(isinstance(dim, Dim) for dim in over.values()):
+        raise DimError(f"windows got over={over!r}", fix="give new dims: `over={'height': wf.Dim('kh', 3)}`")
+    added = Shape(over.values())
+    if twice := next((dim for dim in added if x.dims.has(dim.name)), None):
+        raise DimError(
+            f"windows are to lie along `{twice.name}`, which x [{x.dims}] has already",
+            fix=f"name it anew, e.g. `wf.Dim('{twice.name}_window', {twice.size})`",
+        )
+    x, view = _view(x, {dim: new.size for dim, new in over.items()}, stride, padding, "windows")
+    seen = view.halos(x)
+
+    def compute(array: Any) -> Any:
+        pads = {x.dims.position(s.dim.name): view.pads(s) for s in view.stretches}
+        array = jnp.pad(array, [pads.get(i, (0, 0)) for i in range(array.ndim)])
+        for s in view.stretches:
+            at, last = x.dims.position(s.dim.name), (view.out(s) - 1) * s.stride + 1
+            parts = [lax.slice_in_dim(array, i, i + last, s.stride, axis=at) for i in range(s.reach)]
+            array = jnp.stack(parts, axis=-1)
+        return array
+
+    dims = _dims_after(x, view)
+    placed = (*view.after.placement(dims), *((),) * len(added))
+    return settle(meet([seen]).run(compute, [seen]), Shape([*dims, *added]), placed, view.after.region)
 
 
 @recorded

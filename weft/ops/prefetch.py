@@ -212,7 +212,8 @@ class _TurnGradients:
         values = shared, carry, x
 
         def made(chosen: Sequence[Arrays]) -> Any:
-            carry, results = self.turn.compute(*map(_replace, values, self.wanted, chosen), own)
+            shared, carry, x = map(_replace, values, self.wanted, chosen)
+            carry, results = self.turn.compute(shared, carry, x, own)
             return [*carry, *results]
 
         results, transpose = jax.vjp(made, list(map(_pick, values, self.wanted)))

@@ -11,6 +11,7 @@ pieces of keys that arrive, two of the four blocks are seen in full, and no othe
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..compat import attention_kernel
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError
 from ..layout import Axes
@@ -27,7 +29,20 @@ from ..lower.meet import Meeting, meet_apart, with_layout
 from ..lower.move import align, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, is_tensor, placement
-from .blockwise import Back, Bias, KeyPiece, MaskLike, More, Places, QueryPiece, Scoring, State, halve, zeros_like
+from .blockwise import (
+    Back,
+    Bias,
+    KeyPiece,
+    MaskLike,
+    More,
+    Places,
+    QueryPiece,
+    Scoring,
+    State,
+    halve,
+    pieces_of,
+    zeros_like,
+)
 from .random import key_words
 
 RING = "because keys and values go round the ring of {axes}"
@@ -89,7 +104,7 @@ def _attend(
     meeting = meet_apart(list(named.values()))
     _check(meeting, q, k, channel)
     ring = _Ring.of(meeting, q, k, mask)
-    scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout)
+    scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
 
     def attend(*arrays: Any) -> Any:
         given = dict(zip(named, arrays, strict=True))
@@ -160,8 +175,52 @@ def _scoring(
         share_dims=Shape([*q.dims.without([channel]), memory]),
         dealt=dealt_among(q.dims),
         starts=[start_of(dim) for dim in outer],
+        kernel=attention_kernel(scale)
+        if can_fuse_blocks(q, k, mask, bias, softcap, dropout) and is_on_gpu(q)
+        else None,
         is_ordered=_is_ordered(q, k, mask),
     )
+
+
+WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
+
+
+def is_on_gpu(x: Tensor) -> bool:
+    """Whether `x` is, or will be, on a GPU."""
+    return jax.default_backend() == "gpu" if x.region is None else x.region.mesh.platform == "gpu"
+
+
+def can_fuse_blocks(
+    q: Tensor, k: Tensor, mask: MaskLike, bias: Any = None, softcap: float | None = None, dropout: float = 0.0
+) -> bool:
+    """Whether a fused kernel can do whole blocks: narrow floats, plain or causal."""
+    outer = [name for name in q.dims.names if name != "length"][:-1]
+    of_keys = [name for name in k.dims.names if name != "memory_length"][:-1]
+    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
+    is_plain = all(getattr(mask, name) is None for name in ("window", *_MASK_TENSORS)) and not dropout
+    is_aligned = not mask.causal or (_is_ordered(q, k, mask) and own % 2 == 0 and memory % own == 0)
+    width = q.dims[-1].size
+    return (
+        q.dtype in (jnp.bfloat16, jnp.float16)
+        and outer[:2] == of_keys
+        and len(outer) <= 3
+        and is_plain
+        and is_aligned
+        and bias is None
+        and softcap is None
+        and width <= WIDEST_FUSED
+        and width % 8 == 0
+        and not any(dim.is_padded for dim in (*q.dims, *k.dims))
+    )
+
+
+def count_scores(q: Tensor, k: Tensor, mask: MaskLike) -> int:
+    """How many scores a block has on one processor, of all its heads and sequences."""
+    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
+    if is_ring(q, k) and _is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
+        own, memory = own // 2, memory // 2  # of a zigzag
+    outer = (q.size(dim) // q.ways(dim) for dim in q.dims.without(["length", q.dims[-1]]))
+    return math.prod(outer) * (own // pieces_of(own)) * (memory // pieces_of(memory))
 
 
 def _is_ordered(q: Tensor, k: Tensor, mask: MaskLike) -> bool:
@@ -250,7 +309,7 @@ class _Ring:
     def _backward(self, scoring: Scoring, kept: Any, gradient: Any) -> tuple[Any, ...]:
         q, kv, table, (here, there, more), result, largest, shares = kept
         delta = jnp.sum(result.astype("float32") * gradient.astype("float32"), axis=-1, keepdims=True)
-        queries, backs = self._queries(q, here), self._parts(Back(gradient, largest, shares, delta))
+        queries, backs = self._queries(q, here), self._parts(Back(gradient, largest, shares, delta, result))
 
         def visit(hop: Any, sums: Any, kv: Any, there: Any) -> tuple[Any, Any]:
             keys, (d_q, d_table) = self._keys(hop, kv, there), sums

@@ -44,8 +44,9 @@ class TensorDims:
 class Choices:
     """The sets of rules one axis can hold, for one program."""
 
-    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None):
-        self.tensors = tensors_of(program, args)
+    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None, named: Program | None = None):
+        """`named` is the program where rules name dims that it has only then (`queries`)."""
+        self.tensors = list(dict.fromkeys(t for p in (program, named) if p is not None for t in tensors_of(p, args)))
         self.rules = self._default_rules(args) if rules is None else self._check_rules(rules)
         self._stores = STORES if any(rule.startswith("optimizer.") for rule in self.rules) else STORES[:1]
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}

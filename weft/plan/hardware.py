@@ -119,7 +119,7 @@ def _gpu(
             between.name: network,
         },
         device_kinds=tuple(kinds),
-        call=2.5e-6,
+        call=1e-6,
         cache=cache,
     )
 

@@ -1,8 +1,8 @@
 """Roofline: the seconds of a kernel, computing it or moving its bytes.
 
-The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps measured on
-one H200, those of virtual processors to steps on one machine of two cores (`benchmarks/README.md` says which, and how
-far off others are); those of TPUs are estimates.
+The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps and to steps
+of decoding measured on one H200, those of virtual processors to steps on one machine of two cores
+(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
 """
 
 import math
@@ -18,6 +18,7 @@ _START = 128  # numbers whose time it takes to begin and end a tile
 _ATTENTION = {64: 0.27, 128: 0.58}  # by the width of a head, of what is computed
 _SHORT = 192  # positions whose time it takes to begin and end rows of scores
 _MEMORY = {"gpu": 0.78, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
+_STREAMED = {"gpu": 0.82}  # of it, where whole arrays are only copied, or read by a product
 _VECTOR = {"gpu": 0.25, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
 _TPU_PRODUCT = 0.85
 _LANES, _SUBLANES = 128, 8  # to which a TPU pads
@@ -33,7 +34,10 @@ def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float,
     """Seconds of one call of no collective, and what bounds it: `flops` or `memory`."""
     if hardware.is_shared:
         return _on_one_machine(kernel, hardware, processors)
-    moving = kernel.bytes / (hardware.bandwidth * _MEMORY[hardware.kind])
+    share = _MEMORY[hardware.kind]
+    if kernel.kind in ("moved", "product"):
+        share = _STREAMED.get(hardware.kind, share)
+    moving = kernel.bytes / (hardware.bandwidth * share)
     computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
     found = max(moving, computing)
     return found + kernel.calls * hardware.call, "flops" if computing >= moving else "memory"

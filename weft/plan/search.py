@@ -121,9 +121,19 @@ class _LayoutSearch:
     ):
         self.trace_on, self.hardware, self.capacity, self.report = trace_on, hardware, capacity, report
         program = trace_on(Mesh({AXES[0]: 1}), Layout(""))
-        self.choices = Choices(program, args, dims.replace(",", " ").split() if isinstance(dims, str) else dims)
+        rules = dims.replace(",", " ").split() if isinstance(dims, str) else dims
+        self.choices = Choices(program, args, rules, self._trace_named(program, rules or ()))
         self.unsplit = facts_of(Plan(program, hardware))
         self._refusal = ""
+
+    def _trace_named(self, program: Program, rules: Sequence[str]) -> Program | None:
+        """The program where rules name what it has not without them: `queries`, say."""
+        there = {dim.name for placed in program.tensors for dim in placed.dims}
+        missing = [rule for rule in rules if "." not in rule and rule not in there]
+        try:
+            return self.trace_on(Mesh({AXES[0]: 1}), Layout(dict.fromkeys(missing, AXES[0]))) if missing else None
+        except WeftError:
+            return None  # there is no such dim, which is said of all that are named at once
 
     def run(self, mesh: Mesh | None, processors: int | None, most_axes: int, keep: int, workers: int | None) -> Ranking:
         """The ranking of all layouts on one mesh, or on every mesh of so many processors."""
