@@ -196,7 +196,11 @@ def test_a_model_in_stages_is_saved_as_the_whole_one_and_loaded_in_any_stages(tm
         ),
         (
             lambda: program(lm(stages=4, pipeline_microbatches=2), "p=4", "stage:p", TOKENS),
-            "dim `microbatch` \\(size 2\\) does not divide over mesh axis `p`",
+            "2 microbatches of a pipeline do not divide over the 4 processors of `stage`",
+        ),
+        (
+            lambda: program(lm(stages=2, pipeline_microbatches=8), "p=2,x=4", "stage:p,batch:x", TOKENS),
+            "a batch of 16 split 4 ways does not divide into 8 microbatches",
         ),
     ],
 )

@@ -243,11 +243,20 @@ def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, A
         return dict(batch)
 
     def deal(x: Tensor) -> Tensor:
-        rows = x.dim("batch")
-        if rows.size % micro.size:
+        rows, state = x.dim("batch"), x.region.state if x.region is not None else ""
+        ways = x.region.ways(x.region.axes([micro])[0]) if x.region is not None else 1
+        if micro.size % ways:
             raise DimError(
-                f"a batch of {rows.size} does not divide into {micro.size} microbatches of a pipeline",
-                fix=f"make it a multiple of {micro.size} (nearest: {-(-rows.size // micro.size) * micro.size}), "
+                f"{micro.size} microbatches of a pipeline do not divide over the {ways} processors of `stage`",
+                state=state,
+                fix=f"say `pipeline_microbatches={-(-micro.size // ways) * ways}`, or another multiple of {ways}",
+            )
+        if rows.size % (step := micro.size * x.ways("batch")):
+            split = f" split {x.ways('batch')} ways" if x.ways("batch") > 1 else ""
+            raise DimError(
+                f"a batch of {rows.size}{split} does not divide into {micro.size} microbatches of a pipeline",
+                state=state,
+                fix=f"make it a multiple of {step} (nearest: {-(-rows.size // step) * step}), "
                 "or say another `pipeline_microbatches`",
             )
         return wf.split(x, batch=[rows.resized(rows.size // micro.size), micro])
