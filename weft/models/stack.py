@@ -98,6 +98,8 @@ class Stack(eqx.Module):
             mask, memory, memory_mask = jax.tree.unflatten(structure, whole)
             own_bias = self._bias(x, mask) if bias is None else bias
             one = self._block_runner(mask, own_bias, memory, memory_mask, key)
+            if config.remat is True and config.chunk_groups * config.group_size > 1:
+                one = wf.remat(one)  # or all layers of a stage would be held while it is recomputed
             block = lambda x, block, past, turn: (*one(x, block, turn), None)  # noqa: E731
             x, report, _ = self._run(block, x, blocks, None, numbers)
             return (x, flowing), report
