@@ -91,9 +91,10 @@ def _first(weight: Weight, key: Any, name: str) -> Any:
     return weight if key is None else init_whole(weight, key_for(check_key(key), name))
 
 
-def stack(module: Any, along: Sequence[Dim], layers: int | None = None) -> Any:
+def stack(module: Any, along: Dim | Sequence[Dim], layers: int | None = None) -> Any:
     """A module without values as several of them, stacked along dims of layers."""
-    return map_weights(lambda weight: replace(weight, stack=tuple(along), layers=layers), module)
+    dims = (along,) if isinstance(along, Dim) else tuple(along)
+    return map_weights(lambda weight: replace(weight, stack=dims, layers=layers), module)
 
 
 def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
