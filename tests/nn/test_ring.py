@@ -351,6 +351,6 @@ def test_in_short_floats_a_ring_is_as_near_as_one_processor(name):
 
 
 def test_elsewhere_two_dims_on_one_axis_stay_an_error_that_names_the_ring():
-    with pytest.raises(wf.LayoutError, match="`length` and `memory_length` .* both split over axis `x`") as error:
+    with pytest.raises(wf.LayoutError, match=r"`length` and `memory_length` .* both split over axis `x`") as error:
         wf.trace(lambda q, k: wf.einsum(q, k, over="d_kv"), Q, K1, mesh="x=4", layout="length:x,memory_length:x")
     assert "attention alone brings both together, as a ring" in str(error.value)
