@@ -145,6 +145,8 @@ def expect_no_driver() -> None:
 def _is_not_of_driver(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return "Unable to load CUDA" not in str(error)
+
+
 # cuDNN's attention, forward with the logarithm of each query's sum and backward given one. jax.nn.dot_product_attention
 # gives that logarithm only rounded to the dtype of the values, and has no gradient of a part of the keys.
 
