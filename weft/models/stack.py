@@ -140,7 +140,7 @@ class Stack(eqx.Module):
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
-        """T5's relative bias, which all blocks share; of a ring or long scores, its maker."""
+        """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
         if self.relative is None:
             return None
         q = as_length(x)
