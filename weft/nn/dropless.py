@@ -1,4 +1,4 @@
-"""Dropless experts: every token goes to its best experts, however many choose one.
+"""Dropless experts: a token goes to its best experts, however many others do.
 
 Tokens are sorted by expert and multiplied each with its own expert's matrices (a ragged product, grouped matmul); there
 are no slots and no capacity. Sequences do not matter, so tokens may be split by any dims. Where experts are split over
