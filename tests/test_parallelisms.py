@@ -13,7 +13,7 @@ from tests.test_docs import blocks_of
 PAGE = TEXT.read_text(encoding="utf-8")
 # Sizes that share no factor by which one letter could stand for another.
 OTHER = {
-    "SIZES": dict(layers=4, d_model=48, heads=8, d_kv=10, d_ff=112, vocab=176, batch=24, length=32),
+    "SIZES": dict(layers=4, d_model=48, heads=8, d_kv=10, d_ff=112, vocab=704, batch=24, length=32),
     "IMAGES": dict(levels=3, channels=16, height=64, width=48, classes=5, batch=3),
 }
 

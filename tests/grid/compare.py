@@ -132,7 +132,7 @@ def batch_of(row: Row) -> dict[str, wf.Tensor]:
         images = random.normal(size=shapes["images"].dims.sizes).astype("float32")
         labels = random.integers(0, row.config.classes, shapes["labels"].dims.sizes)
         return {"images": wf.tensor(images, shapes["images"].dims), "labels": wf.tensor(labels, shapes["labels"].dims)}
-    ids = {name: random.integers(1, 64, shape) for name in ("inputs", "targets")}
+    ids = {name: random.integers(1, row.config.vocab, shape) for name in ("inputs", "targets")}
     weights = random.uniform(0, 1, shape).astype("float32")
     segments = np.sort(random.integers(0, 3, shape), axis=-1)
     if row.kind in ("seq2seq", "t5"):
