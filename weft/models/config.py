@@ -158,7 +158,7 @@ class TransformerConfig(ModelConfig):
     """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
     """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
-    of a pipeline always is."""
+    of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"

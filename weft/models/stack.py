@@ -98,6 +98,8 @@ class Stack(eqx.Module):
             mask, memory, memory_mask = jax.tree.unflatten(structure, whole)
             own_bias = self._bias(x, mask) if bias is None else bias
             one = self._block_runner(mask, own_bias, memory, memory_mask, key)
+            if config.remat is True and config.chunk_groups * config.group_size > 1:
+                one = wf.remat(one)  # or all layers of a stage would be held while it is recomputed
             block = lambda x, block, past, turn: (*one(x, block, turn), None)  # noqa: E731
             x, report, _ = self._run(block, x, blocks, None, numbers)
             return (x, flowing), report
@@ -243,11 +245,20 @@ def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, A
         return dict(batch)
 
     def deal(x: Tensor) -> Tensor:
-        rows = x.dim("batch")
-        if rows.size % micro.size:
+        rows, state = x.dim("batch"), x.region.state if x.region is not None else ""
+        ways = x.region.ways(x.region.axes([micro])[0]) if x.region is not None else 1
+        if micro.size % ways:
             raise DimError(
-                f"a batch of {rows.size} does not divide into {micro.size} microbatches of a pipeline",
-                fix=f"make it a multiple of {micro.size} (nearest: {-(-rows.size // micro.size) * micro.size}), "
+                f"{micro.size} microbatches of a pipeline do not divide over the {ways} processors of `stage`",
+                state=state,
+                fix=f"say `pipeline_microbatches={-(-micro.size // ways) * ways}`, or another multiple of {ways}",
+            )
+        if rows.size % (step := micro.size * x.ways("batch")):
+            split = f" split {x.ways('batch')} ways" if x.ways("batch") > 1 else ""
+            raise DimError(
+                f"a batch of {rows.size}{split} does not divide into {micro.size} microbatches of a pipeline",
+                state=state,
+                fix=f"make it a multiple of {step} (nearest: {-(-rows.size // step) * step}), "
                 "or say another `pipeline_microbatches`",
             )
         return wf.split(x, batch=[rows.resized(rows.size // micro.size), micro])

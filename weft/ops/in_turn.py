@@ -1,4 +1,4 @@
-"""Stages one after the other, where nothing can overlap: one token's way when decoding.
+"""Stages one after the other, as a token goes through them when decoding.
 
 Weights and caches stay with their stages. Where these are split over processors, what flows is handed on by permutes:
 at each tick all run their stages, and what counts is what the one does whose turn it is.
