@@ -1,6 +1,7 @@
 """Every parallelism, alone and mixed with others: losses, gradients and weights are those of one processor."""
 
 import collections
+from pathlib import Path
 
 import pytest
 
@@ -8,12 +9,13 @@ import weft as wf
 from tests.grid import compare
 from tests.grid.draw import draw_rows, family_of
 from tests.grid.rows import BATCH, CUBE, KINDS, TALL, TWO, Row
-from tests.grid.table import ROWS
+from tests.grid.table import ROWS, expected_counts, show_counts
 
-QUICK = {  # of every family of models, which together name every option and every kind of rule
-    "lm, x=2,y=2,z=2, batch:x+y,heads:z,d_ff:z,vocab:z,params.d_model:x+y scanned=False loss_chunks=4 drop",
-    "modern lm, x=2,y=4, batch:x,heads:y,d_ff:y,vocab:y,stream:y remat=True",
-    "relative lm, x=2,y=2,z=2, batch:x,memory_length:y,heads:z,d_ff:z drop",
+QUICK = {  # of every family of models, which together name most options and every kind of rule
+    "lm, x=2,y=2,z=2, batch:x,stage:y,heads:z,d_ff:z,vocab:z,params.d_model:x stages=2 pipeline_microbatches=4 drop",
+    "modern lm, x=2,y=4, batch:x,length:y,memory_length:y drop",
+    "relative lm, x=2,y=2,z=2, batch:x,stream:y+z,queries:y+z drop",
+    "tied lm, x=2,y=4, batch:x+y,params.d_model:x+y remat=True loss_chunks=4",
     "tied lm, x=2,y=4, batch:x+y,optimizer.vocab:y micro=2",
     "seq2seq, x=2,y=2,z=2, batch:x,length:y,heads:z,d_ff:z,vocab:z,params.d_model:x loss_chunks=4",
     "top2, x=2,y=4, batch:x+y,experts:x drop",
@@ -43,6 +45,11 @@ def test_the_grid_has_every_kind_on_meshes_of_two_and_three_axes_and_a_third_is_
     assert all(meshes[kind] == {2, 3} for kind in KINDS)
     assert {str(row) for row in ROWS} >= QUICK
     assert {family_of(row.kind) for row in ROWS if str(row) in QUICK} == set(map(family_of, KINDS))
+
+
+def test_the_table_in_the_docs_counts_the_rows():
+    text = (Path(__file__).parents[2] / "docs" / "parallelisms.md").read_text(encoding="utf-8")
+    assert f"<!-- grid -->\n\n{show_counts(expected_counts())}\n\n<!-- end of grid -->" in text
 
 
 def test_the_same_layouts_are_drawn_each_time():
