@@ -42,7 +42,8 @@ _LM = Family(
     split=("batch", "length", "heads", "d_ff", "vocab", "d_model", "stream", "memory_length", RING),
     stored=("d_model", "d_ff", "heads", "vocab", "layers"),
 )
-_WITH_MEMORY = replace(_LM, tensors=(*_LM.tensors, "batch memory_length d_model"))
+_RELATIVE = replace(_LM, tensors=(*_LM.tensors, "batch memory_length d_model"))
+_WITH_MEMORY = replace(_RELATIVE, tensors=(*_RELATIVE.tensors, "d_model queries d_kv"))
 _WITH_EXPERTS = replace(
     _LM,
     tensors=(
@@ -54,6 +55,7 @@ _WITH_EXPERTS = replace(
     weights=(*_LM.weights, "layers experts d_model d_ff", "layers d_model router"),
     split=(*_LM.split, "experts", "experts"),  # as likely as two others
 )
+_DROPLESS = replace(_WITH_EXPERTS, split=tuple(name for name in _WITH_EXPERTS.split if name != "d_model"))
 _OF_IMAGES = Family(
     tensors=(
         "batch depth height width channels",
@@ -87,9 +89,8 @@ def family_of(kind: str, also: str = "") -> Family:
         return replace(family, tensors=tensors, weights=weights, split=(*family.split, *[also] * 3))
     if kind in IMAGES:
         return _OF_IMAGES
-    if kind in ("seq2seq", "t5", "relative lm"):
-        return _WITH_MEMORY
-    return _WITH_EXPERTS if kind in EXPERTS else _LM
+    own = {"relative lm": _RELATIVE, "seq2seq": _WITH_MEMORY, "t5": _WITH_MEMORY, "dropless": _DROPLESS}
+    return own.get(kind, _WITH_EXPERTS if kind in EXPERTS else _LM)
 
 
 def draw_rows(kind: str, mesh: str, count: int, also: str = "") -> list[Row]:
