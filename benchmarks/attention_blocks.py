@@ -24,7 +24,7 @@ def scoring(kernel: Any) -> Scoring:
     outer = ("batch", "heads", "group")
     return Scoring(
         outer=outer, outer_of_keys=outer[:2], scale=WIDTH**-0.5, softcap=None, mask=nn.Mask(causal=True), bias=None,
-        outer_of_bias=(), memory_count=None, dropout=0.0, share_dims=Shape(()), starts=(), kernel=kernel,
+        outer_of_bias=(), memory_count=None, dropout=0.0, share_dims=Shape(()), starts=(), kernel=kernel, dealt=None,
         is_ordered=True,
     )  # fmt: skip
 

@@ -145,6 +145,8 @@ def expect_no_driver() -> None:
 def _is_not_of_driver(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return "Unable to load CUDA" not in str(error)
+
+
 # cuDNN's attention, forward with the logarithm of each query's sum and backward given one. jax.nn.dot_product_attention
 # gives that logarithm only rounded to the dtype of the values, and has no gradient of a part of the keys.
 
@@ -185,9 +187,9 @@ class AttentionKernel(NamedTuple):
 def attention_kernel(scale: float) -> AttentionKernel | None:
     """cuDNN's fused attention, where there is cuDNN and JAX has it as expected."""
     try:
-        from jax._src.cudnn import fused_attention_stablehlo as module
+        from jax._src.cudnn import fused_attention_stablehlo as module  # the public function rounds the log-sum
 
-        module.check_cudnn_version()
+        module.check_cudnn_version()  # raises where there is no cuDNN; nothing public asks for it
         needed = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper", "AttentionLayout")
         return AttentionKernel(module, scale) if all(hasattr(module, name) for name in needed) else None
     except (ImportError, RuntimeError):

@@ -96,6 +96,8 @@ class FusedAttention:
     memory_length: int
     width: int
     is_causal: bool
+    block: int | None = None
+    """How many scores a block has on one processor, where each block of the attention is a kernel of its own."""
 
 
 @dataclass(frozen=True)

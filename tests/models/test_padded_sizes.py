@@ -20,6 +20,7 @@ CASES = {
     "an encoder's heads": ("tiny-mt", HEADS | dict(positions="relative", tied=True), "batch:rows,heads:cols"),
     "experts": ("tiny-moe", EXPERTS | dict(router_z_loss=1e-2, jitter=0.1), "batch:rows+cols,experts:cols"),
     "two experts a token": ("tiny-moe", EXPERTS | dict(gating="top2"), "batch:rows,experts:cols"),
+    "dropless experts": ("tiny-moe", EXPERTS | dict(gating="dropless", top_k=2), "batch:rows,experts:cols"),
     "experts that choose": ("tiny-moe", EXPERTS | dict(gating="choice"), "batch:rows,experts:cols,heads:cols"),
 }
 QUICK = ("groups of queries",)

@@ -66,6 +66,16 @@ def test_a_model_in_stages_learns_what_the_whole_one_does(model, layout):
         np.testing.assert_allclose(found[: want.size], want, rtol=0, atol=1e-5 * max(np.abs(want).max(), 1e-3))
 
 
+@pytest.mark.slow
+def test_short_floats_flow_as_they_do_on_one_processor():
+    config = config_of("lm", **CUT, dtype="bfloat16", remat="attention")
+    losses, states = trained(config, batch_of("lm"), LAYOUTS["stream"])
+    wanted_losses, wanted = trained(config, batch_of("lm"))
+    np.testing.assert_allclose(losses, wanted_losses, rtol=2**-8)
+    for found, want in zip(states, wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=0, atol=2**-5 * max(np.abs(want).max(), 1e-3))
+
+
 def program(config, mesh, layout, batch):
     model = models.shapes(config)
     grads = wf.value_and_grad(lambda m, batch: m.loss(batch))

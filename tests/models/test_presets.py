@@ -119,6 +119,13 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("lm-0.14b", {"bias": "norm"}, "`bias` names `norm`, and norms are 'rms'", "say norm='layer'"),
         ("tiny-moe", {"bias": "in out"}, "`bias` names `in` and `out`, and experts have none", "leave them out"),
         ("tiny-unet", {"groups": 3}, "`groups` is 3, and `channels` has size 8", "divides 8, e.g. `groups=2`"),
+        ("tiny-unet", {"attention_block": 2}, "`attention_block` is 2, and there is no attention", "`heads`"),
+        (
+            "tiny-unet",
+            {"attention_block": 3, "heads": 2},
+            "`attention_block` is 3, and `height` has size 16",
+            "`attention_block=2`",
+        ),
         (
             "tiny-unet",
             {"height": 30, "levels": 3},

@@ -171,11 +171,13 @@ def _add_at(x: Any, ids: Any, updates: Any) -> Any:
 
 
 row("scatter", "scatter_add", (weights("vocab d_model"), integers("batch", -3, 30), floats("batch d_model")),
-    partial(wf.scatter_add, over="vocab"), _add_at, sums="batch")  # fmt: skip
+    partial(wf.scatter_add, over="vocab"), _add_at, sums="batch",
+    meetings=("vocab d_model", "batch d_model"))  # fmt: skip
 row("scatter", "scatter_add two dims",
     (floats("vocab d_model"), integers("batch length", -3, 30), floats("d_model length batch")),
     partial(wf.scatter_add, over="vocab"),
-    lambda x, ids, u: _add_at(x, ids, jnp.transpose(u, (2, 1, 0))), sums="batch length")  # fmt: skip
+    lambda x, ids, u: _add_at(x, ids, jnp.transpose(u, (2, 1, 0))), sums="batch length",
+    meetings=("vocab d_model", "batch length d_model"))  # fmt: skip
 row("scatter", "scatter_add along itself",
     (floats("vocab d_model"), _ids("vocab", -3, 30, vocab=8), _values("vocab d_model", vocab=8)),
     partial(wf.scatter_add, over="vocab"), _add_at, sums="vocab")  # fmt: skip
@@ -189,10 +191,12 @@ row("scatter", "scatter_add shared dim",
         jax.vmap(_add_at)(jnp.transpose(x, (1, 2, 0)), ids, jnp.transpose(u, (0, 2, 1))), (2, 0, 1)),
     sums="vocab")  # fmt: skip
 row("scatter", "scatter_add numbers", (integers("vocab"), integers("batch length", -3, 30), integers("batch length")),
-    partial(wf.scatter_add, over="vocab"), _add_at, is_differentiable=False)  # fmt: skip
+    partial(wf.scatter_add, over="vocab"), _add_at, is_differentiable=False,
+    meetings=("vocab", "batch length"))  # fmt: skip
 row("scatter", "scatter_add bf16",
     (floats("vocab d_model", dtype="bfloat16"), integers("batch", -3, 30), floats("batch d_model", dtype="bfloat16")),
-    partial(wf.scatter_add, over="vocab"), _add_at, sums="batch")  # fmt: skip
+    partial(wf.scatter_add, over="vocab"), _add_at, sums="batch",
+    meetings=("vocab d_model", "batch d_model"))  # fmt: skip
 
 # ---- samples
 

@@ -38,17 +38,18 @@ def stage(x, w, key):
 
 def loss(w, x, *, micro, rounds=1, key=None):
     y, extras = wf.pipeline(stage, x, w, micro=micro, rounds=rounds, key=key)
-    return wf.mean(wf.sin(y), over=[B, D]) + 0.1 * extras["spread"]
+    return wf.mean(wf.sin(y) * x, over=[B, D]) + 0.1 * extras["spread"]  # of which rows it matters
 
 
 def plain_loss(w, x, micro):
+    rows = x
     w = {name: value.array.reshape(-1, *value.array.shape[-1 - (name != "scale") :]) for name, value in w.items()}
     extra = 0.0
     for i in range(len(w["scale"])):
         h = x * (x * x).mean(-1, keepdims=True) ** -0.5 * w["scale"][i]
         x = x + jnp.tanh(h @ w["w_in"][i]) @ w["w_out"][i]
         extra += sum((x[j::micro] ** 2).mean() ** 2 for j in range(micro))
-    return jnp.sin(x).mean() + 0.1 * extra
+    return (jnp.sin(x) * rows).mean() + 0.1 * extra
 
 
 def on(mesh, layout, w, **how):

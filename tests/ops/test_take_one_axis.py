@@ -62,6 +62,27 @@ def test_a_result_that_leaves_under_another_name_is_scattered_to_it():
     np.testing.assert_allclose(np.asarray(gradient), np.asarray(want), rtol=0, atol=128 * 2.0**-23)
 
 
+@pytest.mark.parametrize(
+    ("rows", "sent"),
+    [
+        (8, lambda rows: [("all_gather", 4 * rows), ("all_gather", 16 * rows)]),  # ids and updates come to the table
+        (64, lambda rows: [("reduce_scatter", 16 * 4 * 4)]),  # fewer bytes: the whole table, of which each has a part
+    ],
+)
+def test_what_is_added_to_a_table_may_lie_over_its_axis(rows, sent):
+    batch = wf.Dim("batch", rows)
+    at = wf.tensor(np.random.default_rng(1).integers(-2, 18, rows).astype("int32"), [batch])
+    more = wf.tensor(np.random.default_rng(2).normal(size=(rows, 4)).astype("float32"), [batch, D])
+
+    def add(table, at, more):
+        return wf.scatter_add(table, at, more, over="vocab")
+
+    ledger = wf.trace(add, table, at, more, mesh="x=4", layout="vocab:x,batch:x").ledger
+    assert [(row.collective, row.bytes) for row in ledger] == sent(rows)
+    found = wf.spmd(add, mesh="x=4", layout="vocab:x,batch:x")(table, at, more)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(add(table, at, more)), rtol=0, atol=rows * 2.0**-22)
+
+
 def test_an_embedding_may_be_split_over_the_axis_of_the_batch():
     layer = nn.Embedding(V, D, key=jax.random.key(0))
     run = wf.spmd(lambda layer, ids: layer(ids), mesh="x=4", layout="vocab:x,batch:x")

@@ -215,6 +215,23 @@ def test_layers_stored_split_are_found_where_the_stages_want_them():
     np.testing.assert_allclose(wf.get(gradient), wf.get(wf.grad(loss)(W, x)), rtol=1e-6)
 
 
+def test_layers_stored_split_stay_stored_as_stages():
+    """Cut into stages that are stored so too nothing moves; each stage is gathered where it is used."""
+    made = []
+
+    def stages(w):
+        made.append(wf.split(w, layers=[wf.Dim("stage", 2), wf.Dim("within", 2)]))
+        return made[-1]
+
+    layout = "params.layers:y,params.stage:y"
+    program = wf.trace(stages, W, mesh="y=2", layout=layout)
+    assert not list(program.ledger) and repr(made[-1]) == "param f32[stage/y within d_model d_ff]"
+    found = wf.spmd(stages, mesh="y=2", layout=layout)(W)
+    np.testing.assert_array_equal(wf.get(found), wf.get(W).reshape(2, 2, 8, 16))
+    back = wf.spmd(lambda w: wf.merge(stages(w), ["stage", "within"], into=L), mesh="y=2", layout=layout)
+    assert repr(back(W)) == repr(W) and not list(wf.trace(back, W).ledger)
+
+
 def test_a_dim_that_is_stored_split_is_gathered_where_it_is_cut():
     loss = wf.value_and_grad(unrolled)
     layout = "batch:x,params.layers:x,params.d_model:y"

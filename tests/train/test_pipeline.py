@@ -6,6 +6,7 @@ import pytest
 
 from weft.train import Run
 from weft.train.config import ConfigError
+from weft.train.start import first_weights
 from weft.train.trainer import Trainer
 
 from .running import MODEL, Heard, config_of, text_in
@@ -28,6 +29,22 @@ def test_a_run_in_stages_learns_what_the_uncut_one_does(tmp_path):
     for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(one), strict=True):
         found, wanted = np.asarray(a).reshape(-1), np.asarray(b).reshape(-1)
         np.testing.assert_allclose(found[: wanted.size], wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_starts_with_the_weights_of_one_in_other_stages(tmp_path):
+    text = text_in(tmp_path)
+    run(tmp_path / "uncut", text, model={**MODEL, "layers": 3}, train={"steps": 1})
+    one = jax.tree.leaves(Run(tmp_path / "uncut").load())
+    cut = config_of(text, **IN_STAGES, init_from=str(tmp_path / "uncut"))
+    first = jax.tree.leaves(first_weights(cut, *cut.runs_on))
+    for a, b in zip(first, one, strict=True):
+        found, wanted = np.asarray(a).reshape(-1), np.asarray(b).reshape(-1)
+        assert np.array_equal(found[: wanted.size], wanted) and not found[wanted.size :].any()
+    run(tmp_path / "cut", text, **IN_STAGES, init_from=str(tmp_path / "uncut"), train={"steps": 1})
+    back = config_of(text, model={**MODEL, "layers": 3}, init_from=str(tmp_path / "cut"))
+    shapes = [x.shape for x in jax.tree.leaves(first_weights(back, *back.runs_on))]
+    assert shapes == [x.shape for x in one]
 
 
 def test_microbatches_that_do_not_divide_are_told_before_anything_runs(tmp_path):

@@ -153,10 +153,15 @@ def note_choice(*choice: tuple[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def fused_attention(length: int, memory_length: int, width: int, *, causal: bool) -> Iterator[None]:
-    """While a function writes out an attention that a GPU does by one fused kernel."""
+def fused_attention(
+    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None
+) -> Iterator[None]:
+    """While a function writes out an attention that a GPU does by one fused kernel.
+
+    With `block`, by one for each block of so many scores on one processor.
+    """
     region = open_region()
-    attention = FusedAttention(length, memory_length, width, causal)
+    attention = FusedAttention(length, memory_length, width, causal, block)
     with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
         yield
 

@@ -40,26 +40,27 @@ def is_kept(x: Tensor) -> bool:
     return x.region is not None and isinstance(x.raw, jax.core.Tracer)
 
 
-def as_operand(x: Tensor, want: Placement, over: frozenset[str]) -> Any:
+def as_operand(x: Tensor, want: Placement, over: frozenset[str], vary: Callable[[], Any]) -> Any:
     """What stands for a stored parameter among an op's arrays: its slice, or a pair.
 
     Where it is differentiated by, the gradients of all its uses meet in the second of the pair, which is never computed
-    with: the first has none.
+    with: the first has none. `vary()` is the slice, varying as all that is done with it does.
     """
     have = placement(x)
     leaving = set().union(*have) - set().union(*want)
     is_gathered = all(stored[: len(whole)] == whole for stored, whole in zip(have, want, strict=True))
     if not is_gathered or not leaving & over or not is_differentiated(x.raw):
         return x.raw
-    return hoist(x, ("uses", want, over), lambda: (lax.stop_gradient(x.raw), _join_gradients(x, want, over)))
+    return hoist(x, ("uses", want, over), lambda: (lax.stop_gradient(x.raw), _join_gradients(x, want, over, vary)))
 
 
-def _join_gradients(x: Tensor, want: Placement, over: frozenset[str]) -> Any:
+def _join_gradients(x: Tensor, want: Placement, over: frozenset[str], vary: Callable[[], Any]) -> Any:
     """Zeros in the form of the gathered parameter, whose gradient is scattered to it."""
     assert x.region is not None
     have, sizes = placement(x), x.region.local_sizes(x.dims, want)
     dtype = x.raw.dtype if x.kind.cast_to is None else x.kind.cast_to
-    missing = over - varying(x.raw)
+    own = vary() if x.kind.sums is None else x.raw  # sums that travel as asked are made here
+    missing = over - varying(own)
 
     def zeros(array: Any) -> Any:
         return as_varying(jnp.zeros(sizes, dtype), varying(array) | over)
@@ -73,7 +74,7 @@ def _join_gradients(x: Tensor, want: Placement, over: frozenset[str]) -> Any:
         return (_reduce_scatter(total, missing, have, want).astype(like.dtype),)
 
     joined.defvjp(lambda array: (zeros(array), jnp.zeros((0,), array.dtype)), backward)
-    return joined(x.raw)
+    return joined(own)
 
 
 def gather_stored(operand: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:

@@ -249,7 +249,8 @@ class TransformerConfig(ModelConfig):
         if self.stages > 1:
             dims.append(self.microbatch)
         dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
-        dims.append(Dim("queries", self.heads, "heads"))
+        heads = next(dim for dim in dims if dim.name == "heads")
+        dims.append(Dim("queries", heads.size, "heads", heads.valid))
         if self.group > 1:
             dims.append(Dim("group", self.group))
         if self.positions == "relative":

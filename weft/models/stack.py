@@ -140,7 +140,7 @@ class Stack(eqx.Module):
         return self.norm(x), cache.after(new)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
-        """T5's relative bias, which all blocks share; of a ring or long scores, its maker."""
+        """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
         if self.relative is None:
             return None
         q = as_length(x)
@@ -188,7 +188,8 @@ class Stack(eqx.Module):
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
             own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
-            before, told, outputs = x, {}, []
+            before, outputs = x, []
+            told: dict[str, Tensor] = {}
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
                 x, of_block, new = one(x, block, past, number * size + i)
                 told |= of_block

@@ -71,8 +71,16 @@ class UNetConfig(ModelConfig):
 
     def _check_together(self) -> None:
         check_divisor(self.groups, "groups", divides=self.channels, of="channels")
+        if self.attention_block and not self.heads:
+            raise DimError(
+                f"`attention_block` is {self.attention_block}, and there is no attention",
+                fix="say how many `heads` it has",
+            )
         for dim in self.space:
             _check_halves(dim, self.levels)
+            if self.attention_block:
+                lowest = dim.size >> (self.levels - 1)
+                check_divisor(self.attention_block, "attention_block", divides=lowest, of=dim.name)
 
     @property
     def space(self) -> Shape:
@@ -85,9 +93,9 @@ class UNetConfig(ModelConfig):
         sizes = {name: getattr(self, name) for name in ("batch", "in_channels", "channels", "classes")}
         dims = [*(Dim(name, size) for name, size in sizes.items()), *self.space, self.filters(0)]
         if self.heads:
-            length = math.prod(dim.size for dim in self.space) >> (self.levels - 1) * len(self.space)
-            names = {"heads": self.heads, "d_kv": self.d_kv, "memory_length": length}
-            dims += [Dim("length", length, follows=self.space[0].name), *(Dim(n, s) for n, s in names.items())]
+            sides = [self.attention_block or dim.size >> (self.levels - 1) for dim in self.space]
+            names = {"heads": self.heads, "d_kv": self.d_kv, "memory_length": math.prod(sides)}
+            dims += [Dim("length", math.prod(sides), self.space[0].name), *(Dim(n, s) for n, s in names.items())]
         return Shape(dims)
 
     def features(self, level: int) -> Dim:
@@ -232,7 +240,8 @@ class UNet(Runnable):
     def loss(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
         """The mean cross-entropy of the `labels` of `images`, and 1 - their soft Dice.
 
-        With `weights` places count so much: 0 what an image is padded with. There is dropout where a key is given.
+        With `weights` places count so much: 0 what an image is padded with, whose labels may be anything. There is
+        dropout where a key is given.
         """
         return self.loss_and_metrics(batch, key)[0]
 
@@ -280,12 +289,14 @@ def _remat(config: UNetConfig) -> Callable[[Any], Any]:
 def _loss_and_metrics(model: UNet, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
     logits = _logits(model, batch["images"], key)
     labels, weights = batch["labels"], batch.get("weights")
+    if weights is not None:
+        weights = wf.broadcast(wf.cast(weights, "float32"), labels.dims)
+        labels = wf.where(weights == 0, 0, labels)  # whatever stands where nothing counts
     nll, _ = nn.cross_entropy(logits, labels, over="classes")
     predicted = wf.argmax(wf.stop_gradient(logits), over="classes")
     hits = wf.cast(predicted == labels, "float32")
     total: Any = math.prod(dim.count for dim in labels.dims)
     if weights is not None:
-        weights = wf.broadcast(wf.cast(weights, "float32"), labels.dims)
         nll, hits, total = nll * weights, hits * weights, wf.sum(weights, over=weights.dims)
         total = wf.where(total > 0, total, 1.0)  # none count: 0
     metrics = {name: wf.sum(x, over=x.dims) / total for name, x in (("nll", nll), ("accuracy", hits))}

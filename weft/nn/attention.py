@@ -26,6 +26,7 @@ from ..ops.ring import (
     WIDEST_FUSED,
     blockwise_attention,
     can_fuse_blocks,
+    count_scores,
     is_long,
     is_on_gpu,
     is_ring,
@@ -177,14 +178,16 @@ class Attention(eqx.Module):
         bias = self._rename_bias(q, bias)
         if is_ring(q, k):
             made = self._check_ring(q, bias)
-            return ring_attention(q, k, v, mask, made, **how)
+            with self._as_fused_blocks(q, k, mask, made, how):
+                return ring_attention(q, k, v, mask, made, **how)
         is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
         names = self.queries(q)
         is_fusable = is_plain and mask.is_simple and can_fuse(q, k, [names.get(d.name, d) for d in self.q.dims[1:]])
         if self.fused and is_fusable and is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or self._is_fused_in_blocks(q, k, mask, bias, how)):
-            return blockwise_attention(q, k, v, mask, bias, **how)
+            with self._as_fused_blocks(q, k, mask, bias, how):
+                return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
             bias = bias(mask.query_positions(q), mask.key_positions(k))
         with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
@@ -223,7 +226,18 @@ class Attention(eqx.Module):
         """Whether a GPU does it by the fused kernel though `length` is split."""
         if not q.dims.has("length") or q.ways("length") == 1 or k.ways("memory_length") > 1 or not is_on_gpu(q):
             return False
+        return self._can_fuse_blocks(q, k, mask, bias, how)
+
+    def _can_fuse_blocks(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]) -> bool:
         return can_fuse_blocks(q, k, mask, bias, self.softcap, how["dropout"] if how["key"] is not None else 0.0)
+
+    def _as_fused_blocks(
+        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """While blocks are written out that the fused kernel would do on a GPU."""
+        if not self._can_fuse_blocks(q, k, mask, bias, how):
+            return contextlib.nullcontext()
+        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask))
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""
@@ -277,10 +291,12 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
     return is_whole and width <= WIDEST_FUSED and width % 8 == 0
 
 
-def _as_fused(q: Tensor, k: Tensor, *, causal: bool) -> contextlib.AbstractContextManager[None]:
+def _as_fused(
+    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None
+) -> contextlib.AbstractContextManager[None]:
     """While attention is written out that the fused kernel would do on a GPU."""
     sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
-    return fused_attention(*sizes, causal=causal)
+    return fused_attention(*sizes, causal=causal, block=block)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim
+from ..ops.uneven import with_padding_as_values
 from ..tensor import Tensor
 
 Activate = Callable[[Any], Any]
@@ -39,6 +40,7 @@ def run_experts(
 
     `weights` are [experts d_model d_ff] once, or twice if gated, and [experts d_ff d_model].
     """
+    weights = [with_padding_as_values(weight, weights[0].dims[0]) for weight in weights]  # no token chooses it
     experts, width, d_ff = weights[0].dims
     # Tokens give way to experts and to d_ff, where rules put both on one axis.
     apart = {dim.name: Dim(f"expert_{dim.name}", dim.size, dim.name, dim.valid) for dim in h.dims if dim != width}

@@ -4,6 +4,7 @@ Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +24,7 @@ ACTIVATIONS = {
     "silu": wf.silu,
 }
 
-ON_ARRAYS = {
+ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": jax.nn.gelu,

@@ -84,8 +84,8 @@ class MixtureOfExperts(eqx.Module):
         self.shared = None
         if check_count(shared_experts, "shared_experts", least=0):
             wide = Dim("shared_ff", shared_experts * d_ff.size, d_ff.name)
-            how = {"activation": activation, "gated": gated}
-            self.shared = FeedForward(d_model, wide, **how, key=None if key is None else key_for(key, "shared"))
+            own_key = None if key is None else key_for(key, "shared")
+            self.shared = FeedForward(d_model, wide, activation=activation, gated=gated, key=own_key)
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -155,15 +155,14 @@ class MixtureOfExperts(eqx.Module):
         """
         _, d_model, d_ff = self.w_in.dims
         ff = [d_ff] if ff is None else list(ff)
-        w_in, w_gate, w_out = (
-            None if w is None else _cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_gate, self.w_out)
-        )
+        w_in, w_out = (_cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_out))
         out = [*(dim for dim in z.dims.without([d_model]) if dim not in ff), *ff]
         hidden = wf.einsum(z, w_in, out=out)
         activate = ACTIVATIONS[self.activation]
-        if w_gate is None:
+        if self.w_gate is None:
             hidden = activate(hidden)
         else:
+            w_gate = _cut(cast_weight(self.w_gate, z.dtype), d_ff, ff)
             hidden = wf.multiply(activate(wf.einsum(z, w_gate, out=out)), hidden, names="subset")
         hidden = apply_dropout(hidden, self.dropout, key)
         return wf.einsum(hidden, w_out, over=ff[-1])

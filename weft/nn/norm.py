@@ -82,7 +82,10 @@ class ScaleNorm(eqx.Module):
 
 
 class GroupNorm(eqx.Module):
-    """`x` with mean 0 and variance 1 in each group of channels, over some other dims."""
+    """`x` with mean 0 and variance 1 in each group of channels, over some other dims.
+
+    In as many groups as there are channels it is InstanceNorm.
+    """
 
     scale: Tensor
     bias: Tensor

@@ -270,7 +270,7 @@ class Scoring:
         """The state with these keys."""
         if self.kernel is not None:
             return self._add_fused(self.kernel, state, queries, keys, is_past=is_past)
-        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        rows, columns = pieces_of(queries.q.shape[-2]), pieces_of(keys.k.shape[-2])
         if rows == columns == 1:
             return self._add(state, queries, keys, table, more, is_past=is_past)
         cut_keys = _cut(keys, columns)
@@ -294,7 +294,7 @@ class Scoring:
         """The gradients of queries, keys, values and the bias's table; f32."""
         if self.kernel is not None:
             return *self._gradients_fused(self.kernel, queries, back, keys, is_past=is_past), None
-        rows, columns = _pieces(queries.q.shape[-2]), _pieces(keys.k.shape[-2])
+        rows, columns = pieces_of(queries.q.shape[-2]), pieces_of(keys.k.shape[-2])
         if rows == columns == 1:
             return self._gradients(queries, back, keys, table, more, is_past=is_past)
         cut_queries = _cut((queries, back), rows)
@@ -391,7 +391,7 @@ def _turn(x: Any) -> Any:
     return None if x is None else jnp.swapaxes(x, -1, -2)
 
 
-def _pieces(length: int) -> int:
+def pieces_of(length: int) -> int:
     """Into how many equal pieces of at most `LONGEST` so many places are cut."""
     fewest = math.ceil(length / LONGEST)
     pieces = next(n for n in range(max(fewest, 1), length + 1) if length % n == 0)

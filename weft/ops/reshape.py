@@ -1,7 +1,7 @@
 """Renaming and broadcasting: what changes the names of dims and may move slices.
 
-A rename keeps the placement where it can; split to whole is an all-gather, whole to split a local slice, and an axis
-that goes from one dim to another an all-to-all.
+A rename keeps the placement where it can; split to whole is an all-gather, whole to split a local slice, an axis that
+goes from one dim to another an all-to-all, and the same axes in another order a permute.
 """
 
 from typing import Any

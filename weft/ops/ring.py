@@ -11,6 +11,7 @@ pieces of keys that arrive, two of the four blocks are seen in full, and no othe
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,20 @@ from ..lower.meet import Meeting, meet_apart, with_layout
 from ..lower.move import align, settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, is_tensor, placement
-from .blockwise import Back, Bias, KeyPiece, MaskLike, More, Places, QueryPiece, Scoring, State, halve, zeros_like
+from .blockwise import (
+    Back,
+    Bias,
+    KeyPiece,
+    MaskLike,
+    More,
+    Places,
+    QueryPiece,
+    Scoring,
+    State,
+    halve,
+    pieces_of,
+    zeros_like,
+)
 from .random import key_words
 
 RING = "because keys and values go round the ring of {axes}"
@@ -198,6 +212,15 @@ def can_fuse_blocks(
         and width % 8 == 0
         and not any(dim.is_padded for dim in (*q.dims, *k.dims))
     )
+
+
+def count_scores(q: Tensor, k: Tensor, mask: MaskLike) -> int:
+    """How many scores a block has on one processor, of all its heads and sequences."""
+    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
+    if is_ring(q, k) and _is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
+        own, memory = own // 2, memory // 2  # of a zigzag
+    outer = (q.size(dim) // q.ways(dim) for dim in q.dims.without(["length", q.dims[-1]]))
+    return math.prod(outer) * (own // pieces_of(own)) * (memory // pieces_of(memory))
 
 
 def _is_ordered(q: Tensor, k: Tensor, mask: MaskLike) -> bool:

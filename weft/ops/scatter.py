@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..dims import UNSHOWN, Dim, DimLike, Shape, only, resolve, union
 from ..errors import DimError, TensorError
 from ..lower.collectives import as_varying, varying
-from ..lower.meet import meet, need_tensor, note_together
+from ..lower.meet import common_region, meet, need_tensor, note_together
 from ..lower.move import settle
 from ..lower.recorded import recorded
 from ..tensor import Tensor, as_dtype
@@ -59,7 +59,7 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Te
     """`x` with `updates` added at `ids` along the dim `over`; equal ids add up.
 
     The updates have the ids' dims and those of `x` but `over`. Dims of the ids that `x` lacks are summed over. Where
-    what is added comes to zero, `x` stays as it is, to the sign of a zero.
+    what is added comes to zero, `x` stays as it is, to the sign of a zero. Ids may be split over the axis of `over`.
     """
     x, ids, updates = (
         need_tensor(x, "scatter_add"),
@@ -69,13 +69,24 @@ def scatter_add(x: Tensor, ids: Tensor, updates: Tensor, *, over: DimLike) -> Te
     dim = only(resolve(over, x.dims, what="over"), "scatter_add")
     _check_updates(x, ids, updates, dim)
     note_together([x, ids, updates])
-    if not ids.dims.has(dim.name):
+    along = [dim] if ids.dims.has(dim.name) else _beside(x, ids, dim)
+    if not along:
         return _add(x, _scatter(x, ids, updates, dim, dim))
     sent = _elements(updates.dims) * updates.dtype.itemsize + _elements(ids.dims) * ids.dtype.itemsize
     if _elements(x.dims) * x.dtype.itemsize <= sent:
         return _add(x, _scatter(x, ids, updates, dim, dim.renamed(_WHOLE)))
-    ids, updates = (rename(t, **{dim.name: _WHOLE}) for t in (ids, updates))
+    whole = {d.name: _WHOLE if d is dim else f"{UNSHOWN}{d.name}" for d in along}
+    ids, updates = (rename(t, **whole) for t in (ids, updates))
     return _add(x, _scatter(x, ids, updates, dim, dim))
+
+
+def _beside(x: Tensor, ids: Tensor, dim: Dim) -> list[Dim]:
+    """Dims of the ids alone that share an axis with the dim gone along."""
+    region = common_region([x, ids])
+    if region is None or region.can_meet(union(x.dims, ids.dims)):
+        return []
+    held = set(region.axes([dim])[0])
+    return [d for d in ids.dims.without([d for d in x.dims if ids.dims.has(d)]) if held & set(region.axes([d])[0])]
 
 
 def _add(x: Tensor, total: Tensor) -> Tensor:

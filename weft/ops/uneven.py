@@ -8,13 +8,13 @@ of the dim without it.
 import jax
 import jax.numpy as jnp
 
-from ..dims import DimLike, Dims, Shape, only, resolve
+from ..dims import Dim, DimLike, Dims, Shape, only, resolve
 from ..errors import DimError
 from ..lower.meet import need_tensor
 from ..lower.move import result
 from ..lower.padding import validity
 from ..lower.recorded import recorded
-from ..tensor import Tensor, make
+from ..tensor import Tensor, make, marks_of, with_marks
 from .create import slice_of
 from .elementwise import logical_not, logical_or
 from .slicing import pad, slice
@@ -60,6 +60,14 @@ def valid(dims: Dims | Tensor, *, like: Tensor | None = None) -> Tensor:
     mask = validity(shape, placement, sizes)
     array = jnp.ones(sizes, bool) if mask is None else jnp.broadcast_to(mask, sizes)
     return result(array, shape, region)
+
+
+def with_padding_as_values(x: Tensor, dim: Dim) -> Tensor:
+    """`x` with the padding of a dim as values, for an op that never looks at them."""
+    if not x.dims.find(dim.name).is_padded:
+        return x
+    dims = Shape(d.resized(d.size) if d.name == dim.name else d for d in x.dims)
+    return with_marks(make(x.raw, dims, x.region, x.kind), marks_of(x))
 
 
 def or_padding(x: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ class FusedGroup:
     scores: int
     """How many there are."""
     is_causal: bool
+    is_block: bool = False
+    """Whether it is one of many blocks, each a kernel of its own, left out where nothing of it is seen."""
 
     @property
     def seen_share(self) -> float:
@@ -45,5 +47,7 @@ def groups_of(reading: Reading) -> dict[int | None, FusedGroup]:
             ways = math.prod(reading.mesh.axes[axis] for axes in entry.dims.values() for axis in axes)
             sizes = kernel.length, kernel.memory_length, kernel.width
             groups[kernel] = FusedGroup(*sizes, scores // ways, kernel.is_causal)
+            if kernel.block is not None:
+                groups[kernel] = FusedGroup(*sizes, kernel.block, is_causal=False, is_block=True)
         by_entry[entry.id] = groups[kernel]
     return by_entry

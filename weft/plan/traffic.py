@@ -131,7 +131,7 @@ class _Fusion:
         for node in body.nodes:
             if node.step.is_global and node.kind not in LOOPS:
                 yield from self._implied_collectives(node)
-            if node.step.op in self.groups:
+            if node.step.op in self.groups and node.kind is not Role.COLLECTIVE:
                 continue
             if node.kind is Role.COLLECTIVE:
                 yield from self._collectives(node, carried)
@@ -177,12 +177,13 @@ class _Fusion:
             one = product(nodes[0])  # all its products are as large
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
+            flops = sum(product(node).flops for node in nodes) if group.is_block else times * one.flops
             yield Kernel(
                 "attention",
                 nodes[0].step.op,
                 phase,
-                bytes=moved * _bytes(ends),
-                flops=times * one.flops * group.seen_share,
+                bytes=_bytes(ends) if group.is_block else moved * _bytes(ends),
+                flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
             )

@@ -10,6 +10,7 @@ from ..dims import Shape
 from ..errors import LayoutError, WeftError, closest
 from ..layout import Layout, Region, as_layout
 from ..mesh import as_mesh
+from ..models import TransformerConfig
 from ..nn.weights import Weight, path_text
 from . import wording
 from .keys import SET, Where
@@ -71,7 +72,8 @@ def check_together(config: RunConfig, where: Where) -> None:
 
 def _flowing(config: RunConfig) -> int:
     """How many microbatches flow through a model at a time; 1 without a pipeline."""
-    return config.model.microbatch.size if config.model.stages > 1 else 1
+    model = config.model
+    return model.microbatch.size if isinstance(model, TransformerConfig) and model.stages > 1 else 1
 
 
 def _check_name(name: str, where: Where) -> None:
