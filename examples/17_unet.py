@@ -2,7 +2,7 @@
 
 It draws a volume of its own; `--data DIR` reads t1.nii.gz, gm.nii.gz and wm.nii.gz, maps of one brain such as MNI152,
 of which `--every 2` takes every second place along each dim. Each level halves the volume and doubles the channels.
-A fifth of the volume, at its end, is held out, and so much before it that no convolution looks from one to the other.
+A fifth of the volume, at its back, is held out, and so much before it that no convolution looks from one to the other.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def read(folder, every):
 
 def batches(picture, labels, gap):
     """What is learned from, and what is held out; sizes are padded to multiples of 16, and padding has no weight."""
-    end = picture.shape[1] * 4 // 5
+    end, pads = picture.shape[1] // 5, [(0, -n % 16) for n in picture.shape]
     place, one = np.arange(picture.shape[1])[:, None], np.ones(picture.shape, "float32")
     picture = (picture - picture.mean()) / picture.std()
-    for counted in (place < end - gap, place >= end):
+    for counted in (place >= end + gap, place < end):
         arrays = {"images": picture.astype("float32"), "labels": labels.astype("int32"), "weights": one * counted}
-        padded = {name: np.pad(a, [(0, -n % 16) for n in a.shape])[None] for name, a in arrays.items()}
+        padded = {name: np.pad(a, pads, constant_values=a.min())[None] for name, a in arrays.items()}
         named = {name: wf.tensor(a, "batch depth height width") for name, a in padded.items()}
         yield named | {"images": wf.stack([named["images"]], wf.Dim("in_channels", 1))}
 
@@ -55,7 +55,7 @@ def main(mesh, layout, steps, channels, levels, data, every):
     how = dict(zip(("depth", "height", "width"), sizes, strict=True), classes=3, batch=1, groups=4, dtype="float32")
     config = models.UNetConfig(name="brain", **how, channels=channels, levels=levels)
     learned, held = batches(picture, labels, gap=config.receptive_field)
-    step = wf.train_step(lambda model, batch, key: model.loss(batch, key), optax.adam(3e-3), mesh=mesh, layout=layout)
+    step = wf.train_step(lambda model, batch, key: model.loss(batch, key), optax.adam(1e-2), mesh=mesh, layout=layout)
     state = step.init(models.init(config, jax.random.key(0), mesh, layout))
     program = wf.trace(step, state, learned, jax.random.key(0))
     halos = sum(row.bytes * row.count for row in program.ledger if row.collective == "permute")

@@ -280,13 +280,15 @@ class Region:
                 by = name if name in self.layout.rules else Shape(dims).find(name).follows
                 split, rule = ("stored split", f"{store}.{name}") if store else ("split", by)
                 rename = "" if store else f", or rename one dim to an unsplit name: `x.rename({name}='{name}_whole')`"
+                is_ring = {held[axis], name} == {"length", "memory_length"}
+                ring = "; attention alone brings both together, as a ring (`nn.Attention`)" if is_ring else ""
                 kept = [dim for dim in (held[axis], name) if dim in self.layout.rules and dim in self.seen_params]
                 if len(kept) == 1 and not store:
                     rename += f", or only store parameters so: `params.{kept[0]}:{axis}` for `{kept[0]}:{axis}`"
                 raise LayoutError(
                     f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {split} over axis `{axis}`",
                     state=self.state,
-                    fix=f"drop one rule (`layout.drop('{rule}')`) or give it another axis{rename}",
+                    fix=f"drop one rule (`layout.drop('{rule}')`) or give it another axis{rename}{ring}",
                 )
 
     def _check_divides(self, dim: Dim, axes: Axes, store: str | None) -> Axes:

@@ -345,6 +345,18 @@ fault("a-weight-is-summed-at-each-use", "lower/meet.py",
 fault("gradient-sums-travel-as-they-are", "lower/stored.py",
       "total = gradient.astype(kind.sums)", "total = gradient",
       "spmd/test_what_is_sent.py -k dtype_asked_for")
+fault("a-shared-table-is-scattered-at-each-use", "lower/stored.py",
+      "if not is_gathered or not leaving & over or not is_differentiated(x.raw):", "if True:",
+      "spmd/test_storage.py -k several_ops")
+fault("what-is-gathered-ahead-has-no-gradient", "lower/fetch.py",
+      "jax.vjp(gather, operand)[1](gradient)[0]", "jax.tree.map(jax.numpy.zeros_like, operand)",
+      "ops/test_prefetch.py -k 'sends_what_it_did and plain'")
+fault("a-turn-gathers-what-it-has-already", "ops/prefetch.py",
+      "self._slices(xs, turn + 1)", "self._slices(xs, turn)",
+      "ops/test_prefetch.py -k 'sends_what_it_did and plain'")
+fault("layers-stay-gathered-for-the-backward-pass", "ops/prefetch.py",
+      "if any(uses_inputs(keep_results(self._program, [i]))[before : before + len(carry)]):", "if True:",
+      "ops/test_prefetch.py -k keeps_no_layer")
 fault("a-loop-may-turn-differently-on-each-processor", "lower/predicates.py",
       "if differing and (branches is None or", "if differing and (branches is not None and",
       "errors/test_control.py")

@@ -20,7 +20,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 from tests.grid.compare import TOLERANCE, verdict  # noqa: E402
 from tests.grid.rows import KINDS  # noqa: E402
-from tests.grid.table import ROWS  # noqa: E402
+from tests.grid.table import ROWS, show_counts  # noqa: E402
 
 
 def main() -> int:
@@ -41,22 +41,9 @@ def main() -> int:
             print(f"\n{row}\n    {found.wrong}")
         print(f"\r{number}/{len(rows)} {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    print(show(counts))
+    print(show_counts(counts))
     print(f"\nworst difference {worst:.1e} of {TOLERANCE:.0e} allowed; {len(wrong)} of {len(rows)} rows are wrong")
     return 1 if wrong else 0
-
-
-def show(counts: dict[str, Counter[str]]) -> str:
-    """The table for docs/parallelisms.md."""
-    total = sum(counts.values(), Counter())
-    lines = [
-        "| model | layouts | of these drawn | equal to one processor | refused, as they must be |",
-        "|---|---|---|---|---|",
-    ]
-    for kind, found in [*counts.items(), ("all", total)]:
-        tried = sum(n for word, n in found.items() if word != "drawn")
-        lines.append(f"| {kind} | {tried} | {found['drawn']} | {found['equal']} | {found['refused']} |")
-    return "\n".join(lines)
 
 
 def parse() -> argparse.Namespace:

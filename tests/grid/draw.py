@@ -15,7 +15,7 @@ from tests.properties.programs import flip_coin, pick, shuffled, subset
 
 SEED = 16
 RING = "length memory_length"
-FOLLOWS = {"stream": "length", "expert_batch": "batch"}
+FOLLOWS = {"stream": "length", "expert_batch": "batch", "queries": "heads"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ _LM = Family(
     split=("batch", "length", "heads", "d_ff", "vocab", "d_model", "stream", "memory_length", RING),
     stored=("d_model", "d_ff", "heads", "vocab", "layers"),
 )
-_WITH_MEMORY = replace(_LM, tensors=(*_LM.tensors, "batch memory_length d_model"))
+_RELATIVE = replace(_LM, tensors=(*_LM.tensors, "batch memory_length d_model"))
+_WITH_MEMORY = replace(_RELATIVE, tensors=(*_RELATIVE.tensors, "d_model queries d_kv"))
 _WITH_EXPERTS = replace(
     _LM,
     tensors=(
@@ -54,6 +55,7 @@ _WITH_EXPERTS = replace(
     weights=(*_LM.weights, "layers experts d_model d_ff", "layers d_model router"),
     split=(*_LM.split, "experts", "experts"),  # as likely as two others
 )
+_DROPLESS = replace(_WITH_EXPERTS, split=tuple(name for name in _WITH_EXPERTS.split if name != "d_model"))
 _OF_IMAGES = Family(
     tensors=(
         "batch depth height width channels",
@@ -67,22 +69,39 @@ _OF_IMAGES = Family(
 )
 
 
-def family_of(kind: str) -> Family:
-    """The family of a kind of model."""
+_ALSO = {
+    "queries": (
+        "batch length queries group d_kv",
+        "batch memory_length queries d_kv",
+        "batch queries length memory_length",
+    ),
+    "stage": ("stage batch", "stage stream", "stage length", "stage memory_length"),
+}
+"""Dims that are split only where they are asked for, and what they stand together with."""
+
+
+def family_of(kind: str, also: str = "") -> Family:
+    """The family of a kind of model; `also` is a dim that is split besides, as likely as three others."""
+    if also:
+        family = family_of(kind)
+        stacked = [f"stage {text}" for text in family.weights if "layers" in text] if also == "stage" else []
+        tensors, weights = (*family.tensors, *_ALSO[also]), (*family.weights, *stacked)
+        return replace(family, tensors=tensors, weights=weights, split=(*family.split, *[also] * 3))
     if kind in IMAGES:
         return _OF_IMAGES
-    if kind in ("seq2seq", "t5", "relative lm"):
-        return _WITH_MEMORY
-    return _WITH_EXPERTS if kind in EXPERTS else _LM
+    own = {"relative lm": _RELATIVE, "seq2seq": _WITH_MEMORY, "t5": _WITH_MEMORY, "dropless": _DROPLESS}
+    return own.get(kind, _WITH_EXPERTS if kind in EXPERTS else _LM)
 
 
-def draw_rows(kind: str, mesh: str, count: int) -> list[Row]:
-    """So many different rows of a kind on a mesh."""
-    rng = random.Random(f"{SEED} {kind} {mesh}")
+def draw_rows(kind: str, mesh: str, count: int, also: str = "") -> list[Row]:
+    """So many different rows of a kind on a mesh; each has a rule of the dim `also`, if one is named."""
+    rng = random.Random(" ".join(filter(None, [str(SEED), kind, mesh, also])))
     rows: dict[str, Row] = {}
     while len(rows) < count:
-        layout = draw_layout(rng, kind, mesh)
-        rows.setdefault(layout, Row(kind, mesh, layout, draw_options(rng, kind), is_drawn=True))
+        layout = draw_layout(rng, kind, mesh, also)
+        options = draw_options(rng, kind) + ((("stages", 2),) if also == "stage" else ())
+        if f"{also}:" in layout or not also:
+            rows.setdefault(layout, Row(kind, mesh, layout, options, is_drawn=True))
     return list(rows.values())
 
 
@@ -104,43 +123,47 @@ def draw_options(rng: random.Random, kind: str) -> tuple[tuple[str, object], ...
     return tuple(options.items())
 
 
-def draw_layout(rng: random.Random, kind: str, mesh: str) -> str:
+def draw_layout(rng: random.Random, kind: str, mesh: str, also: str = "") -> str:
     """One to three dims for each axis, then rules of storage."""
-    sizes = axes_of(mesh)
+    sizes, family = axes_of(mesh), family_of(kind, also)
     rules: Rules = {}
     for axis in shuffled(rng, sorted(sizes)):
         for _ in range(rng.randint(1, 3)):
             options = [
                 more
-                for names in family_of(kind).split
+                for names in family.split
                 if set(names.split()) <= set(_sizes_of(kind))
                 and not any(axis in rules.get(name, ()) for name in names.split())
                 and fits(
-                    kind, more := rules | {name: (*rules.get(name, ()), axis) for name in names.split()}, {}, sizes
+                    kind,
+                    more := rules | {name: (*rules.get(name, ()), axis) for name in names.split()},
+                    {},
+                    sizes,
+                    also,
                 )
             ]
             rules = pick(rng, options) if options else rules
-    stores = {store: draw_storage(rng, kind, rules, sizes) for store in ("params", "optimizer")}
+    stores = {store: draw_storage(rng, kind, rules, sizes, also) for store in ("params", "optimizer")}
     written = [f"{name}:{'+'.join(axes)}" for name, axes in rules.items()]
     written += [f"{store}.{name}:{'+'.join(axes)}" for store, held in stores.items() for name, axes in held.items()]
     return ",".join(written)
 
 
-def draw_storage(rng: random.Random, kind: str, rules: Rules, sizes: dict[str, int]) -> Rules:
+def draw_storage(rng: random.Random, kind: str, rules: Rules, sizes: dict[str, int], also: str) -> Rules:
     """A rule of storage every second time, of a dim that lies whole while it is computed with."""
     if flip_coin(rng):
         return {}
-    names = [name for name in family_of(kind).stored if name not in rules]
+    names = [name for name in family_of(kind).stored if name not in rules and (name, also) != ("layers", "stage")]
     for name in shuffled(rng, names):
         stored = {name: tuple(subset(rng, sorted(sizes), 1, 1))}
-        if fits(kind, rules, stored, sizes):
+        if fits(kind, rules, stored, sizes, also):
             return stored
     return {}
 
 
-def fits(kind: str, rules: Rules, stored: Rules, sizes: dict[str, int]) -> bool:
+def fits(kind: str, rules: Rules, stored: Rules, sizes: dict[str, int], also: str = "") -> bool:
     """Whether every tensor has each axis once, and every size divides; weights as they are stored too."""
-    family = family_of(kind)
+    family = family_of(kind, also)
     used = (*family.weights, *family.tensors)
     return all(_lies(kind, text.split(), rules, sizes) for text in used) and all(
         _lies(kind, text.split(), rules | stored, sizes) for text in family.weights
@@ -164,4 +187,5 @@ def _sizes_of(kind: str) -> dict[str, int]:
     sizes = {dim.name: dim.size for dim in config.dims}
     if kind in IMAGES:
         return sizes | {dim.name: dim.size >> (config.levels - 1) for dim in config.space}
-    return sizes | {"layers": config.layers // (config.every if config.experts else 1)}
+    stages = {"stage": 2, "queries": config.heads}
+    return sizes | stages | {"layers": config.layers // (config.every if config.experts else 1)}

@@ -3,6 +3,8 @@
 A line is `layout | how it is computed`, or `layout ! what its refusal says`.
 """
 
+from collections import Counter
+
 from tests.grid.draw import draw_rows
 from tests.grid.rows import CUBE, EXPERTS, IMAGES, KINDS, TALL, TWO, Row, Table
 
@@ -35,6 +37,10 @@ _table.write("lm", TWO, """
     length:x+y,memory_length:x+y                           | remat=True
     batch:x,length:y,memory_length:y,params.d_model:x      | scanned=False drop
     length:x,memory_length:x,heads:y,d_ff:y,vocab:y        | loss_chunks=2 micro=2
+    batch:x,stream:y,queries:y                             | drop
+    batch:x,stream:y,queries:y,vocab:y,params.d_model:x    | scanned=False remat=True
+    stream:x+y,queries:x+y                                 | loss_chunks=4
+    batch:x,length:y,queries:y                             ! dims `length` and `queries`
     batch:x,stage:y                                        | stages=4 layers=4 drop
     batch:y,stage:x                                        | stages=2 pipeline_microbatches=4 loss_chunks=4
     stage:x,heads:y,d_ff:y,vocab:y                         | stages=2 pipeline_microbatches=8 drop
@@ -69,6 +75,10 @@ _table.write("lm", CUBE, """
     batch:x,length:y+z,memory_length:y+z,params.d_model:x  | prefetch=True remat=True
     batch:x,stage:y,heads:z,d_ff:z,vocab:z,params.d_model:x | stages=2 pipeline_microbatches=4 drop
     stage:x,length:y,memory_length:y,heads:z,d_ff:z        | stages=2 drop
+    stage:x,stream:y,queries:y,batch:z                     | stages=2 drop
+    batch:x,length:y,memory_length:y,stream:y+z,queries:z,vocab:z | remat=True
+    batch:x,heads:y,d_ff:y,queries:y+z,stream:z            | prefetch=True
+    batch:x,heads:y,d_ff:y,queries:y+z,stream:y+z          ! dims `stream` and `heads`
     batch:x,stage:y,length:z                               | stages=2 pipeline_rounds=2 layers=4 prefetch=True
 """)  # fmt: skip
 
@@ -87,6 +97,7 @@ _table.write("modern lm", CUBE, """
     batch:x,memory_length:y,group:z                        | drop
     length:x,memory_length:x,heads:y,d_ff:y,batch:z        | remat=True
     stage:x,batch:y,length:z,memory_length:z               | stages=2
+    batch:x,stream:y,queries:y,vocab:z                     | drop
     batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=True micro=2
 """)  # fmt: skip
 _table.write("relative lm", TWO, """
@@ -100,6 +111,7 @@ _table.write("relative lm", CUBE, """
     batch:x,length:y,memory_length:y,heads:z               | drop
     length:x+z,memory_length:x+z,heads:y,d_ff:y            | scanned=False micro=2
     batch:x,stage:y,heads:z                                | stages=2 remat=True
+    batch:x,stream:y+z,queries:y+z                         | drop
 """)  # fmt: skip
 _table.write("tied lm", TWO, """
     batch:x+y,params.d_model:x+y                           | remat=True loss_chunks=4
@@ -138,6 +150,7 @@ _table.write("seq2seq", CUBE, """
     batch:x+y,heads:z,d_ff:z,params.d_model:y              | remat=attention+feed_forward
     batch:x,length:y,memory_length:y,heads:z,d_ff:z        | drop
     batch:x,stage:y,heads:z,d_ff:z,vocab:z                 | stages=2 drop
+    batch:x,stream:y,queries:y,vocab:z                     | remat=True
     stage:x,batch:y+z,params.d_model:z                     | stages=2 pipeline_microbatches=4
 """)  # fmt: skip
 _table.write("t5", TALL, """
@@ -177,6 +190,7 @@ _table.write("top2", TALL, """
     batch:x+y,experts:x,params.d_model:y                   | scanned=False remat=True
 """)  # fmt: skip
 _table.write("dropless", TWO, """
+    batch:x,d_model:y                                      ! needs `d_model` whole
     experts:x+y                                            | drop
     length:x,experts:y                                     | remat=True
     batch:x,length:y,experts:x+y                           | loss_chunks=4
@@ -226,5 +240,27 @@ _DRAWN = {
     **dict.fromkeys((*EXPERTS, *IMAGES), 2),
 }
 _drawn = [row for kind in KINDS for mesh in (TWO, TALL, CUBE) for row in draw_rows(kind, mesh, _DRAWN[kind])]
+for _kind in ("lm", "modern lm", "relative lm", "seq2seq", "top2"):
+    for _also in ("queries", "stage"):
+        _drawn += [row for mesh in (TWO, CUBE) for row in draw_rows(_kind, mesh, 1, _also)]
 
 ROWS: tuple[Row, ...] = (*_table.rows, *_drawn)
+
+
+def expected_counts() -> dict[str, Counter[str]]:
+    """How many rows of each kind there are, and what must come of them."""
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    for row in ROWS:
+        counts[row.kind]["refused" if row.refused else "equal"] += 1
+        counts[row.kind]["drawn"] += row.is_drawn
+    return counts
+
+
+def show_counts(counts: dict[str, Counter[str]]) -> str:
+    """The table in docs/parallelisms.md."""
+    columns = ("model", "layouts", "of these drawn", "equal to one processor", "refused, as they must be")
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|"]
+    for kind, found in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
+        tried = sum(n for word, n in found.items() if word != "drawn")
+        lines.append(f"| {kind} | {tried} | {found['drawn']} | {found['equal']} | {found['refused']} |")
+    return "\n".join(lines)

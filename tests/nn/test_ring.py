@@ -348,3 +348,9 @@ def test_in_short_floats_a_ring_is_as_near_as_one_processor(name):
     for a, b, c in zip(*map(jax.tree.leaves, (alone, split, exact)), strict=True):
         a, b, c = (np.asarray(x, "float32") for x in (a, b, c))
         assert np.abs(b - c).max() <= 2 * np.abs(a - c).max() + 1e-6
+
+
+def test_elsewhere_two_dims_on_one_axis_stay_an_error_that_names_the_ring():
+    with pytest.raises(wf.LayoutError, match=r"`length` and `memory_length` .* both split over axis `x`") as error:
+        wf.trace(lambda q, k: wf.einsum(q, k, over="d_kv"), Q, K1, mesh="x=4", layout="length:x,memory_length:x")
+    assert "attention alone brings both together, as a ring" in str(error.value)

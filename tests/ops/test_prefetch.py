@@ -91,6 +91,18 @@ def test_a_turn_computes_with_what_the_one_before_it_gathered():
             assert id(step.results[0]) in results and id(step.results[0]) not in used
 
 
+def test_a_loop_that_gathers_ahead_keeps_no_layer_for_the_backward_pass():
+    program = wf.trace(loss_by("plain", prefetch=True), PARAMS, X, mesh=FSDP[0], layout=FSDP[1])
+    forward, backward = (step for step in program.reading.graph if getattr(step, "is_scan", False))
+    whole = [(D.size, F.size), (F.size, D.size)]
+    for loop in (forward, backward):
+        made = [value.aval.shape for value in loop.results]
+        assert [
+            shape for shape in made if shape in whole
+        ] == whole  # a layer comes out of the loop, and no stack of them
+        assert not [shape for shape in made if shape[1:] in whole]
+
+
 def test_nothing_changes_where_nothing_is_stored():
     plain, ahead = (wf.trace(loss_by("remat", prefetch=a), PARAMS, X, mesh="x=8", layout="batch:x") for a in (0, 1))
     assert sent(plain) == sent(ahead)

@@ -24,9 +24,9 @@ DIMS = r"(?P<dims>\w(?:(?:, | and )\w)*)"
 SPLIT = [
     rf"because {DIMS} (?:is|are) summed and split over",
     rf"because (?:the gradient of )?\w+ goes over {DIMS}, split over",
-    rf"because {DIMS} (?:is|are) looked up in, and split over",
+    LOOKED_UP := rf"because {DIMS} (?:is|are) looked up in, and split over",
     rf"used with data split there \({DIMS}\)",
-    rf"because {DIMS} (?:is|are) split over",
+    FOUND := rf"because {DIMS} (?:is|are) split over",
 ]
 STORED = re.compile(r"\(params\.(?P<dim>\w+)[\w., ]*\)")
 WHOLE = re.compile(r"\b(?P<dim>\w+) is whole(?!.* over)")
@@ -38,14 +38,21 @@ def split_by(layout, mesh):
     return {name: rules.get(name, rules.get(FOLLOWS.get(name), set())) for name in (*SIZES, *KERNEL)}
 
 
+def stored_by(layout, mesh):
+    """As `split_by`, and over which axes parameters are stored: ids may be looked up in them as they are."""
+    params = wf.Layout(layout).params
+    return {name: axes | set(params.get(name, ())) for name, axes in split_by(layout, mesh).items()}
+
+
 def untruths(row, layout, mesh):
     """What a row's reason claims and the layout denies."""
     split, axes, found = split_by(layout, mesh), set(row.axes), []
     for claim in SPLIT:
         if (match := re.search(claim, row.reason)) is not None:
+            held = stored_by(layout, mesh) if claim in (LOOKED_UP, FOUND) else split
             dims = re.split(r", | and ", match["dims"])
-            found += [f"{dim} is not split over {axes}" for dim in dims if not split[dim] & axes]
-            if not axes <= set().union(*(split[dim] for dim in dims)):
+            found += [f"{dim} is not split over {axes}" for dim in dims if not held[dim] & axes]
+            if not axes <= set().union(*(held[dim] for dim in dims)):
                 found.append(f"{dims} do not make up {axes}")
             break
     if (match := WHOLE.search(row.reason)) is not None and split.get(match["dim"]):

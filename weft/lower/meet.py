@@ -117,9 +117,9 @@ class Meeting:
         steps: list[Callable[[Any], Any]] = [_identity] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                vary = functools.partial(_vary, x, i, x.raw, placement(x), over)
+                varied = functools.partial(_vary, x, i, x.raw, placement(x), over)
                 with operand_scope(i):
-                    moved[i] = as_operand(x, wants[i], over, vary)
+                    moved[i] = as_operand(x, wants[i], over, varied)
                 steps[i] = functools.partial(gather_stored, x=x, i=i, want=wants[i], region=self.region, over=over)
                 if (fetched := fetch.take(x.raw, functools.partial(steps[i], moved[i]))) is not None:
                     steps[i], stored[i] = functools.partial(fetched.adopt, gather=steps[i]), False

@@ -1,4 +1,4 @@
-"""Dropless experts: every token goes to its best experts, however many choose one.
+"""Dropless experts: a token goes to its best experts, however many others do.
 
 Tokens are sorted by expert and multiplied each with its own expert's matrices (a ragged product, grouped matmul); there
 are no slots and no capacity. Sequences do not matter, so tokens may be split by any dims. Where experts are split over
@@ -50,13 +50,20 @@ def run_experts(
     summed = [experts, d_ff]
 
     def run(tokens: Any, chosen: Any, shares: Any, *weights: Any, here: Any) -> Any:
-        return _run_local(tokens, chosen - here.start(experts), shares, weights, activate)
+        return _run_local(
+            tokens, chosen - here.start(experts), shares, weights, activate, lambda hidden: here.sum(hidden, width)
+        )
 
-    return wf.local(run, *operands, out=tokens.dims, whole=[width, "choices"], summed=summed, rename=back)
+    return wf.local(run, *operands, out=tokens.dims, whole=["choices"], summed=summed, rename=back)
 
 
-def _run_local(tokens: Any, chosen: Any, shares: Any, weights: Sequence[Any], activate: Activate) -> Any:
-    """The same of local arrays, by the experts that are here: numbers from 0 on."""
+def _run_local(
+    tokens: Any, chosen: Any, shares: Any, weights: Sequence[Any], activate: Activate, finish: Activate
+) -> Any:
+    """The same of local arrays, by the experts that are here: numbers from 0 on.
+
+    `finish` finishes a sum over d_model, of which there may be a slice here.
+    """
     count, (choices, width) = weights[0].shape[0], (chosen.shape[-1], tokens.shape[-1])
     chosen = chosen.reshape(-1)
     group = jnp.where((chosen >= 0) & (chosen < count), chosen, count)  # the last group is of others' experts
@@ -65,11 +72,8 @@ def _run_local(tokens: Any, chosen: Any, shares: Any, weights: Sequence[Any], ac
     sizes = jnp.bincount(group, length=count + 1)[:count]
     rows = jnp.where(is_here, tokens.reshape(-1, width)[order // choices], 0)
     *first, last = weights
-    hidden = jax.lax.ragged_dot(rows, first[0], sizes)
-    if len(first) > 1:
-        hidden = activate(jax.lax.ragged_dot(rows, first[1], sizes)) * hidden
-    else:
-        hidden = activate(hidden)
+    hidden, *gate = (finish(jax.lax.ragged_dot(rows, weight, sizes)) for weight in first)
+    hidden = activate(gate[0]) * hidden if gate else activate(hidden)
     made = jnp.where(is_here, jax.lax.ragged_dot(hidden, last, sizes), 0)
     by_token = made[jnp.argsort(order)].reshape(-1, choices, width)
     return jnp.einsum("tkd,tk->td", by_token, shares.reshape(-1, choices)).reshape(tokens.shape)

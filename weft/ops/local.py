@@ -17,7 +17,7 @@ from ..dims import Dim, DimLike, Dims, Shape, list_dims, rename_dims, resolve, u
 from ..errors import DimError, LayoutError, TensorError, WeftError
 from ..graph import visits
 from ..layout import Region
-from ..lower.collectives import index, varying
+from ..lower.collectives import all_reduce, index, varying
 from ..lower.meet import Meeting, meet, operand
 from ..lower.move import settle
 from ..lower.padding import need_no_padding
@@ -44,6 +44,10 @@ class Here:
     def size(self, dim: DimLike) -> int:
         """The local size of this dim."""
         return self._meeting.local_sizes([self._meeting.dims.find(dim)])[0]
+
+    def sum(self, array: Any, dim: DimLike) -> Any:
+        """The sum of an array over the slices of this dim: an all-reduce if split."""
+        return all_reduce(array, self._meeting.axes([self._meeting.dims.find(dim)]))
 
 
 @recorded(

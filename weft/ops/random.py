@@ -203,7 +203,7 @@ def key_words(key: Any, dealt: Dealt | None) -> Any:
 def keep_at(
     words: Any, rate: float, dims: Shape, starts: Sequence[Any], sizes: Sequence[int], dealt: Dealt | None
 ) -> Any:
-    """Where dropout of a tensor keeps values, in a block of it; by what `key_words` gave.
+    """Where dropout keeps values, in a block of a tensor; `words` by `key_words`.
 
     The block begins at the global indices `starts` along the dims and has these sizes; it comes in the same order.
     """

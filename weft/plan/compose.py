@@ -121,7 +121,7 @@ class Composer:
         """Of each set that makes another program, the work that only that has."""
 
     def _by_dim(self, index: int, traced: int, facts: Facts) -> dict[Key, Sending]:
-        """What a set sends, undivided; of a stored parameter, under the dim it is sharded by."""
+        """What a set sends, undivided; of a stored parameter, under its sharded dim."""
         return {
             (*key, self._stored_by(index, sent.dims)): replace(sent, bytes=sent.bytes * traced)
             if self._divides(index, sent)
@@ -260,7 +260,7 @@ class Composer:
         return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
 
     def _may_divide(self, index: int, dims: tuple[str, ...]) -> bool:
-        """Whether a set may divide what others send: in a pipeline, or what ZeRO scatters."""
+        """Whether a set may divide what others send: a pipeline, or ZeRO's scattering."""
         is_optimized = any(f"optimizer.{dim}" in self.choices.sets[index] for dim in dims)
         return self.alone[index][1].is_pipeline or (is_optimized and dims in self.choices.parameters)
 

@@ -201,7 +201,7 @@ class Plan:
 
     @functools.cached_property
     def bubbles(self) -> list[Bubble]:
-        """The bubble of each pipeline whose stages are split, in the order of the program."""
+        """The bubble of each pipeline whose stages are split, in the program's order."""
         reading = self.program.reading
         pipelines = {entry.id: entry for entry in reading.entries if entry.idle[0]}
         seconds: dict[int, float] = defaultdict(float)
