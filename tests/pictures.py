@@ -75,6 +75,8 @@ class Section:
         tensors = []
         for title, names, store in TENSORS[self.picture]:
             dims = [config.dim(name) for name in names.split()]
+            if "microbatch" in names:  # the batch is dealt out among them
+                dims[0] = dims[0].resized(dims[0].size // config.microbatch.size)
             placement = region.placement(dims, store)
             whole = 4 * math.prod(dim.size for dim in dims)
             local = 4 * math.prod(region.local_sizes(dims, placement))

@@ -55,7 +55,6 @@ _WITH_EXPERTS = replace(
     weights=(*_LM.weights, "layers experts d_model d_ff", "layers d_model router"),
     split=(*_LM.split, "experts", "experts"),  # as likely as two others
 )
-_DROPLESS = replace(_WITH_EXPERTS, split=tuple(name for name in _WITH_EXPERTS.split if name != "d_model"))
 _OF_IMAGES = Family(
     tensors=(
         "batch depth height width channels",
@@ -89,7 +88,7 @@ def family_of(kind: str, also: str = "") -> Family:
         return replace(family, tensors=tensors, weights=weights, split=(*family.split, *[also] * 3))
     if kind in IMAGES:
         return _OF_IMAGES
-    own = {"relative lm": _RELATIVE, "seq2seq": _WITH_MEMORY, "t5": _WITH_MEMORY, "dropless": _DROPLESS}
+    own = {"relative lm": _RELATIVE, "seq2seq": _WITH_MEMORY, "t5": _WITH_MEMORY}
     return own.get(kind, _WITH_EXPERTS if kind in EXPERTS else _LM)
 
 

@@ -190,7 +190,7 @@ _table.write("top2", TALL, """
     batch:x+y,experts:x,params.d_model:y                   | scanned=False remat=True
 """)  # fmt: skip
 _table.write("dropless", TWO, """
-    batch:x,d_model:y                                      ! needs `d_model` whole
+    batch:x,d_model:y                                      | drop
     experts:x+y                                            | drop
     length:x,experts:y                                     | remat=True
     batch:x,length:y,experts:x+y                           | loss_chunks=4
