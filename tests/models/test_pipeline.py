@@ -208,3 +208,20 @@ def test_what_cannot_flow_is_told_with_its_cure(act, fact):
     with pytest.raises(wf.WeftError, match=fact) as error:
         act()
     assert error.value.fix
+
+
+def test_dropout_is_the_same_in_microbatches_of_every_kind():
+    key = jax.random.key(2)
+    plain, cut = (config_of("modern lm", dropout=0.3, **changes) for changes in ({}, CUT))
+    batch = batch_of(plain)
+
+    def of_rows(model, rows):
+        value, metrics = model.loss_and_metrics(rows, key)
+        return value * metrics["tokens"], metrics["tokens"]
+
+    want = float(models.init(plain, jax.random.key(0)).loss(batch, key))
+    for config, place in ((plain, {}), (cut, {"mesh": wf.Mesh("p=2,x=1"), "layout": "stage:p,batch:x"})):
+        model = models.init(config, jax.random.key(0))
+        loss = lambda model, batch: wf.accumulate(of_rows, model, batch, over="batch", count=2)  # noqa: E731
+        got = wf.spmd(loss, **place)(model, batch) if place else loss(model, batch)
+        assert float(got) == pytest.approx(want, rel=1e-5)

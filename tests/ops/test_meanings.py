@@ -487,6 +487,22 @@ def test_random_bits_are_those_of_jax_on_the_global_shape(place):
     assert uniform.min() >= 0 and uniform.max() < 1
 
 
+def test_microbatches_draw_what_their_rows_draw_in_one_batch(place):
+    key = jax.random.key(5)
+
+    def part(scale, x):
+        noisy = wf.dropout(x, 0.5, key) * wf.random.uniform(key, x.dims, like=x)
+        return wf.sum(noisy, over=x.dims) * scale, wf.sum(x, over=x.dims)
+
+    def whole(x):
+        total, weight = part(2.0, x)
+        return total / weight
+
+    x = wf.tensor(np.random.default_rng(0).uniform(1, 2, (16, 8, 4)).astype("float32"), SHAPE)
+    got = run(place, lambda x: wf.accumulate(part, 2.0, x, over="batch", count=2), x)
+    np.testing.assert_allclose(np.asarray(got.array), np.asarray(whole(x).array), rtol=1e-5)
+
+
 def test_normal_samples_are_those_of_jax_to_the_last_bits(place):
     x = wf.tensor(np.zeros((16, 8, 4), "float32"), SHAPE)
     key = jax.random.key(12)

@@ -6,11 +6,13 @@ microbatch has another's.
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..dims import Dim
+
+MICROBATCH = "microbatch"
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,14 @@ class Dealt:
     count: int
     number: Any
 
-    def has(self, dim: Dim) -> bool:
-        """Whether a dim counts these rows, by its own name or that of a dim it follows."""
-        return self.name in (dim.name, dim.follows)
+    def position(self, dims: Sequence[Dim]) -> int | None:
+        """The dim that counts these rows, by its own name or that of a dim it follows.
+
+        Where rows wait for a pipeline, dealt out once more, it is that of microbatches behind it.
+        """
+        place = next((i for i, dim in enumerate(dims) if self.name in (dim.name, dim.follows)), None)
+        waits = place is not None and [dim.name for dim in dims[place + 1 : place + 2]] == [MICROBATCH]
+        return place + 1 if place is not None and waits else place
 
 
 _dealt: contextvars.ContextVar[Dealt | None] = contextvars.ContextVar("rows dealt out", default=None)
@@ -31,7 +38,13 @@ _dealt: contextvars.ContextVar[Dealt | None] = contextvars.ContextVar("rows deal
 
 @contextlib.contextmanager
 def dealing(name: str, count: int, number: Any) -> Iterator[None]:
-    """While a function is traced that works on rows `number`, `number + count`, ..."""
+    """While a function is traced that works on rows `number`, `number + count`, ...
+
+    Of rows that are dealt out already, as in a pipeline of microbatches, these are some of those.
+    """
+    outer = _dealt.get()
+    if outer is not None and outer.name == name:
+        count, number = count * outer.count, number * outer.count + outer.number
     token = _dealt.set(Dealt(name, count, number))
     try:
         yield
@@ -39,7 +52,7 @@ def dealing(name: str, count: int, number: Any) -> Iterator[None]:
         _dealt.reset(token)
 
 
-def dealt_among(dims: Iterable[Dim]) -> Dealt | None:
+def dealt_among(dims: Sequence[Dim]) -> Dealt | None:
     """The rows of the function being traced, if it has not all that a dim counts."""
     dealt = _dealt.get()
-    return dealt if dealt is not None and any(map(dealt.has, dims)) else None
+    return dealt if dealt is not None and dealt.position(dims) is not None else None

@@ -15,6 +15,7 @@ from ..dims import UNSHOWN, Dim, DimLike, Shape, union
 from ..errors import DimError, TensorError
 from ..graph import keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
+from ..lower.dealt import dealing
 from ..lower.meet import bring, gather_before_loop, operand, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
@@ -34,7 +35,8 @@ def accumulate(
 ) -> Tensor:
     """Gradient accumulation: Σsum / Σweight over `count` microbatches.
 
-    `fn(params, microbatch)` gives (sum, weight). Global row i goes to microbatch i mod count, so no row moves.
+    `fn(params, microbatch)` gives (sum, weight). Global row i goes to microbatch i mod count, so no row moves; random
+    numbers that it draws for its rows are those of these rows, as if all were drawn at once.
     Differentiated, gradients are summed over processors once, at the end.
     """
     need_function(fn, "accumulate", takes=2)
@@ -65,16 +67,18 @@ def _accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: An
     regions: list[Any] = []
 
     def part(arrays: Sequence[Any]) -> list[Any]:
-        slices = (slot.filled(array) for slot, array in zip(inner, arrays, strict=True))
+        number, *rows = arrays
+        slices = (slot.filled(array) for slot, array in zip(inner, rows, strict=True))
         microbatch = map_tensors(lambda x: next(slices) if x.dims.has(name) else x, data)
-        pair = fn(params, microbatch)
+        with dealing(name, turn.size, number):
+            pair = fn(params, microbatch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
         scalars = [bring_in(_scalar(x)) for x in pair]
         regions[:] = [x.region for x in scalars]
         return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
 
-    arrays = [x.raw for x in pieces]
+    arrays = [jnp.arange(turn.size, dtype="uint32"), *(x.raw for x in pieces)]
     total, weight = _sum_microbatches(trace_on_slice(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
     with part_of_block():
         return result(total, (), regions[0]) / result(weight, (), regions[1])

@@ -19,6 +19,7 @@ from ..dims import UNSHOWN, Dim, DimLike, Shape, list_dims
 from ..errors import DimError
 from ..layout import Placement, Region, tracing_in
 from ..lower.collectives import as_varying, varying
+from ..lower.dealt import MICROBATCH
 from ..lower.meet import bring, common_region, operand, vary_before_loop, with_layout
 from ..lower.move import align, relocate, result, settle
 from ..lower.padding import need_no_padding
@@ -28,8 +29,6 @@ from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, pla
 from .mapping import axes_taken
 from .random import need_key
 from .ticks import ROUNDS, Flow, Stages, because, run_ticks
-
-_MICROBATCH = "microbatch"
 
 
 @recorded_block(reason_else="because it is the same for every microbatch, and the rows or stages are split over {axes}")
@@ -119,7 +118,7 @@ def _micro_dim(micro: Any, tensors: Sequence[Tensor], stage: Dim) -> Dim:
     if isinstance(micro, int):
         if not is_whole(micro, 1):
             raise DimError(f"pipeline got micro={micro!r}", fix="give how many microbatches there are, e.g. `micro=8`")
-        return Dim(f"{UNSHOWN}{_MICROBATCH}", micro, follows=stage.name)
+        return Dim(f"{UNSHOWN}{MICROBATCH}", micro, follows=stage.name)
     for x in tensors:
         x.dims.find(_name(micro))  # raises where one is not dealt out
     if not tensors:

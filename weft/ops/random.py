@@ -298,10 +298,11 @@ def _global_index(
 ) -> tuple[Any, Any]:
     """The row-major index in the whole of each local element: high and low word."""
     high = low = jnp.zeros(sizes, "uint32")
-    counts = [dim.count * (dealt.count if dealt is not None and dealt.has(dim) else 1) for dim in shape]
+    rows = None if dealt is None else dealt.position(shape)
+    counts = [dim.count * (dealt.count if dealt is not None and i == rows else 1) for i, dim in enumerate(shape)]
     is_long = math.prod(counts) > 2**32
-    for dim, here, count in zip(shape, places, counts, strict=True):
-        if dealt is not None and dealt.has(dim):
+    for i, (here, count) in enumerate(zip(places, counts, strict=True)):
+        if dealt is not None and i == rows:
             here = here * jnp.uint32(dealt.count) + number
         if is_long:
             high = high * jnp.uint32(count) + _high_product(low, count)
