@@ -64,6 +64,8 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
         return f"{needs}: the parts of its gradient are summed"
     if step.phase == "backward":
         wanted = [dim.name for dim in placed.dims if set(axes) & set(entry.dims.get(dim.name, ()))]
+        if not wanted:
+            return f"{needs}: its gradient goes the same way back"
         return f"because {name} came whole to slices along {_and(wanted)}, and so must its gradient leave"
     return needs
 
