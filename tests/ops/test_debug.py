@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.ops.in_turn import in_turn
 
 B, D = wf.dims(batch=8, d=4)
 X = wf.tensor(np.arange(32.0, dtype="float32").reshape(8, 4), [B, D])
@@ -188,3 +189,16 @@ def test_print_in_a_loop_prints_each_turn_where_it_is_differentiated(layout, cap
     wf.spmd(wf.value_and_grad(lambda x: _scan(x, turn)), mesh="x=2", layout=layout)(X)
     jax.effects_barrier()
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "sum 112.0", "sum 120.0", "sum 128.0", "sum 136.0"]
+
+
+def test_stages_that_run_in_turn_show_what_is_for_them(capfd):
+    def stage(x, least):
+        wf.print("least {} of {}", wf.min(x, over="batch d"), least)
+        return x + 100, wf.sum(x, over=D)
+
+    def run(x, least):
+        return in_turn(stage, x, least)[0]
+
+    wf.spmd(run, mesh="x=2,y=2", layout="batch:x,stage:y")(X, wf.tensor(np.float32([0, 100]), [S]))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "least 0.0 of 0.0\nleast 100.0 of 100.0\n"

@@ -93,7 +93,7 @@ def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
 
 
 def known_after(values: Sequence[Any], choice: Any) -> Any:
-    """`choice` between branches that show these values, known no earlier than they are.
+    """`choice` of a branch that shows these values, known no earlier than they.
 
     In a loop that is differentiated, JAX drops what a branch shows where it knows the choice before the values.
     """
