@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax import lax
 from ..dims import Shape
 from ..errors import CheckError, TensorError, user_line
 from ..layout import Region, open_region
-from ..lower.collectives import all_gather_equal, as_varying, index
+from ..lower.collectives import all_gather_equal, as_varying, index, varying
 from ..lower.meet import common_region, meet, need_tensor, operand, with_layout
 from ..lower.move import equalize, relocate
 from ..lower.recorded import recorded
@@ -88,7 +88,18 @@ def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
         jax.debug.callback(fn, *arrays)
         return
     is_first = as_varying(index(axes) == 0, region.mesh.axes)
+    is_first = known_after(arrays, is_first)
     lax.cond(is_first, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
+
+
+def known_after(values: Sequence[Any], choice: Any) -> Any:
+    """`choice` of a branch that shows these values, known no earlier than they.
+
+    In a loop that is differentiated, JAX drops what a branch shows where it knows the choice before the values.
+    """
+    arrays = [jnp.asarray(x) for x in (choice, *values)]
+    axes = frozenset().union(*map(varying, arrays))
+    return lax.optimization_barrier([lax.stop_gradient(as_varying(array, axes)) for array in arrays])[0]
 
 
 class Failures:

@@ -21,6 +21,7 @@ from ..lower.recorded import bringing, note_loop, recorded_block
 from ..lower.trees import map_tensors
 from ..tensor import Tensor, is_tensor
 from .control import TracedLoop, scan, trace_on_slice
+from .debug import only_where
 from .mapping import axes_taken
 from .pipeline import bring_weight
 from .ticks import ROUNDS, Flow, at_place, because, choose
@@ -74,12 +75,13 @@ def _of_round(weights: Any, number: int) -> Any:
 def _take_turns(fn: Callable[..., Any], x: Any, weights: Any, flow: Flow, inner: Region) -> tuple[Any, Any]:
     """What the last processor's stages give, there; what each processor's own make."""
 
-    def run(x: Any) -> tuple[Any, Any]:
-        return _loop([flow.stage.name], fn, x, weights)
+    def run(x: Any, number: Any) -> tuple[Any, Any]:
+        with only_where(lambda: index(flow.axes) == number):  # the others run too, on what is not for them
+            return _loop([flow.stage.name], fn, x, weights)
 
     def turn(carry: Any, inputs: Sequence[Any]) -> tuple[Any, Any]:
         x, made = carry
-        x, new = run(_hand_on(x, flow, inner))
+        x, new = run(_hand_on(x, flow, inner), inputs[0])
         is_own = index(flow.axes) == inputs[0]
 
         def keep(new: Tensor, old: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def _take_turns(fn: Callable[..., Any], x: Any, weights: Any, flow: Flow, inner:
         return (x, jax.tree.map(keep, new, made, is_leaf=is_tensor)), None
 
     numbers = jnp.arange(1, flow.ways, dtype="int32")
-    loop = TracedLoop(turn, run(x), "in_turn", lambda trace: trace_on_slice(trace, [numbers]))
+    loop = TracedLoop(turn, run(x, 0), "in_turn", lambda trace: trace_on_slice(trace, [numbers]))
     last, _ = lax.scan(loop.step, loop.carry, [numbers], length=flow.ways - 1)
     arrays = (slot.filled(array) for slot, array in zip(loop.slots, last, strict=True))
     return jax.tree.unflatten(loop.structure, list(arrays))

@@ -24,6 +24,7 @@ from ..lower.move import align, result
 from ..lower.recorded import bring_in
 from ..tensor import Tensor, is_tensor, make, marks_of, with_marks
 from .control import TracedLoop, scan, trace_on_slice
+from .debug import only_where
 from .remat import remat
 
 ROUNDS = "rounds"
@@ -101,7 +102,8 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
                 x = [choose(turn == 0, a, b) for a, b in zip(x, waited, strict=True)]
             x = [choose(place == 0, a, b) for a, b in zip(x, behind, strict=True)]
             x = [choose(number - place == done, a, b) for a, b in zip(x, idle, strict=True)]
-        y, extras = run([result(a, b.dims, inner) for a, b in zip(x, begun, strict=True)], turn, micro)
+        with only_where(lambda: number - place == done) if flow.axes else contextlib.nullcontext():
+            y, extras = run([result(a, b.dims, inner) for a, b in zip(x, begun, strict=True)], turn, micro)
         ended = [a.raw for a in y]
         if flow.axes:
             extras = [choose(number - place == done, a, jnp.zeros_like(a)) for a in extras]
