@@ -134,6 +134,21 @@ def test_a_stage_may_give_its_dims_in_another_order():
     np.testing.assert_allclose(np.asarray(found), 24 * ROWS, rtol=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["stage:p", "stage:p,mb:p", "stage:p,mb:x", "mb:x"])
+def test_microbatches_may_come_split_otherwise_than_the_stages(layout):
+    w = wf.parameter(np.linspace(0.5, 1.5, 32, dtype="float32").reshape(4, 8), "stage d_model")
+    dealt = wf.tensor(ROWS.reshape(4, 4, 8), "mb batch d_model")
+
+    def summed(w, x):
+        y = wf.pipeline(lambda x, w, key: (x * w, {}), x, w, micro="mb")[0]
+        return wf.sum(y * y, over=["mb", "batch", "d_model"])
+
+    value, grad = wf.spmd(wf.value_and_grad(summed), mesh=wf.Mesh("p=2,x=2"), layout=layout)(w, dealt)
+    wanted, slope = jax.value_and_grad(lambda w: ((jnp.prod(w, axis=0) * dealt.array) ** 2).sum())(w.array)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(grad, slope, rtol=1e-5)
+
+
 def test_it_sends_two_permutes_a_tick_and_one_gradient_sum_a_parameter():
     w, micro, ways = weights(4), 8, 4
     traced = functools.partial(wf.trace, wf.value_and_grad(functools.partial(loss, micro=micro)), w, x)

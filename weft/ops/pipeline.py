@@ -158,7 +158,7 @@ def _deal_out(x: Tensor, flow: Flow, region: Region | None, inner: Region | None
         local = x.raw.shape[position] // micro.size
         shape = (*x.raw.shape[:position], local, micro.size, *x.raw.shape[position + 1 :])
         array = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
-    dims = Shape([micro.resized(flow.slots), *rest])
+    dims = Shape([Dim(f"{UNSHOWN}{micro.name}", flow.slots), *rest])  # a name no rule splits
     if region is None or inner is None:
         return with_marks(make(array, dims, None), marks)
     with because(_ENTER, region):
@@ -174,7 +174,8 @@ def _put_back(x: Tensor, like: Tensor, flow: Flow, region: Region | None, inner:
     if like.dims.has(micro):
         order = [micro if dim.name == micro.name else Shape(rest).find(dim.name) for dim in like.dims]
         places = [[micro, *rest].index(dim) for dim in order]
-        return settle(jnp.transpose(array, places), Shape(order), tuple(have[i] for i in places), region)
+        with because(_LEAVE, region):
+            return settle(jnp.transpose(array, places), Shape(order), tuple(have[i] for i in places), region)
     if region is not None:
         with because(_LEAVE, region):
             array = relocate(array, have, ((), *region.placement(rest)), region)
@@ -223,6 +224,6 @@ def _total(array: Any, flow: Flow, region: Region | None) -> Tensor:
         return settle(jnp.sum(array, axis=0), (), (), region, partial=flow.axes)
 
 
-_ENTER = "because microbatches wait split over {axes}, and the rows come otherwise"
-_LEAVE = "because microbatches end split over {axes}, and the rows leave otherwise"
+_ENTER = "because microbatches wait split as the stages are, and come split over {axes} otherwise"
+_LEAVE = "because microbatches end split as the stages are, and leave split over {axes} otherwise"
 _SUMMED = "because extras are summed over stages, split over {axes}"
