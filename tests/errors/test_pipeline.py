@@ -36,6 +36,8 @@ def flow(fn=stage, x=x, w=w, **how):
         (lambda: flow(w=twice), wf.DimError, "pipeline goes 1 times round, and a weight is [rounds=2 stage=4 d=4]"),
         (lambda: flow(micro=0), wf.DimError, "pipeline got micro=0"),
         (lambda: flow(micro=True), wf.DimError, "pipeline got micro=True"),
+        (lambda: flow(micro=2.0), wf.DimError, "pipeline got micro=2.0"),
+        (lambda: flow(micro="a b"), wf.DimError, "pipeline got micro='a b' where one dim is due"),
         (lambda: flow(micro="microbatch"), wf.DimError, "microbatch"),
         (lambda: flow(x=(), micro="microbatch"), wf.DimError, "pipeline got nothing that flows"),
         (lambda: flow(micro=3), wf.DimError, "`batch` (size 8, split 1 ways) does not divide into 3 microbatches"),

@@ -54,7 +54,7 @@ def pipeline(
     """
     need_function(fn, "pipeline", takes=3)
     leaves, structure = jax.tree.flatten(x, is_leaf=is_tensor)
-    stage, rows = _name(over), _name(batch)
+    stage, rows = _name(over, "over"), _name(batch, "batch")
     tensors = [_need_rows(leaf, rows) for leaf in leaves]
     stacked = [leaf for leaf in jax.tree.leaves(weights, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(stage)]
     dim = _stage_dim(stage, stacked, rounds)
@@ -80,10 +80,10 @@ def pipeline(
 # What goes in, and what comes out.
 
 
-def _name(dim: Any) -> str:
-    names = list_dims(dim, "over")
+def _name(dim: Any, option: str) -> str:
+    names = list_dims(dim, option)
     if len(names) != 1:
-        raise DimError(f"pipeline got {dim!r} where one dim is due", fix="name one dim, e.g. `over='stage'`")
+        raise DimError(f"pipeline got {option}={dim!r} where one dim is due", fix=f"name one dim: `{option}='...'`")
     return names[0].name if isinstance(names[0], Dim) else names[0]
 
 
@@ -115,15 +115,18 @@ def _stage_dim(name: str, stacked: Sequence[Tensor], rounds: Any) -> Dim:
 
 
 def _micro_dim(micro: Any, tensors: Sequence[Tensor], stage: Dim) -> Dim:
-    if isinstance(micro, int):
-        if not is_whole(micro, 1):
-            raise DimError(f"pipeline got micro={micro!r}", fix="give how many microbatches there are, e.g. `micro=8`")
-        return Dim(f"{UNSHOWN}{MICROBATCH}", micro, follows=stage.name)
+    if is_whole(micro, 1):
+        return Dim(f"{UNSHOWN}{MICROBATCH}", int(micro), follows=stage.name)
+    if not isinstance(micro, str | Dim):
+        raise DimError(
+            f"pipeline got micro={micro!r}",
+            fix="give how many microbatches there are, e.g. `micro=8`, or the name of their dim where x has one",
+        )
     for x in tensors:
-        x.dims.find(_name(micro))  # raises where one is not dealt out
+        x.dims.find(_name(micro, "micro"))  # raises where one is not dealt out
     if not tensors:
         raise DimError("pipeline got nothing that flows", fix="give a tensor with a dim of rows")
-    return tensors[0].dims.find(_name(micro))
+    return tensors[0].dims.find(_name(micro, "micro"))
 
 
 def _check_divides(flow: Flow, region: Region | None) -> None:
