@@ -1,12 +1,16 @@
 """A run that was stopped goes on as if it had not been, on the same mesh or on another."""
 
+import shutil
+
 import pytest
 
 from weft.train.config import ConfigError
+from weft.train.interface import TrainingError
 from weft.train.runs import Run, RunError
+from weft.train.start import first_weights
 from weft.train.trainer import Options
 
-from .running import config_of, losses, run, sums
+from .running import MODEL, config_of, losses, run, sums
 
 OTHERS = {
     "one processor": {"mesh": "", "layout": ""},
@@ -51,6 +55,18 @@ def test_what_changes_the_learning_stops_unless_told_otherwise(text, straight):
     assert "--changed" in caught.value.fix
     outcome, heard = run(other, straight, options=Options(changed=True))
     assert outcome.step == 9 and any("seed: 0, now 3" in message for message in heard.messages)
+
+
+def test_a_run_in_other_stages_does_not_go_on_and_begins_with_the_weights(text, straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "uncut")
+    cut = config_of(text, model={**MODEL, "stages": 2}, train={"steps": 9})
+    with pytest.raises(TrainingError) as caught:
+        run(cut, tmp_path / "uncut", options=Options(changed=True))
+    assert caught.value.fact.startswith("`model.stages` was 1 and is 2, and a checkpoint keeps its stages: `")
+    assert "go on with `model.stages = 1`" in caught.value.fix
+    assert f'`init_from = "{tmp_path / "uncut"}"`' in caught.value.fix
+    cut = config_of(text, model={**MODEL, "stages": 2}, init_from=str(tmp_path / "uncut"))
+    first_weights(cut, *cut.runs_on)
 
 
 def test_a_broken_checkpoint_is_named_and_the_one_before_it_taken(text, straight, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ..models import fields
 from ..spmd.step import TrainState, TrainStep
 from ..spmd.together import broadcast_int
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
@@ -21,6 +22,8 @@ from .spikes import is_of_spikes
 from .start import first_weights
 from .step import arrays_of, optimizer_metrics, read_scalar, refill, shapes_of_model
 from .stopping import Stop
+
+_CUT = ("stages", "pipeline_rounds")  # how layers are cut: dims of their weights
 
 
 class Saver:
@@ -78,8 +81,7 @@ class Saver:
                 self.skipped = max(self.skipped, int(self.checkpoints.metadata(at).get("past", 0)))
                 return state
             except OtherModelError as error:
-                fix = "name another folder with --run, or train the model that this one is of"
-                raise TrainingError(error.fact, fix=fix, at=str(self.folder)) from error
+                raise self._of_another_model(error.fact, at) from error
             except CheckpointError as error:
                 is_tried = True
                 self.listener.say(f"{error.fact}; the one before it is taken")
@@ -93,6 +95,23 @@ class Saver:
         self._stand_at(0)
         with self.listener.stage("making the first weights"):
             return step.init(first_weights(self.config, *self.config.runs_on))
+
+    def _of_another_model(self, fact: str, at: int) -> TrainingError:
+        """What is told of a checkpoint that has other arrays than the model; or other stages."""
+        model = fields(self.config.model)
+        before = self.checkpoints.metadata(at).get("config", {}).get("model", {})
+        cut = [name for name in _CUT if name in model and before.get(name, model[name]) != model[name]]
+        if not cut:
+            fix = "name another folder with --run, or train the model that this one is of"
+            return TrainingError(fact, fix=fix, at=str(self.folder))
+        changes = ", ".join(f"`model.{name}` was {before[name]} and is {model[name]}" for name in cut)
+        back = ", ".join(f"model.{name} = {before[name]}" for name in cut)
+        return TrainingError(
+            f"{changes}, and a checkpoint keeps its stages: {fact}",
+            fix=f"go on with `{back}`, or begin a run in another folder (--run) with the weights of this one: "
+            f'`init_from = "{self.folder}"`',
+            at=str(self.folder),
+        )
 
     def _load(self, step: TrainStep, at: int) -> TrainState:
         shapes = step.shapes(shapes_of_model(self.config, *self.config.runs_on))
