@@ -52,7 +52,7 @@ def test_microbatches_that_do_not_divide_are_told_before_anything_runs(tmp_path)
     cut = {**IN_STAGES, "model": {**IN_STAGES["model"], "pipeline_microbatches": 3}}
     with pytest.raises(ConfigError, match="3 microbatches flow through the pipeline"):
         config_of(text, **cut)
-    with pytest.raises(ConfigError, match="and 4 flow through the pipeline, and on the mesh a batch is 4 parts of 2"):
+    with pytest.raises(ConfigError, match="1 x 4 = 4 microbatches, and on the mesh a batch is 4 parts of 2"):
         config_of(
             text,
             **{
@@ -61,3 +61,14 @@ def test_microbatches_that_do_not_divide_are_told_before_anything_runs(tmp_path)
                 "mesh": "p=2,x=4",
             },
         )
+
+
+def test_the_microbatches_of_training_and_of_the_pipeline_multiply(tmp_path):
+    text, cut = text_in(tmp_path), {**IN_STAGES, "mesh": "x=4", "layout": "batch:x"}
+    flowing = {**cut, "model": {**cut["model"], "pipeline_microbatches": 4}}
+    with pytest.raises(ConfigError) as caught:
+        config_of(text, **flowing, train={"batch": 16, "microbatches": 2})
+    assert "2 x 4 = 8 microbatches, and on the mesh a batch is 4 parts of 4" in caught.value.fact
+    assert caught.value.fix == "make the product divide 4, or the batch a multiple of 32 (nearest: 32)"
+    config_of(text, **cut, train={"batch": 16, "microbatches": 2})
+    config_of(text, **flowing, train={"batch": 32, "microbatches": 2})

@@ -108,17 +108,28 @@ def _check_place(config: RunConfig, where: Where) -> None:
                         fix=f"make it a multiple of {ways} (nearest: {near}), or change `mesh` or `layout`",
                         at=where(*((*_BATCH, *_PLACE) if store is None else (*_PLACE, f"model.{dim.name}"))),
                     )
-        ways, parts = region.ways(region.axes([model.dim("batch")])[0]), config.train.microbatches
-        if config.batch % (ways * parts * _flowing(config)):
-            said = f"`train.microbatches` is {parts}"
-            if _flowing(config) > 1:
-                said += f" and {_flowing(config)} flow through the pipeline"
-            fact = f"{said}, and on the mesh a batch is {ways} parts of {config.batch // ways}"
-            fix = f"give a number that divides {config.batch // ways}"
-            raise ConfigError(fact, state=region.state, fix=fix, at=where("train.microbatches", *_BATCH, *_PLACE))
+        _check_microbatches(config, region, where)
     except LayoutError as error:
         fix = _reword(error.fix, config, where)
         raise ConfigError(f"`layout`: {error.fact}", state=f"mesh: {mesh}", fix=fix, at=where(*_PLACE)) from None
+
+
+def _check_microbatches(config: RunConfig, region: Region, where: Where) -> None:
+    """Raises where what a processor has of the batch does not divide into microbatches."""
+    ways, parts = region.ways(region.axes([config.sized_model.dim("batch")])[0]), config.train.microbatches
+    flowing, rows = _flowing(config), config.batch // ways
+    count = parts * flowing
+    if rows % count == 0:
+        return
+    said, fix, keys = f"`train.microbatches` is {parts}", f"give a number that divides {rows}", ["train.microbatches"]
+    if flowing > 1:
+        said += f" and {flowing} flow through the pipeline, {parts} x {flowing} = {count} microbatches"
+        step = ways * count
+        near = -(-config.batch // step) * step
+        fix = f"make the product divide {rows}, or the batch a multiple of {step} (nearest: {near})"
+        keys.insert(0 if parts == 1 else 1, "model.pipeline_microbatches")
+    fact = f"{said}, and on the mesh a batch is {ways} parts of {rows}"
+    raise ConfigError(fact, state=region.state, fix=fix, at=where(*keys, *_BATCH, *_PLACE))
 
 
 def _reword(fix: str, config: RunConfig, where: Where) -> str:
