@@ -1,5 +1,7 @@
 """Heads and experts padded by configuration: sizes that do not divide lie over processors, and no number changes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -29,7 +31,8 @@ QUICK = ("groups of queries",)
 def configs(case):
     """The configuration without padding, and with it."""
     preset, sizes, _ = CASES[case]
-    return models.preset(preset, **sizes), models.preset(preset, **sizes, heads_multiple=4, experts_multiple=4)
+    whole = models.preset(preset, **sizes)
+    return whole, dataclasses.replace(whole, heads_multiple=4, experts_multiple=4 if whole.experts else 1)
 
 
 def unpadded(tree, like):

@@ -135,6 +135,24 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("tiny-moe", {"every": 3}, "every 3 of 8 layers was to have experts", "divides 8"),
         ("tiny-lm", {"positions": "rotary", "d_kv": 5}, "`d_kv` is 5, and rotary positions turn pairs of it", "even"),
         ("tiny-moe", {"gating": "top1"}, "`gating` is 'top1'", "top-1 is `switch`"),
+        (
+            "tiny-moe",
+            {"experts": 1, "gating": "top2"},
+            "a token goes to 2 of 1 experts",
+            "say `gating='switch'`, or give at least 2 `experts`",
+        ),
+        ("tiny-moe", {"gating": "top_k", "top_k": 9}, "a token goes to 9 of 8 experts", "`top_k=8` or less, or give"),
+        ("tiny-lm", {"gating": "top2"}, "`gating` is 'top2', and there are no experts", "leave `gating` out"),
+        ("tiny-lm", {"top_k": 3}, "`top_k` is 3, and there are no experts", "say how many `experts` there are"),
+        ("tiny-lm", {"shared_experts": 1}, "`shared_experts` is 1, and there are no experts", "how many `experts`"),
+        ("tiny-mt", {"experts_multiple": 4}, "`experts_multiple` is 4, and there are no experts", "how many `experts`"),
+        ("tiny-lm", {"stages": 9}, "`stages` is 9, more than there are layers (8)", "say `stages=8`"),
+        (
+            "tiny-moe",
+            {"layers": 2, "every": 2, "stages": 2},
+            "`stages` is 2, more than there are groups of 2 layers (1)",
+            "leave `stages` out, or give more `layers`",
+        ),
         ("tiny-lm", {"positions": "rotery"}, "`positions` is 'rotery'", "did you mean `rotary`?"),
         ("tiny-lm", {"epsilon": -1.0}, "`epsilon` is -1.0", "give a number above 0"),
         ("tiny-lm", {"dropout": 1.0}, "`dropout` is 1.0", "from 0 and below 1"),
@@ -156,6 +174,14 @@ def test_what_cannot_be_a_configuration_is_told_with_its_cure(name, changes, fac
     assert raised.value.fact == fact
     assert fix in raised.value.fix
     assert "test_presets.py" in raised.value.state
+
+
+@pytest.mark.parametrize("name", ["tiny-lm", "tiny-mt", "tiny-bert", "tiny-moe"])
+def test_a_field_may_be_given_the_value_it_has_unsaid(name):
+    config = models.preset(name)
+    said = {field.name: field.default for field in dataclasses.fields(config) if "expert" in field.name}
+    assert models.preset(name, gating="switch", top_k=2, **said | {"experts": config.experts}) == config
+    assert models.from_fields(models.fields(config), where="a file") == config
 
 
 @pytest.mark.parametrize("name", SIZES)

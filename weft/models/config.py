@@ -27,6 +27,7 @@ PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "e
 """Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
 for _dim, _field in PADDED_BY.items():
     tell_multiple(_dim, _field)
+_OF_EXPERTS = ("experts_multiple", "gating", "top_k", "shared_experts")  # that mean nothing without any
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
@@ -177,10 +178,13 @@ class TransformerConfig(ModelConfig):
                 "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
                 fix="say how many `stages` there are, or leave them out",
             )
-        if self.experts and self.choices > self.experts:
+        if self.stages > (groups := self.layers // self.group_size):
+            what = f"groups of {self.group_size} layers" if self.group_size > 1 else "layers"
             raise DimError(
-                f"a token goes to {self.choices} of {self.experts} experts", fix=f"say `top_k={self.experts}` or less"
+                f"`stages` is {self.stages}, more than there are {what} ({groups})",
+                fix=f"say `stages={groups}` or less" if groups > 1 else "leave `stages` out, or give more `layers`",
             )
+        self._check_experts()
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
         named = self.bias.split()
@@ -194,6 +198,22 @@ class TransformerConfig(ModelConfig):
             )
         if "in" in named and self.experts and self.every == 1:
             raise TensorError("`bias` names `in` and `out`, and experts have none", fix="leave them out")
+
+    def _check_experts(self) -> None:
+        """Raises where experts are spoken of that are not there."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not self.experts and field.name in _OF_EXPERTS and value != field.default:
+                raise DimError(
+                    f"`{field.name}` is {value!r}, and there are no experts",
+                    fix=f"say how many `experts` there are, or leave `{field.name}` out",
+                )
+        if self.experts and self.choices > self.experts:
+            less = "`gating='switch'`" if self.gating == "top2" else f"`top_k={self.experts}` or less"
+            raise DimError(
+                f"a token goes to {self.choices} of {self.experts} experts",
+                fix=f"say {less}, or give at least {self.choices} `experts`",
+            )
 
     @property
     def vocab_dim(self) -> Dim:
