@@ -161,6 +161,16 @@ def test_how_layers_run_changes_neither_weights_nor_gradients(model, changes):
     check_close(gradients, wanted_gradients, 1e-5)
 
 
+def test_cross_attention_is_kept_of_the_blocks_that_have_it():
+    ids = np.arange(16).reshape(2, 8) % 7 + 1
+
+    def of(remat):
+        model = models.init(models.preset("tiny-mt", layers=1, dropout=0.0, remat=remat), jax.random.key(0))
+        return jax.jit(wf.grad(lambda m: m.loss({"inputs": ids, "targets": ids})))(model)
+
+    check_close(of("memory_attention"), of(False), 1e-5)
+
+
 def test_weights_are_stored_stacked_under_the_paths_of_their_modules():
     for scanned in (True, False):
         paths = wf.nn.paths(models.shapes(models.preset("tiny-mt", scanned=scanned)))

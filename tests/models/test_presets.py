@@ -146,6 +146,19 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("tiny-lm", {"top_k": 3}, "`top_k` is 3, and there are no experts", "say how many `experts` there are"),
         ("tiny-lm", {"shared_experts": 1}, "`shared_experts` is 1, and there are no experts", "how many `experts`"),
         ("tiny-mt", {"experts_multiple": 4}, "`experts_multiple` is 4, and there are no experts", "how many `experts`"),
+        (
+            "tiny-lm",
+            {"remat": "dots"},
+            "`remat` names 'dots', and no block has it",
+            "`attention` or `feed_forward`, or",
+        ),
+        (
+            "tiny-bert",
+            {"remat": "memory_attention"},
+            "`remat` names 'memory_attention', and no block has it",
+            "`remat=",
+        ),
+        ("tiny-unet", {"remat": "attention"}, "`remat` names 'attention', and no block has it", "`convolution`"),
         ("tiny-lm", {"stages": 9}, "`stages` is 9, more than there are layers (8)", "say `stages=8`"),
         (
             "tiny-moe",

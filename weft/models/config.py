@@ -5,6 +5,7 @@ Imports what stands below the layers. A configuration is checked where it is mad
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -185,6 +186,7 @@ class TransformerConfig(ModelConfig):
                 fix=f"say `stages={groups}` or less" if groups > 1 else "leave `stages` out, or give more `layers`",
             )
         self._check_experts()
+        check_kept(self.remat, self.kept_names)
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
         named = self.bias.split()
@@ -214,6 +216,11 @@ class TransformerConfig(ModelConfig):
                 f"a token goes to {self.choices} of {self.experts} experts",
                 fix=f"say {less}, or give at least {self.choices} `experts`",
             )
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """The names of what remat can keep of a block."""
+        return ("attention", "feed_forward")
 
     @property
     def vocab_dim(self) -> Dim:
@@ -306,6 +313,17 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
     """Raises where something else stands for a configuration."""
     if not isinstance(config, kind):
         raise TensorError(f"{config!r:.60} is no {kind.__name__}", fix="give `models.preset(name)`, e.g. 'tiny-lm'")
+
+
+def check_kept(remat: bool | str, names: Sequence[str]) -> None:
+    """Raises where remat is to keep what has another name than these."""
+    kept = remat.split() if isinstance(remat, str) else []
+    if unknown := next((name for name in kept if name not in names), None):
+        named = " or ".join(f"`{name}`" for name in names)
+        raise TensorError(
+            f"`remat` names {unknown!r}, and no block has it",
+            fix=f"name what is kept, {named}, or say `remat=True` to keep nothing",
+        )
 
 
 def stream(length: int) -> Dim:

@@ -41,6 +41,11 @@ class Seq2SeqConfig(TransformerConfig):
     start: int = bounded(0, least=0)
     """The id the decoder begins with."""
 
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """The names of what remat can keep of a block; cross-attention is the decoder's."""
+        return (*super().kept_names, "memory_attention")
+
     def blueprint(self) -> "Seq2Seq":
         """The model without values."""
         return Seq2Seq(self)

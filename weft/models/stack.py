@@ -65,9 +65,15 @@ class Stack(eqx.Module):
         else:
             one = self._block_runner(mask, self._bias(x, mask), memory, memory_mask, key)
             if config.remat:
-                one = wf.remat(one, save=_names_kept(config))
+                one = wf.remat(one, save=self._names_kept)
             x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
         return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
+
+    @property
+    def _names_kept(self) -> list[str]:
+        """The names of what remat keeps for the backward pass, of those these blocks have."""
+        names = self.config.remat.split() if isinstance(self.config.remat, str) else []
+        return [name for name in names if name != "memory_attention" or self.layers.memory_attention is not None]
 
     def _block_runner(
         self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any
@@ -106,7 +112,7 @@ class Stack(eqx.Module):
 
         state = x, [leaf for leaf, flag in zip(leaves, flows, strict=True) if flag]
         numbers = number_along(config.stack_dims(1))
-        micro, rounds, save = config.microbatch, config.pipeline_rounds, _names_kept(config)
+        micro, rounds, save = config.microbatch, config.pipeline_rounds, self._names_kept
         (x, _), report = wf.pipeline(stage, state, (self._blocks(), numbers), micro=micro, rounds=rounds, save=save)
         return x, {name: value / micro.size if name in _MEANS else value for name, value in report.items()}
 
@@ -272,11 +278,6 @@ def put_together(x: Tensor) -> Tensor:
         return x
     rows, micro = x.dim("batch"), x.dim("microbatch")
     return wf.merge(x, [rows, micro], into=rows.resized(rows.size * micro.size))
-
-
-def _names_kept(config: TransformerConfig) -> list[str]:
-    """The names of what remat keeps for the backward pass."""
-    return config.remat.split() if isinstance(config.remat, str) else []
 
 
 def _positions_flow(mask: nn.Mask) -> bool:

@@ -26,7 +26,7 @@ from ..fields import bounded
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor, is_tensor, tensor
-from .config import ModelConfig, need_config
+from .config import ModelConfig, check_kept, need_config
 from .inputs import check_dropout_key, check_sizes
 from .running import Runnable
 
@@ -70,6 +70,7 @@ class UNetConfig(ModelConfig):
     param_dtype: str = "float32"
 
     def _check_together(self) -> None:
+        check_kept(self.remat, ["convolution"])
         check_divisor(self.groups, "groups", divides=self.channels, of="channels")
         if self.attention_block and not self.heads:
             raise DimError(
