@@ -71,7 +71,7 @@ class Stack(eqx.Module):
 
     @property
     def _names_kept(self) -> list[str]:
-        """The names of what remat keeps for the backward pass, of those these blocks have."""
+        """The names of what remat keeps, of those that these blocks have."""
         names = self.config.remat.split() if isinstance(self.config.remat, str) else []
         return [name for name in names if name != "memory_attention" or self.layers.memory_attention is not None]
 

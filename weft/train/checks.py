@@ -115,7 +115,7 @@ def _check_place(config: RunConfig, where: Where) -> None:
 
 
 def _check_microbatches(config: RunConfig, region: Region, where: Where) -> None:
-    """Raises where what a processor has of the batch does not divide into microbatches."""
+    """Raises where a processor's rows do not divide into microbatches."""
     ways, parts = region.ways(region.axes([config.sized_model.dim("batch")])[0]), config.train.microbatches
     flowing, rows = _flowing(config), config.batch // ways
     count = parts * flowing

@@ -97,7 +97,7 @@ class Saver:
             return step.init(first_weights(self.config, *self.config.runs_on))
 
     def _of_another_model(self, fact: str, at: int) -> TrainingError:
-        """What is told of a checkpoint that has other arrays than the model; or other stages."""
+        """What is told where a checkpoint is of another model, or of other stages."""
         model = fields(self.config.model)
         before = self.checkpoints.metadata(at).get("config", {}).get("model", {})
         cut = [name for name in _CUT if name in model and before.get(name, model[name]) != model[name]]
