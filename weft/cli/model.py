@@ -20,9 +20,11 @@ import optax
 import typer
 
 from .. import models
+from ..decode.prompts import drop_undivided
 from ..errors import WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
+from ..models.running import without_rules
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, read
@@ -76,6 +78,8 @@ class Model:
     """The mesh of a run whose layout is still to be found."""
     is_alone: bool = False
     """Whether the function is bound to one processor only until a mesh is named."""
+    decoded: int | None = None
+    """How many sequences a run decodes: its own rules that these do not divide by are left out."""
 
     @property
     def is_bound(self) -> bool:
@@ -88,8 +92,10 @@ class Model:
         mesh = mesh or self.mesh
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
+        if layout is None and self.decoded is not None:
+            under = drop_undivided(without_rules(under, "beam", "samples"), on, {"batch": self.decoded})
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
-            bound: dict[str, Any] = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
+            bound: dict[str, Any] = {} if mesh is None and layout is None and not self.decoded else dict(mesh=on, layout=under)
             program = trace(fn, *self.args, **bound)
         if not is_function(self.name):
             program.name = f"{self.name} {program.name}"
@@ -188,7 +194,7 @@ def load_decoding(name: str, context: int, *, batch: int | None, length: int | N
         config = replace(config, param_dtype=config.dtype, length=length or config.length)
     fn, args = models.decode_step(config, context, batch or 1)
     if run is not None and not run.is_open:
-        return Model(name, bind(fn, *run.runs_on), args)
+        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1)
     return Model(name, fn, args, is_alone=True)
 
 
