@@ -4,6 +4,7 @@ What is a call in a program is an option on the command line, and a key in a fil
 """
 
 import re
+from collections.abc import Mapping
 
 from ..errors import WeftError
 from ..layout import as_layout
@@ -29,6 +30,30 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
     return fix.replace("(`wf.trace`)", "(`weft show`)").replace(
         "make the mesh before the first JAX computation, or ", ""
     )
+
+
+_PADDED = re.compile(
+    r"make `(?P<dim>\w+)` (?P<multiple>a multiple of \d+ \(nearest: (?:\d+, )?(?P<size>\d+)\)), pad it before it"
+    r" comes here \(`wf\.pad_to\(.*?\)`(?:; in a model's configuration (?P<field>`\w+=\d+`))?\),"
+    r" rename it .*?\)`\), or drop"
+)
+
+
+def reword_size(fix: str, said_by: Mapping[str, str]) -> str:
+    """The fix of a dim of a model that does not divide: what says its size, by the dim.
+
+    >>> padded = "pad it before it comes here (`wf.pad_to(x, 'd', 2)`), rename it first (`x.rename(d='d_whole')`)"
+    >>> reword_size(f"make `d` a multiple of 2 (nearest: 62, 64), {padded}, or drop `d:x`", {"d": "--decode {}"})
+    'make `d` a multiple of 2 (nearest: 62, 64): `--decode 64`, or drop `d:x`'
+    """
+
+    def say(match: re.Match[str]) -> str:
+        dim, size, field = match["dim"], match["size"], match["field"]
+        said = f": `{said_by[dim].format(size)}`" if dim in said_by else " in the model's configuration"
+        padded = f", or pad it there: {field}" if field else ""
+        return f"make `{dim}` {match['multiple']}{said}{padded}, or drop"
+
+    return _PADDED.sub(say, fix)
 
 
 def _without(rule: str, layout: str) -> str:
