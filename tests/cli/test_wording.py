@@ -48,3 +48,10 @@ def test_a_size_that_no_option_says_is_of_the_configuration():
 
 def test_a_function_of_ones_own_may_pad():
     assert "wf.pad_to(" in error_of("plan", f"{NETS}:example", "--mesh", "rows=3", "--layout", "batch:rows")[2]
+
+
+def test_a_model_without_stages_is_told_what_makes_them():
+    by = "a model has `stage` by `stages=2` in its configuration"
+    found = error_of("plan", "tiny-lm", "--mesh", "x=2", "--layout", "stage:x")[2]
+    assert "drop the rule: `--layout ''`; " + by in found and "`queries`" in found
+    assert by in error_of("search", "tiny-lm", "--processors", 2, "--dims", "stage,batch")[2]

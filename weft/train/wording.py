@@ -21,7 +21,7 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
     'write it like `mesh = "rows=4,cols=2"`'
     """
     mesh = form.replace("layout", "mesh")
-    fix = re.sub(r"`layout\.drop\('([^']*)'\)`", lambda match: f"`{form.format(_without(match[1], layout))}`", fix)
+    fix = re.sub(r"`layout\.drop\('([^']*)'\)`", lambda match: f"`{_write(_without(match[1], layout), form)}`", fix)
     fix = re.sub(r"`Layout\('([^']*)'\)`", lambda match: f"`{form.format(match[1])}`", fix)
     fix = re.sub(r" or `Mesh\(\w+=[^']*\)`", "", fix)
     fix = re.sub(r"`Mesh\('[^']*', devices='cpu'\)`", "`JAX_PLATFORMS=cpu`", fix)
@@ -54,6 +54,11 @@ def reword_size(fix: str, said_by: Mapping[str, str]) -> str:
         return f"make `{dim}` {match['multiple']}{said}{padded}, or drop"
 
     return _PADDED.sub(say, fix)
+
+
+def _write(layout: str, form: str) -> str:
+    """A layout as an option or a key has it; the empty one in quotes."""
+    return form.format(layout or ("''" if form == OPTION else ""))
 
 
 def _without(rule: str, layout: str) -> str:
