@@ -102,6 +102,7 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
 
 
 _MULTIPLES: dict[str, str] = {}
+_FACTORS: dict[str, tuple[str, str]] = {}
 _MAKERS: dict[str, str] = {}
 
 
@@ -122,8 +123,16 @@ def tell_multiple(dim: str, field: str) -> None:
     _MULTIPLES[dim] = field
 
 
+def tell_factor(dim: str, factor: str, model: str) -> None:
+    """Lets errors about a dim that does not divide say how many times that a model needs."""
+    _FACTORS[dim] = factor, model
+
+
 def _how_to_pad(dim: Dim, ways: int) -> str:
     by_field = f"; in a model's configuration `{_MULTIPLES[dim.name]}={ways}`" if dim.name in _MULTIPLES else ""
+    if dim.name in _FACTORS:
+        factor, model = _FACTORS[dim.name]
+        by_field += f"; for {model} to a multiple of `{ways} * {factor}`"
     return f"`wf.pad_to(x, '{dim.name}', {ways})`{by_field}"
 
 

@@ -44,6 +44,8 @@ def test_a_size_that_does_not_divide_is_an_option(words, fix):
 def test_a_size_that_no_option_says_is_of_the_configuration():
     found = error_of("plan", "tiny-lm", "--mesh", "x=3", "--layout", "heads:x")[2]
     assert " in the model's configuration, or pad it there: `heads_multiple=3`, or drop `heads:x`" in found
+    found = error_of("plan", "tiny-unet", "--mesh", "x=3", "--layout", "height:x")[2]
+    assert " in the model's configuration; for a U-Net to a multiple of `3 * 2**(levels - 1)`, or drop" in found
 
 
 def test_a_function_of_ones_own_may_pad():

@@ -34,8 +34,8 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
 
 _PADDED = re.compile(
     r"make `(?P<dim>\w+)` (?P<multiple>a multiple of \d+ \(nearest: (?:\d+, )?(?P<size>\d+)\)), pad it before it"
-    r" comes here \(`wf\.pad_to\(.*?\)`(?:; in a model's configuration (?P<field>`\w+=\d+`))?\),"
-    r" rename it .*?\)`\), or drop"
+    r" comes here \(`wf\.pad_to\(.*?\)`(?:; in a model's configuration (?P<field>`\w+=\d+`))?"
+    r"(?P<more>; for [^`]*`[^`]*`)?\), rename it .*?\)`\), or drop"
 )
 
 
@@ -51,7 +51,7 @@ def reword_size(fix: str, said_by: Mapping[str, str]) -> str:
         dim, size, field = match["dim"], match["size"], match["field"]
         said = f": `{said_by[dim].format(size)}`" if dim in said_by else " in the model's configuration"
         padded = f", or pad it there: {field}" if field else ""
-        return f"make `{dim}` {match['multiple']}{said}{padded}, or drop"
+        return f"make `{dim}` {match['multiple']}{said}{padded}{match['more'] or ''}, or drop"
 
     return _PADDED.sub(say, fix)
 
