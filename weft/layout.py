@@ -124,7 +124,7 @@ def tell_multiple(dim: str, field: str) -> None:
 
 
 def tell_factor(dim: str, factor: str, model: str) -> None:
-    """Lets errors about a dim that does not divide say how many times that a model needs."""
+    """Lets errors about a dim that does not divide say what multiple a model needs."""
     _FACTORS[dim] = factor, model
 
 

@@ -40,7 +40,7 @@ _PADDED = re.compile(
 
 
 def reword_size(fix: str, said_by: Mapping[str, str]) -> str:
-    """The fix of a dim of a model that does not divide: what says its size, by the dim.
+    """The fix of a model's dim that does not divide, by what says the dim's size.
 
     >>> padded = "pad it before it comes here (`wf.pad_to(x, 'd', 2)`), rename it first (`x.rename(d='d_whole')`)"
     >>> reword_size(f"make `d` a multiple of 2 (nearest: 62, 64), {padded}, or drop `d:x`", {"d": "--decode {}"})
