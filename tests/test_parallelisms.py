@@ -4,11 +4,14 @@ import contextlib
 import io
 import re
 
+import numpy as np
 import pytest
 
+import weft as wf
 from tests.pictures import FOLDER, TENSORS, TEXT, draw_all, facts_in, sections
 from tests.plan.browser import why_not
 from tests.test_docs import blocks_of
+from weft.ops.dispatch import dispatch
 
 PAGE = TEXT.read_text(encoding="utf-8")
 # Sizes that share no factor by which one letter could stand for another.
@@ -69,3 +72,11 @@ def test_the_pictures_are_what_the_page_draws(tmp_path):
         pytest.skip(reason)
     fix = "fix: python -m tests.pictures"
     assert draw_all(tmp_path) == {file.stem: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.svg")}, fix
+
+
+def test_experts_over_the_outer_of_two_axes_are_given_the_rows_of_their_own_place_on_the_inner():
+    x = wf.tensor(np.arange(8).repeat(8).reshape(8, 8), [wf.Dim("batch", 8), wf.Dim("dispatch", 8, "experts")])
+    names = {"batch": wf.Dim("expert_batch", 8, "batch"), "dispatch": wf.Dim("experts", 8)}
+    z = wf.spmd(lambda x: dispatch(x, **names), mesh="x=4,y=2", layout="batch:x+y,experts:x")(x)
+    given = {tuple(np.asarray(shard.data)[..., 0].ravel()) for shard in z.array.addressable_shards}
+    assert given == {(0, 2, 4, 6), (1, 3, 5, 7)}

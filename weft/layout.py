@@ -95,11 +95,27 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
     names = [name for name in names if not name.startswith(UNSHOWN)]
     hint = f"{closest(rule.split('.')[-1], names)} or " if names else ""
     return LayoutError(
-        f"rule `{written}` matches nothing: {why}", state=state, fix=f"{hint}drop the rule: `layout.drop('{rule}')`"
+        f"rule `{written}` matches nothing: {why}",
+        state=state,
+        fix=f"{hint}drop the rule: `layout.drop('{rule}')`{what_makes(rule)}",
     )
 
 
 _MULTIPLES: dict[str, str] = {}
+_FACTORS: dict[str, tuple[str, str]] = {}
+_MAKERS: dict[str, str] = {}
+
+
+def tell_maker(dim: str, field: str) -> None:
+    """Lets errors about a dim that is not there name the field that makes one."""
+    _MAKERS[dim] = field
+
+
+def what_makes(rule: str) -> str:
+    """The end of a fix: what gives a model the dim of a rule that matches nothing."""
+    dim = rule.rpartition(".")[2]
+    said = f"`{_MAKERS[dim]}` in its configuration (in a run's file, `[model]`)" if dim in _MAKERS else ""
+    return f"; a model has `{dim}` by {said}" if said else ""
 
 
 def tell_multiple(dim: str, field: str) -> None:
@@ -107,8 +123,16 @@ def tell_multiple(dim: str, field: str) -> None:
     _MULTIPLES[dim] = field
 
 
+def tell_factor(dim: str, factor: str, model: str) -> None:
+    """Lets errors about a dim that does not divide say what multiple a model needs."""
+    _FACTORS[dim] = factor, model
+
+
 def _how_to_pad(dim: Dim, ways: int) -> str:
     by_field = f"; in a model's configuration `{_MULTIPLES[dim.name]}={ways}`" if dim.name in _MULTIPLES else ""
+    if dim.name in _FACTORS:
+        factor, model = _FACTORS[dim.name]
+        by_field += f"; for {model} to a multiple of `{ways} * {factor}`"
     return f"`wf.pad_to(x, '{dim.name}', {ways})`{by_field}"
 
 

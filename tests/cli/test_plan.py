@@ -198,6 +198,17 @@ def test_a_run_is_decoded_on_its_own_mesh(tmp_path):
     )
 
 
+def test_a_run_decodes_fewer_sequences_than_its_batch_is_split_over(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "tiny-lm"\nmesh = "x=2"\nlayout = "batch:x"\n')
+    printed, told = weft("plan", file, "--decode", 16)
+    assert "decode_token on x=2" in printed and "under batch:x" not in printed
+    assert "decoding without the rule `batch:x`: `batch` has size 1" in told
+    printed, told = weft("plan", file, "--decode", 16, "--batch", 2)
+    assert "decode_token on x=2 under batch:x" in printed and not told
+    assert "does not divide" in error_of("plan", file, "--decode", 16, "--layout", "batch:x")[0]  # said, so wanted
+
+
 def test_a_token_of_decoding_is_shown_and_searched():
     assert "decode_token on x=4" in weft("show", "tiny-lm", *DECODED)[0]
     found = json.loads(weft("search", "tiny-lm", "--decode", 32, "--mesh", "x=2", "--dims", "heads,d_ff", "--json")[0])

@@ -104,7 +104,7 @@ def test_an_error_from_within_is_no_wrong_call():
 
 
 def test_signatures_are_those_of_the_functions():
-    assert list(inspect.signature(wf.take).parameters) == ["table", "ids", "over"]
+    assert list(inspect.signature(wf.take).parameters) == ["table", "ids", "over", "rename"]
     assert list(inspect.signature(nn.Linear).parameters) == ["ins", "outs", "key", "bias", "stddev"]
     assert list(inspect.signature(wf.Dim).parameters) == ["name", "size", "follows", "valid"]
 

@@ -148,7 +148,7 @@ ORDER = {
         lambda: wf.associative_scan(lambda a, b: a, (x, row), over=length), "no dim `length`", "`batch`"),
     "take by floats": (lambda: wf.take(x, row.rename(d="e"), over=length), "float32", "wf.cast(ids, 'int32')"),
     "take by a number": (lambda: wf.take(x, 3, over=d), "int 3", "wf.tensor"),
-    "take without over": (lambda: wf.take(x, ids), "'over'", "wf.take(table, ids, over=...)"),
+    "take without over": (lambda: wf.take(x, ids), "'over'", "wf.take(table, ids, over=..., rename=None)"),
     "gather by floats": (lambda: wf.gather(x, x, over=length), "float32", "wf.cast(ids, 'int32')"),
     "gather by ids without the dim": (lambda: wf.gather(x, ids, over=d), "lack", "wf.take(x, ids, over='d')"),
     "gather by other sizes": (

@@ -352,3 +352,9 @@ def test_a_size_must_divide_over_processors_at_every_level():
     config = models.preset("tiny-unet", height=24, width=32, levels=3)
     with pytest.raises(wf.DimError, match="`height` has size 24, and 3 levels over 4 processors need a multiple of 16"):
         wf.trace(lambda m, b: m.loss(b), models.shapes(config), config.batch_shapes(), mesh="x=4", layout="height:x")
+
+
+def test_a_size_that_does_not_divide_is_told_what_the_levels_need():
+    config = models.preset("tiny-unet", height=18, width=32, levels=2)
+    with pytest.raises(wf.LayoutError, match=r"for a U-Net to a multiple of `4 \* 2\*\*\(levels - 1\)`"):
+        wf.trace(lambda m, b: m.loss(b), models.shapes(config), config.batch_shapes(), mesh="x=4", layout="height:x")

@@ -165,6 +165,10 @@ WRONG = {
     "groups out": (
         lambda: nn.Conv(C, F.resized(6), kernel(3), groups=4), "`groups` is 4, and `filters` has size 6", "divides 6"
     ),
+    "groups of three": (
+        lambda: nn.Conv(C.resized(3), C, kernel(3), groups=3),
+        "`groups` is 3, and `channels` has size 4", "divides 4 and 3, e.g. `groups=1`",
+    ),
     "a dim": (lambda: nn.Conv("channels", F, kernel(3)), "`ins` is 'channels', which is no dim", "wf.Dim('ins', 8)"),
     "channels": (lambda: nn.Conv(F, C, kernel(3), key=KEY)(image(8)), "filters", "channels"),
     "space": (lambda: nn.Conv(C, F, kernel(3, 3), key=KEY)(image(8)), "height", "width"),

@@ -8,8 +8,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +20,16 @@ import optax
 import typer
 
 from .. import models
-from ..errors import WeftError, closest
+from ..decode.prompts import drop_undivided
+from ..errors import LayoutError, WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
+from ..models.running import without_rules
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, read
 from ..train.step import make_step, shapes_of_call
+from ..train.wording import reword_size
 from .terminal import UsersError, users_code
 
 
@@ -63,6 +66,9 @@ DECODE = Annotated[
         " at so many tokens in its KV cache. Weights are kept in the dtype they are computed in.",
     ),
 ]
+_STAGES = {"stage": "stages={}"}
+_TRAINED = _STAGES | {"batch": "--batch {}"} | dict.fromkeys(("length", "stream", "memory_length"), "--length {}")
+_DECODED = _STAGES | {"batch": "--batch {}"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,10 @@ class Model:
     """The mesh of a run whose layout is still to be found."""
     is_alone: bool = False
     """Whether the function is bound to one processor only until a mesh is named."""
+    decoded: int | None = None
+    """How many sequences a run decodes: its own rules that these do not divide by are left out."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """What says the size of a dim, by its name: `--batch {}`."""
 
     @property
     def is_bound(self) -> bool:
@@ -88,9 +98,19 @@ class Model:
         mesh = mesh or self.mesh
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
+        if layout is None and self.decoded is not None:
+            under = drop_undivided(without_rules(under, "beam", "samples"), on, {"batch": self.decoded})
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
-            bound: dict[str, Any] = {} if mesh is None and layout is None else dict(mesh=on, layout=under)
-            program = trace(fn, *self.args, **bound)
+            bound: dict[str, Any] = (
+                {} if mesh is None and layout is None and not self.decoded else dict(mesh=on, layout=under)
+            )
+            try:
+                program = trace(fn, *self.args, **bound)
+            except LayoutError as error:
+                if is_function(self.name):
+                    raise
+                fix = reword_size(error.fix, self.sizes)
+                raise LayoutError(error.fact, state=error.given_state, fix=fix) from None
         if not is_function(self.name):
             program.name = f"{self.name} {program.name}"
         return program
@@ -158,7 +178,7 @@ def load_run(name: str) -> Model:
     config = read(Path(name))
     step = make_step(config, *(() if config.is_open else config.runs_on))
     mesh = config.mesh if config.is_open and config.mesh != AUTO else None
-    return Model(name, step, shapes_of_call(config, step), mesh)
+    return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES)
 
 
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
@@ -170,9 +190,9 @@ def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
         return model.loss(batch, key)
 
     if optimizer is None:
-        return Model(name, loss, (models.shapes(config), batch, key))
+        return Model(name, loss, (models.shapes(config), batch, key), sizes=_TRAINED)
     step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
-    return Model(name, step, (step.init(models.shapes(config)), batch, key))
+    return Model(name, step, (step.init(models.shapes(config)), batch, key), sizes=_TRAINED)
 
 
 def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:
@@ -187,9 +207,11 @@ def load_decoding(name: str, context: int, *, batch: int | None, length: int | N
     if isinstance(config, models.TransformerConfig):
         config = replace(config, param_dtype=config.dtype, length=length or config.length)
     fn, args = models.decode_step(config, context, batch or 1)
+    # What an encoder-decoder model looks at has two sizes: its own context and what its encoder read.
+    sizes = _DECODED | ({} if isinstance(config, models.Seq2SeqConfig) else {"memory_length": "--decode {}"})
     if run is not None and not run.is_open:
-        return Model(name, bind(fn, *run.runs_on), args)
-    return Model(name, fn, args, is_alone=True)
+        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1, sizes=sizes)
+    return Model(name, fn, args, is_alone=True, sizes=sizes)
 
 
 def find_preset(name: str, **sizes: int) -> models.ModelConfig:

@@ -64,7 +64,7 @@ def start_decoding(
     else:
         layout.check_dims(model.config.dims)
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
-        layout = _drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
+        layout = drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
@@ -73,7 +73,7 @@ def start_decoding(
     needed = most + steps if is_lm else max(most, steps)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
-        layout = _drop_undivided(
+        layout = drop_undivided(
             layout, mesh, {"slots": expert_capacity(longest, config.experts, config.choices, config.capacity)}
         )
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
@@ -138,7 +138,7 @@ def _pad_right(rows: Sequence[np.ndarray], size: int, padding: int | None) -> di
     return prompt
 
 
-def _drop_undivided(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
+def drop_undivided(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
     """The layout without rules whose dims do not divide; warns of them."""
     for name, size in sizes.items():
         ways = ways_of(layout, mesh, name)

@@ -15,7 +15,7 @@ from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
-from ..layout import tell_multiple
+from ..layout import tell_maker, tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.feed_forward import ACTIVATIONS
@@ -28,6 +28,7 @@ PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "e
 """Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
 for _dim, _field in PADDED_BY.items():
     tell_multiple(_dim, _field)
+tell_maker("stage", "stages=2")
 _OF_EXPERTS = ("experts_multiple", "gating", "top_k", "shared_experts")  # that mean nothing without any
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 

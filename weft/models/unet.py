@@ -23,6 +23,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, closest, public
 from ..fields import bounded
+from ..layout import tell_factor
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor, is_tensor, tensor
@@ -31,6 +32,8 @@ from .inputs import check_dropout_key, check_sizes
 from .running import Runnable
 
 SPACE = ("depth", "height", "width")
+for _name in SPACE:
+    tell_factor(_name, "2**(levels - 1)", "a U-Net")
 
 
 @public(form="models.UNetConfig(name='mine', height=64, width=64, classes=3)")

@@ -3,6 +3,7 @@
 Imports tensors, dims and errors alone. A check gives the value back, or raises.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,14 +45,18 @@ def check_count(value: Any, what: str, least: int = 1) -> int:
     return int(value)
 
 
-def check_divisor(value: Any, what: str, *, divides: int, of: str) -> int:
-    """The number, if it divides the size `divides` of the dim `of`."""
+def check_divisor(value: Any, what: str, *, divides: int, of: str, beside: int | None = None) -> int:
+    """The number, if it divides the size `divides` of the dim `of`.
+
+    The fix gives one that divides the size `beside` it too.
+    """
     if not is_whole(value, 1) or divides % value:
-        most = max(1, value) if is_whole(value) else 1
-        near = max(n for n in range(1, divides + 1) if divides % n == 0 and n <= most)
+        most, common = max(1, value) if is_whole(value) else 1, math.gcd(divides, beside or 0)
+        near = max(n for n in range(1, common + 1) if common % n == 0 and n <= most)
+        both = f"{divides} and {beside}" if beside not in (None, divides) else f"{divides}"
         raise DimError(
             f"`{what}` is {value!r}, and `{of}` has size {divides}",
-            fix=f"give a whole number that divides {divides}, e.g. `{what}={near}`",
+            fix=f"give a whole number that divides {both}, e.g. `{what}={near}`",
         )
     return int(value)
 

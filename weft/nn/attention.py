@@ -141,9 +141,11 @@ class Attention(eqx.Module):
     def queries(self, x: Tensor) -> dict[str, Dim]:
         """The new name of heads while attending, by the old, where a rule names it."""
         heads = self.k.dims[1]
-        if x.region is None or "queries" not in x.region.layout.rules:
+        if x.region is None:
             return {}
-        return {heads.name: Dim("queries", heads.size, heads.name, heads.valid)}
+        queries = Dim("queries", heads.size, heads.name, heads.valid)
+        x.region.see([queries])  # a rule may name it, which errors then offer
+        return {heads.name: queries} if queries.name in x.region.layout.rules else {}
 
     def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (names := self.queries(h)):

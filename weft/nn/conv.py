@@ -114,8 +114,8 @@ _KERNEL = "kernel_"
 def _kernel_dims(ins: Any, outs: Any, kernel: Any, groups: Any) -> tuple[Shape, Shape]:
     """The dims a kernel slides along; and its own, channels last."""
     ins, outs = check_dim(ins, "ins"), check_dim(outs, "outs")
-    for channels in (ins, outs):
-        check_divisor(groups, "groups", divides=channels.size, of=channels.name)
+    for channels, others in ((ins, outs), (outs, ins)):
+        check_divisor(groups, "groups", divides=channels.size, of=channels.name, beside=others.size)
     if not isinstance(kernel, dict) or not kernel or not all(is_whole(size, 1) for size in kernel.values()):
         raise DimError(
             f"`kernel` is {kernel!r}", fix="give each dim it slides along a size: `kernel={'height': 3, 'width': 3}`"

@@ -16,7 +16,7 @@ import jax
 
 from ..dims import Dim
 from ..errors import LayoutError, closest
-from ..layout import Layout, Region
+from ..layout import Layout, Region, what_makes
 from ..mesh import Mesh
 from ..program import Program
 from ..tensor import is_tensor
@@ -92,7 +92,7 @@ class Choices:
                     f"there is no dim `{rule}` to search over",
                     state=f"dims of the program: {', '.join(names)}"
                     + (f"   of its parameters: {', '.join(stored)}" if store else ""),
-                    fix=closest(rule, known),
+                    fix=closest(rule, known) + what_makes(rule),
                 )
         return tuple(dict.fromkeys(rules))
 

@@ -4,6 +4,7 @@ What is a call in a program is an option on the command line, and a key in a fil
 """
 
 import re
+from collections.abc import Mapping
 
 from ..errors import WeftError
 from ..layout import as_layout
@@ -20,7 +21,7 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
     'write it like `mesh = "rows=4,cols=2"`'
     """
     mesh = form.replace("layout", "mesh")
-    fix = re.sub(r"`layout\.drop\('([^']*)'\)`", lambda match: f"`{form.format(_without(match[1], layout))}`", fix)
+    fix = re.sub(r"`layout\.drop\('([^']*)'\)`", lambda match: f"`{_write(_without(match[1], layout), form)}`", fix)
     fix = re.sub(r"`Layout\('([^']*)'\)`", lambda match: f"`{form.format(match[1])}`", fix)
     fix = re.sub(r" or `Mesh\(\w+=[^']*\)`", "", fix)
     fix = re.sub(r"`Mesh\('[^']*', devices='cpu'\)`", "`JAX_PLATFORMS=cpu`", fix)
@@ -29,6 +30,35 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
     return fix.replace("(`wf.trace`)", "(`weft show`)").replace(
         "make the mesh before the first JAX computation, or ", ""
     )
+
+
+_PADDED = re.compile(
+    r"make `(?P<dim>\w+)` (?P<multiple>a multiple of \d+ \(nearest: (?:\d+, )?(?P<size>\d+)\)), pad it before it"
+    r" comes here \(`wf\.pad_to\(.*?\)`(?:; in a model's configuration (?P<field>`\w+=\d+`))?"
+    r"(?P<more>; for [^`]*`[^`]*`)?\), rename it .*?\)`\), or drop"
+)
+
+
+def reword_size(fix: str, said_by: Mapping[str, str]) -> str:
+    """The fix of a model's dim that does not divide, by what says the dim's size.
+
+    >>> padded = "pad it before it comes here (`wf.pad_to(x, 'd', 2)`), rename it first (`x.rename(d='d_whole')`)"
+    >>> reword_size(f"make `d` a multiple of 2 (nearest: 62, 64), {padded}, or drop `d:x`", {"d": "--decode {}"})
+    'make `d` a multiple of 2 (nearest: 62, 64): `--decode 64`, or drop `d:x`'
+    """
+
+    def say(match: re.Match[str]) -> str:
+        dim, size, field = match["dim"], match["size"], match["field"]
+        said = f": `{said_by[dim].format(size)}`" if dim in said_by else " in the model's configuration"
+        padded = f", or pad it there: {field}" if field else ""
+        return f"make `{dim}` {match['multiple']}{said}{padded}{match['more'] or ''}, or drop"
+
+    return _PADDED.sub(say, fix)
+
+
+def _write(layout: str, form: str) -> str:
+    """A layout as an option or a key has it; the empty one in quotes."""
+    return form.format(layout or ("''" if form == OPTION else ""))
 
 
 def _without(rule: str, layout: str) -> str:
