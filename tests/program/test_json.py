@@ -11,7 +11,10 @@ from tests.program.cases import ADAM, B, D, F, L, shape, weight
 
 # What version 1 holds. A key that is renamed or dropped, or means something else, needs another version.
 VERSION = 1
-PROGRAM = "version name mesh layout lines ledger exact flops flops_useful flops_idle flops_duplicated flops_recomputed duplicated"
+PROGRAM = (
+    "version name mesh layout lines ledger exact "
+    "flops flops_useful flops_idle flops_duplicated flops_recomputed duplicated"
+)
 ROW = (
     "collective axes dims dtype bytes count phase source function reason exact ways is_each_turn wire_bytes"
 )  # fmt: skip
