@@ -23,9 +23,8 @@ LAYOUTS = {
     "optimizer": ("p=2,x=2", "stage:p,batch:x,optimizer.d_model:x+p"),
     "experts": ("p=2,x=2", "stage:p,batch:x,experts:x"),
 }
-QUICK = {("modern lm", "stream")}
-CASES = [
-    pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)
+CASES = [  # the mixed grid has stages in the fast suite
+    pytest.param(model, layout, id=f"{model}, {layout}", marks=pytest.mark.slow)
     for model in MODELS
     for layout in LAYOUTS
     if layout != "experts" or "experts" in model

@@ -59,7 +59,7 @@ def test_what_changes_the_learning_stops_unless_told_otherwise(text, straight):
 
 def test_a_run_in_other_stages_does_not_go_on_and_begins_with_the_weights(text, straight, tmp_path):
     shutil.copytree(straight, tmp_path / "uncut")
-    cut = config_of(text, model={**MODEL, "stages": 2}, train={"steps": 9})
+    cut = config_of(text, model={**MODEL, "stages": 2}, train={"steps": 50})
     with pytest.raises(TrainingError) as caught:
         run(cut, tmp_path / "uncut", options=Options(changed=True))
     assert caught.value.fact.startswith("`model.stages` was 1 and is 2, and a checkpoint keeps its stages: `")
