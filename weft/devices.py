@@ -48,8 +48,8 @@ def arrange(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str]
     if slow and not _is_even(groups, math.prod(axes[name] for name in slow)):
         sizes = ", ".join(str(len(group)) for group in groups)
         raise MeshError(
-            f"mesh {mesh} cannot keep what is after the last bar inside groups of fast links: {len(groups)} groups have "
-            f"{sizes} of its devices",
+            f"mesh {mesh} cannot keep what is after the last bar inside groups of fast links: {len(groups)} groups "
+            f"have {sizes} of its devices",
             fix=f"give the axes before it a product of {len(groups)}, or leave the bar out",
         )
     between = _crossings(axes, slow or tuple(axes), len(groups))

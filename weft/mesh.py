@@ -179,7 +179,7 @@ def _parse(axes: Any) -> tuple[dict[str, Any], tuple[tuple[str, ...], ...]]:
         if "|" in axes and not found:
             raise MeshError(
                 f"mesh {axes!r} has a bar that does not stand between axes",
-                fix="put a bar after the axes that go from host to host: `hosts=4 | cols=8`, `pods=2 | hosts=4 | cols=8`",
+                fix="put bars after the axes that go from host to host: `hosts=4 | cols=8`, `pods=2 | hosts=4 | x=8`",
             )
         if twice := next((name for name in found if name in sizes), None):
             raise _named_twice(twice, axes)
