@@ -111,7 +111,7 @@ class Plan:
     """
 
     def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True):
-        self.program, self.hardware = program, find_hardware(hardware)
+        self.program, self.hardware, self.fused = program, find_hardware(hardware), fused
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
         shared = self.mesh.size if self.hardware.is_shared else 1
@@ -230,7 +230,8 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        return self.program.memory_on(self.hardware.kind)
+        kind = self.hardware.kind
+        return self.program.memory_on(kind, fused=self.fused and kind == "gpu")
 
     @property
     def fits(self) -> bool:

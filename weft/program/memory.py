@@ -5,11 +5,12 @@ far the compiler's own peak may lie from it.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
-from ..graph import Body
+from ..graph import Body, Value
 from ..text import size_text
 from . import liveness
 from .array_type import ArrayType
@@ -61,13 +62,20 @@ class Moment:
 class Memory:
     """What a program holds in one processor's memory on a `gpu`, `tpu` or `cpu`."""
 
-    def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
+    def __init__(
+        self,
+        program: Body,
+        mesh_axes: dict[str, int],
+        names: Names,
+        target: str,
+        scores: Mapping[Value, int] | None = None,
+    ):
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
         self.target, self._names = target, names
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
-        body = liveness.read(program, mesh_axes, size)
+        body = liveness.read(program, mesh_axes, size, scores)
         donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.inputs))]
         if rules.is_tiled:
             liveness.cast_before_remats(body)
