@@ -40,6 +40,7 @@ BELOW = {
     "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
     "namespace": ["errors"],
+    "optim": ["namespace"],
     "operators": ["layout", "dtypes", "elsewhere", "namespace"],
     "tensor": ["operators"],
     "leaves": ["tensor"],
@@ -53,7 +54,7 @@ BELOW = {
     "decode": ["models", "data"],  # texts in, texts out: it needs their tokenizers
     "interop": ["models", "small_files"],
     "data": ["spmd", "small_files", "fields"],
-    "train": ["data", "plan", "decode", "interop"],
+    "train": ["data", "plan", "decode", "interop", "optim"],
     "cli": ["train"],
     "__main__": ["cli"],
     "__init__": ["cli"],  # the public names: may import every room, and no room imports it
