@@ -208,7 +208,7 @@ _MOST_LINES, _MOST_LETTERS = 40, 4000
 
 
 def _whole(text: str, machine: Target, *, tail: bool = False) -> str:
-    """A compiler's message; where it is long, its beginning (or end), and a file with all of it."""
+    """A compiler's message; of a long one the beginning or end, and a file with all."""
     lines = text.splitlines()
     if len(lines) <= _MOST_LINES and len(text) <= _MOST_LETTERS:
         return text
