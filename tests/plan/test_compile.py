@@ -12,7 +12,7 @@ import pytest
 import weft as wf
 from tests.program.cases import B, D, F, shape, weight
 from weft import compat
-from weft.plan import Proof, Sent, compile, compiled_for
+from weft.plan import Proof, Sent, compile, compile_child, compiled_for
 from weft.plan.sent import read_collectives
 from weft.plan.targets import read_target
 
@@ -101,15 +101,57 @@ def test_what_the_process_says_becomes_a_proof(monkeypatch):
 
 def test_a_process_that_is_ended_ends_nothing_else(monkeypatch):
     child(monkeypatch, "import os, sys; print('F0000 no such torus', file=sys.stderr, flush=True); os.abort()")
-    with pytest.raises(wf.WeftError, match="was ended by signal 6: F0000 no such torus"):
+    with pytest.raises(wf.WeftError, match="was ended by signal 6: F0000 no such torus") as error:
         compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2")
+    assert error.value.fix.startswith("none is known")
+
+
+def refused(monkeypatch, said, during="program"):
+    child(monkeypatch, f"import json; print(json.dumps({dict(refused=said, during=during)!r}))")
+    with pytest.raises(wf.WeftError) as error:
+        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2")
+    return error.value
 
 
 def test_a_program_that_does_not_fit_says_so(monkeypatch):
-    told = "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.7G hbm."
-    child(monkeypatch, f"import sys; print({told!r}, file=sys.stderr); sys.exit(1)")
-    with pytest.raises(wf.WeftError, match="does not fit: Ran out of memory in memory space hbm"):
-        compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:2x2x2")
+    told = "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\nUsed 20.1G of 15.7G hbm."
+    error = refused(monkeypatch, told)
+    assert error.fact.endswith("does not fit: Ran out of memory in memory space hbm.\nUsed 20.1G of 15.7G hbm.")
+    assert "split what is largest" in error.fix
+
+
+def test_a_compilers_message_comes_through_whole(monkeypatch):
+    told = "JaxRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: bad tile\n\nat loc(here)\n"
+    told += "Suspected Python Code Location:\nnet.py:3\n[... truncated to 50 lines ...]"
+    error = refused(monkeypatch, told)
+    assert error.fact == f"compiling for v5p:2x2x2 failed: {told}"
+    assert "another shape" not in error.fix and error.fix.startswith("none is known")
+
+
+def test_a_message_too_long_for_a_screen_is_whole_in_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(compile.tempfile, "tempdir", str(tmp_path))
+    told = "JaxRuntimeError: INTERNAL: first line\n" + "\n".join(f"line {i}" for i in range(900))
+    fact = refused(monkeypatch, told).fact
+    assert "failed: JaxRuntimeError: INTERNAL: first line\nline 0\n" in fact and len(fact.splitlines()) < 20
+    (path,) = tmp_path.glob("weft-v5p-*.txt")
+    assert f"(all 901 lines of it: {path})" in fact and path.read_text() == told
+
+
+@pytest.mark.parametrize("during", ["machine", "program"])
+def test_the_process_that_compiles_says_during_what_it_was_refused(during, monkeypatch):
+    def refuse(*args):
+        raise RuntimeError("INTERNAL: no")
+
+    monkeypatch.setattr(compile_child, "devices_of", refuse if during == "machine" else lambda target: [])
+    monkeypatch.setattr(compile_child, "compile_request", refuse)
+    said = compile_child.answer({"target": read_target("v5p:2x2x2")})
+    assert said == {"refused": "RuntimeError: INTERNAL: no", "during": during}
+
+
+def test_a_machine_that_xla_does_not_know_is_xlas_own_refusal(monkeypatch):
+    error = refused(monkeypatch, "JaxRuntimeError: UNKNOWN: no such topology", during="machine")
+    assert error.fact == "XLA knows no machine v5p:2x2x2: JaxRuntimeError: UNKNOWN: no such topology"
+    assert error.fix == "compile for another shape of the machine; not every shape exists"
 
 
 def test_a_process_that_takes_too_long_is_stopped(monkeypatch):
@@ -219,7 +261,7 @@ def test_a_train_step_is_compiled_for_tpus_that_are_not_there():
 @TPU
 @pytest.mark.slow
 def test_a_shape_that_does_not_exist_is_xlas_own_refusal():
-    with pytest.raises(wf.WeftError, match="compiling for v5p:1x2x4 failed"):
+    with pytest.raises(wf.WeftError, match="XLA knows no machine v5p:1x2x4"):
         compiled_for(layers, ARGS, MESH, LAYOUT, "v5p:1x2x4")
 
 

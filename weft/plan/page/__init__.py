@@ -26,6 +26,7 @@ from .sent import sending_panel
 from .sources import SourceLines
 from .tensors import Tensors
 from .timing import time_panel
+from .turns import turns_panel
 
 VERSION = 1
 
@@ -50,6 +51,7 @@ def page(
         ("sent", "Sent", sending_panel(builder)),
         ("memory", "Memory", memory_panel(builder)),
         ("time", "Time", time_panel(builder)),
+        ("turns", "Turns", turns_panel(builder)),
     ]
     shown = [panel for panel in panels if panel[2]]
     script = "".join(map(_file, _SCRIPTS))
