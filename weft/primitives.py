@@ -234,6 +234,23 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
     return many, rows, results // max(rows * many, 1), numbers // dilation
 
 
+def groups_of_product(eqn: Any) -> int:
+    """How many matrices the rows of a ragged product are shared among; else 1."""
+    return int(eqn.invars[2].aval.shape[-1]) if _is_ragged(eqn) else 1
+
+
+def is_leading_slice(eqn: Any) -> bool:
+    """Whether a slice, or a split, is along the first dim: its parts lie in one piece."""
+    params, shape = eqn.params, eqn.invars[0].aval.shape
+    if eqn.primitive.name == "split":
+        return bool(params["axis"] == 0)
+    whole = eqn.primitive.name == "slice" and params["strides"] is None
+    return whole and all(
+        (start, end) == (0, size)
+        for start, end, size in zip(params["start_indices"][1:], params["limit_indices"][1:], shape[1:], strict=True)
+    )
+
+
 def _is_ragged(eqn: Any) -> bool:
     return "ragged_dot_dimension_numbers" in eqn.params
 

@@ -99,6 +99,8 @@ class FusedAttention:
     is_causal: bool
     block: int | None = None
     """How many scores a block has on one processor, where each block of the attention is a kernel of its own."""
+    is_one_kernel: bool = False
+    """Whether a GPU does all blocks by one kernel, and only elsewhere they are a loop."""
 
 
 @dataclass(frozen=True)
