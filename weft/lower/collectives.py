@@ -169,7 +169,9 @@ def _part_by_levels(array: Any, axes: Axes, steps: Steps, position: int) -> Any:
     shape, rest = array.shape, array.shape[position] // math.prod(sizes)
     array = array.reshape(*shape[:position], *sizes, rest, *shape[position + 1 :])
     if ordered != axes:
-        array = jnp.moveaxis(array, [position + axes.index(a) for a in ordered], [position + i for i in range(len(axes))])
+        array = jnp.moveaxis(
+            array, [position + axes.index(a) for a in ordered], [position + i for i in range(len(axes))]
+        )
     levels = [lax.axis_size(step) for step in reversed(steps)]
     return array.reshape(*shape[:position], *levels, rest, *shape[position + 1 :])
 
