@@ -120,7 +120,7 @@ _TABLE = {
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
         _rows(Role.BITCAST, "bitcast_convert_type"),
-        _rows(Role.VARY, "pvary", work=0),
+        _rows(Role.VARY, "pvary vary_by_levels", work=0),
         _rows(Role.RESHARD, "reshard sharding_constraint", work=0),
         _rows(Role.TRANSPOSE, "transpose", work=0),
         _rows(Role.BROADCAST, "broadcast_in_dim", work=0),

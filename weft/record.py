@@ -258,6 +258,24 @@ def operand_scope(index: int) -> AbstractContextManager[Any]:
     return jax.named_scope(f"of{index}")
 
 
+def sum_scope(axes: Axes) -> AbstractContextManager[Any]:
+    """While one sum over axes of several levels goes in steps: marks what it is."""
+    return jax.named_scope(f"by_levels_{'+'.join(axes)}")
+
+
+_SUM = re.compile(r"\bby_levels_([\w+]+)")
+
+
+def summed_over(scopes: str) -> Axes:
+    """The axes of the sum whose steps stand in these scopes of JAX; none elsewhere.
+
+    >>> summed_over("transpose(jvp(wf12_einsum))/of1/by_levels_hosts+x")
+    ('hosts', 'x')
+    """
+    found = _SUM.findall(scopes)
+    return tuple(found[-1].split("+")) if found else ()
+
+
 _NUMBER = re.compile(r"\bwf(\d+)_(\w*)")
 _BLOCKS: set[str] = set()
 _OPERAND = re.compile(r"\bof(\d+)\b")
