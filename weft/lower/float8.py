@@ -60,7 +60,7 @@ class Float8Product:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """An array, its scale, the numbers of its dims, and the 8-bit float it is used as."""
+    """An array, its scale, the numbers of its dims, and the 8-bit float it becomes."""
 
     array: Any
     scale: Any

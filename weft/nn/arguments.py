@@ -63,7 +63,7 @@ def check_divisor(value: Any, what: str, *, divides: int, of: str, beside: int |
 
 
 def check_matmul_dtype(value: Any) -> str | None:
-    """The dtype of a layer's products, if it is float8 or that of its operands (None)."""
+    """The dtype of a layer's products, if it is float8; None for that of operands."""
     return None if value is None else check_choice(value, [FLOAT8], "matmul_dtype")
 
 
