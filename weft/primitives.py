@@ -79,7 +79,7 @@ class Primitive:
     work: int = 1
     """Operations for each element."""
     does: str = ""
-    """Of a reduction: what it does, as a verb."""
+    """Of a reduction, or of a collective that sums nothing: what it does, as a verb."""
     collective: str | None = None
     """Of a collective: its name in a ledger."""
     products: int = 0
@@ -165,7 +165,8 @@ _TABLE = {
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
-        _rows(Role.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
         _rows(Role.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
         _rows(Role.COLLECTIVE, "all_to_all", collective="all_to_all"),

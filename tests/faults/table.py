@@ -30,7 +30,9 @@ FAULTS: list[Fault] = []
 def fault(name: str, file: str, old: str, new: str, *near: str) -> None:
     """Adds a fault to the table, under the room of its file."""
     room = file.split("/")[0]
-    room = {"lower": "ops", "graph.py": "program", "primitives.py": "program", "nn": "train"}.get(room, room)
+    room = {"lower": "ops", "graph.py": "program", "primitives.py": "program", "nn": "train", "optim.py": "train"}.get(
+        room, room
+    )
     FAULTS.append(Fault(room, name, f"weft/{file}", old, new, tuple(f"tests/{path}" for path in near)))
 
 
@@ -418,10 +420,20 @@ fault("rules-that-match-nothing-pass", "spmd/border.py",
       "            region.check_all_rules_matched()\n            out_specs", "            out_specs",
       "errors/test_layouts.py")
 
+fault("a-float8-scale-is-that-of-a-slice", "lower/float8.py",
+      "all_max(largest, axes) /", "largest /",
+      "ops/test_float8.py -k layout")
+fault("a-float8-gradient-is-scaled-by-the-operands-axes", "lower/float8.py",
+      "BACKWARD, self.axes[2])", "BACKWARD, ())",
+      "ops/test_float8.py -k all_reduce")
+fault("a-float8-gradient-has-the-forward-format", "lower/float8.py",
+      "result, BACKWARD)", "result, FORWARD)",
+      "ops/test_float8.py -k gradients")
+
 # ---- what reads programs
 
 fault("a-maximum-is-no-collective", "primitives.py",
-      '"pmax pmin psum psum_invariant"', '"psum psum_invariant"',
+      '_rows(Role.COLLECTIVE, "pmax", does', '_rows(Role.OTHER, "pmax", does',
       "program/test_reasons.py -k softmax", "program/test_ledger.py")
 fault("a-loop-inside-a-loop-counts-once", "graph.py",
       "count=around.count * (loop.turns or 1),", "count=loop.turns or 1,",
@@ -588,6 +600,12 @@ fault("bad-steps-in-a-row-are-all-bad-steps", "train/step.py",
 fault("all-weights-decay", "train/optimizers.py",
       "lambda flag: not flag, matches", "lambda flag: True, matches",
       "train/test_optimizers.py -k decay")
+fault("a-second-moment-becomes-zero", "optim.py",
+      "(ratio > 0).astype(ratio.dtype)", "0.0",
+      "test_optim.py -k code")
+fault("blocks-may-be-cut", "optim.py",
+      "if size % block:", "if block % size:",
+      "test_optim.py -k cut")
 fault("the-warm-up-begins-at-zero", "train/optimizers.py",
       "optax.linear_schedule(rate / warmup, rate, warmup - 1)", "optax.linear_schedule(0.0, rate, warmup)",
       "train/test_optimizers.py -k schedule")
