@@ -3,6 +3,7 @@
 What needs a compiler runs where one is installed: weft's extras `cuda` and `tpu`.
 """
 
+import dataclasses
 import importlib.util
 import logging
 
@@ -13,6 +14,7 @@ import weft as wf
 from tests.program.cases import B, D, F, shape, weight
 from weft import compat
 from weft.plan import Proof, Sent, compile, compile_child, compiled_for
+from weft.plan.merged import merged_rows
 from weft.plan.sent import read_collectives
 from weft.plan.targets import read_target
 
@@ -204,6 +206,117 @@ ENTRY %main (a: f32[8,16]) -> f32[32,16] {
 def test_collectives_are_read_with_their_axes_groups_and_turns():
     found = read_collectives(LOOP, {"rows": 2, "cols": 4})
     assert found == [Sent("all_reduce", ("cols",), 4, 512, 5), Sent("all_gather", ("rows",), 2, 1024, 1)]
+
+
+# As the TPU's compiler prints it: no count of turns, layouts with tiles, permutes as pairs that start and are done.
+TPU_RING = """
+HloModule jit_run, is_scheduled=true
+
+%wide.test (wide.p: (s32[], bf16[2,4,8], s32[])) -> pred[] {
+  %bound = s32[]{:T(128)} constant(9), metadata={op_name="jit(run)/while/cond/lt"}
+  %wide.p = (s32[]{:T(128)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, s32[]{:T(128)}) parameter(0)
+  %counter = s32[]{:T(128)} get-tuple-element(%wide.p), index=0
+  ROOT %lt.1 = pred[]{:T(512)} compare(%counter, %bound), direction=LT, backend_config={"flag_configs":[]}
+}
+
+%wide.turn (wide.q: (s32[], bf16[2,4,8], s32[])) -> (s32[], bf16[2,4,8], s32[]) {
+  %wide.q = (s32[]{:T(128)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, s32[]{:T(128)}) parameter(0)
+  %one = s32[]{:T(128)} get-tuple-element(%wide.q), index=2
+  %i = s32[]{:T(128)} get-tuple-element(%wide.q), index=0
+  %kv = bf16[2,4,8]{2,1,0:T(8,128)(2,1)} get-tuple-element(%wide.q), index=1
+  %next = s32[]{:T(128)} add(%i, %one)
+  %go = (bf16[2,4,8]{2,1,0:T(8,128)(2,1)S(1)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%kv), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}
+  %gone = bf16[2,4,8]{2,1,0:T(8,128)(2,1)} collective-permute-done(%go)
+  ROOT %out = (s32[]{:T(128)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, s32[]{:T(128)}) tuple(%next, %gone, %one)
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%async (d: f32[16], e: f32[4,4]) -> (f32[16], f32[4,4]) {
+  %d = f32[16]{0:T(128)} parameter(0)
+  %e = f32[4,4]{1,0:T(4,128)} parameter(1)
+  ROOT %both = (f32[16]{0:T(128)}, f32[4,4]{1,0:T(4,128)}) all-reduce(%d, %e), channel_id=2, replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%sum
+}
+
+ENTRY %main (kv0: bf16[2,4,8], g: f32[16], h: f32[4,4]) -> f32[16] {
+  %kv0 = bf16[2,4,8]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %g = f32[16]{0:T(128)} parameter(1)
+  %h = f32[4,4]{1,0:T(4,128)} parameter(2)
+  %two = s32[]{:T(128)} constant(2)
+  %copied = s32[]{:T(128)} copy(%two)
+  %start = (s32[]{:T(128)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, s32[]{:T(128)}) tuple(%copied, %kv0, %two)
+  %loop = (s32[]{:T(128)}, bf16[2,4,8]{2,1,0:T(8,128)(2,1)}, s32[]{:T(128)}) while(%start), condition=%wide.test, body=%wide.turn
+  %begun = ((f32[16], f32[4,4]), (f32[16], f32[4,4]), u32[]) async-start(%g, %h), calls=%async
+  %ended = (f32[16], f32[4,4]) async-done(%begun)
+  ROOT %r = f32[16]{0:T(128)} get-tuple-element(%ended), index=0
+}
+"""  # noqa: E501
+
+
+def test_a_loop_whose_turns_the_compiler_does_not_say_is_counted_by_its_test():
+    found = read_collectives(TPU_RING, {"rows": 2, "x": 4})
+    assert found == [Sent("permute", ("x",), 2, 128, 7), Sent("all_reduce", ("rows",), 2, 128, 1)]
+
+
+def test_a_loop_that_may_take_any_number_of_turns_counts_one():
+    text = TPU_RING.replace("constant(9)", "get-tuple-element(%wide.p), index=2")
+    assert read_collectives(text, {"rows": 2, "x": 4})[0].count == 1
+
+
+# ---- beside what Weft says
+
+
+def gathered_twice(x, w):
+    return wf.einsum(wf.einsum(x, w, over=D), w, over=F)
+
+
+def proof_of(program, less=0, narrow=False, target="h100:1x1x8"):
+    """As if XLA sent what the ledger has, but for some bytes."""
+    rows = [
+        Sent(row.collective, row.axes, row.ways, row.bytes // (2 if narrow else 1), row.count) for row in program.ledger
+    ]
+    rows[0] = dataclasses.replace(rows[0], bytes=rows[0].bytes - less)
+    return Proof(target, *SAYS.values(), collectives=tuple(rows), seconds=1.0)
+
+
+def test_what_xla_gathers_once_is_named_with_its_pass_and_its_bytes():
+    args = shape(B, D), weight(D, F)
+    program = wf.trace(gathered_twice, *args, mesh="rows=8", layout="batch:rows,params.d_model:rows")
+    first, second = (row for row in program.ledger if row.collective == "all_gather")
+    assert merged_rows(program) == [second] and first.bytes == second.bytes
+    text = proof_of(program, less=second.bytes).beside(program)
+    assert "XLA gathers it once (its pass `cse`): all that differs" in text
+    assert "in 1 call is of what was gathered before" in text
+    assert "cse" not in proof_of(program).beside(program)
+
+
+def test_gathers_in_a_recomputation_or_a_loop_are_not_those_before_it():
+    def recomputed(x, w):
+        return wf.sum(wf.square(wf.remat(gathered_twice)(x, w)), over=[B, D])
+
+    args = shape(B, D), weight(D, F)
+    how = dict(mesh="rows=8", layout="batch:rows,params.d_model:rows")
+    program = wf.trace(wf.grad(recomputed, argnums=1), *args, **how)
+    gathers = [row for row in program.ledger if row.collective == "all_gather"]
+    merged = merged_rows(program)
+    assert [row.phase for row in merged] == ["forward", "recompute"] and len(gathers) == 4
+
+
+def test_bytes_that_differ_for_another_reason_are_said_to():
+    program = wf.trace(layers, *ARGS, mesh=MESH, layout=LAYOUT)
+    text = proof_of(program, less=8).beside(program)
+    assert text.splitlines()[-1] == "over cols: XLA sends 8 B fewer than the ledger, for a reason not known"
+    assert len(proof_of(program).beside(program).splitlines()) == 4
+
+
+def test_a_tpu_that_rounds_before_it_sends_is_named():
+    program = wf.trace(layers, *ARGS, mesh="rows=8", layout="batch:rows,params.d_model:rows")
+    text = proof_of(program, narrow=True, target="v5p:2x2x2").beside(program)
+    assert "the TPU's compiler sends in bfloat16" in text
 
 
 def test_xlas_figures_stand_beside_wefts():
