@@ -2,11 +2,12 @@
 
 `python benchmarks/memory_drawn.py predict SEED` draws train steps and writes what Weft says of each into
 `memory_drawn/SEED.json`; `... compile SEED` then has XLA compile them (`compiled_for`, no accelerator) and writes its
-figures beside, one by one, so that it can be interrupted; `... table [SEED ...]` prints both. A seed is the commit whose
-rules made the predictions: programs nobody could have tuned on. `tuning` is the seed the rules were tuned on.
+figures beside, one by one, so that it can be interrupted; `... table [SEED ...]` prints both. A seed is the commit
+whose rules made the predictions: programs nobody could have tuned on. `tuning` is the seed the rules were tuned on.
 """
 
 import argparse
+import fcntl
 import json
 import random
 import statistics
@@ -182,18 +183,18 @@ _KINDS: dict[str, Callable[[_Drawing], None]] = {
 }
 
 
-def draws(seed: str, count: int) -> Iterator[Drawn]:
-    """So many programs; each kind in turn, for both targets."""
-    kinds = list(_KINDS)
+def draws(seed: str, count: int, kinds: list[str]) -> Iterator[Drawn]:
+    """So many programs; each kind in turn, every fourth for a TPU, whose compiler takes longest."""
     for i in range(count):
-        yield _Drawing(f"{seed}/{i}").draw(kinds[i // 2 % len(kinds)], ("gpu", "tpu")[i % 2])
+        kind = kinds[(i + i // (2 * len(kinds))) % len(kinds)]
+        yield _Drawing(f"{seed}/{i}").draw(kind, "tpu" if i % 4 == 3 else "gpu")
 
 
-def predict(seed: str, count: int) -> None:
+def predict(seed: str, count: int, kinds: list[str]) -> None:
     """Writes what Weft says of the programs of a seed; XLA's figures stay where the programs are the same."""
     known = {json.dumps(row["program"]): row.get("xla") for row in _rows(seed)}
     rows = []
-    for drawn in draws(seed, count):
+    for drawn in draws(seed, count, kinds):
         program = asdict(drawn)
         try:
             memory = drawn.program().memory_on(drawn.target)
@@ -208,21 +209,24 @@ def predict(seed: str, count: int) -> None:
     _write(seed, rows)
 
 
-def compile_all(seed: str) -> None:
+def compile_all(seed: str, target: str | None, part: str) -> None:
     """Has XLA compile what is not compiled yet; a figure or its error is written at once."""
     for i, row in enumerate(_rows(seed)):
-        if "xla" in row or "refused" in row:
-            continue
         drawn = Drawn(**row["program"])
+        is_mine = i // 4 % int(part[2]) == int(part[0]) and target in (None, drawn.target)
+        if "xla" in row or "refused" in row or not is_mine:
+            continue
         try:
             proof = compiled_for(*drawn.call(), drawn.mesh, drawn.layout, drawn.machine)
             found: dict[str, Any] = {"arguments": proof.argument_bytes, "peak": proof.peak_bytes}
             took = proof.seconds
         except wf.WeftError as error:
             found, took = {"error": str(error)}, 0.0
-        rows = _rows(seed)
-        rows[i]["xla"] = found
-        _write(seed, rows)
+        with open(FOLDER / ".lock", "w") as lock:  # one process for each target may run
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rows = _rows(seed)
+            rows[i]["xla"] = found
+            _write(seed, rows)
         print(f"{i} {drawn.kind}, {drawn.target}: {found} in {took} s", flush=True)
 
 
@@ -286,13 +290,18 @@ def main() -> None:
     parser.add_argument("command", choices=["predict", "compile", "table"])
     parser.add_argument("seeds", nargs="+")
     parser.add_argument("--count", type=int, default=40, help="how many programs to draw")
+    parser.add_argument("--kind", action="append", choices=list(_KINDS), help="draw only of this kind")
+    parser.add_argument("--target", choices=["gpu", "tpu"], help="compile only for this one")
+    parser.add_argument("--part", default="0/1", help="of several processes that compile, which: `0/2`, `1/2`")
     parser.add_argument("--anew", action="store_true", help="predict anew for the table, not as it was written")
     given = parser.parse_args()
     warnings.simplefilter("ignore", wf.WeftWarning)
     if given.command == "table":
         sys.exit(0 if table(given.seeds, anew=given.anew) else 1)
     for seed in given.seeds:
-        predict(seed, given.count) if given.command == "predict" else compile_all(seed)
+        predict(seed, given.count, given.kind or list(_KINDS)) if given.command == "predict" else compile_all(
+            seed, given.target
+        )
 
 
 if __name__ == "__main__":

@@ -252,6 +252,13 @@ def is_leading_slice(eqn: Any) -> bool:
     )
 
 
+def batch_dims_of(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of a product's operand that it has one product for each of."""
+    if _is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
+        return ()
+    return tuple(eqn.params["dimension_numbers"][1][operand])
+
+
 def _is_ragged(eqn: Any) -> bool:
     return "ragged_dot_dimension_numbers" in eqn.params
 

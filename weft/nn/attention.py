@@ -202,7 +202,7 @@ class Attention(eqx.Module):
                 return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
             bias = bias(mask.query_positions(q), mask.key_positions(k))
-        with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
+        with _as_fused(q, k, causal=mask.causal) if self.fused and is_fusable else contextlib.nullcontext():
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
             scores = wf.cast(scores, "float32") * self.scale

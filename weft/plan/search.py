@@ -25,6 +25,7 @@ from ..mesh import Mesh, MeshLike, as_mesh
 from ..program import Program, trace
 from ..text import size_text
 from .candidates import Candidates, Trial
+from .capacity import capacity_of
 from .choices import AXES, Choices, named_axes, shapes
 from .compose import Composer, Facts
 from .cost import Plan
@@ -70,7 +71,8 @@ def search(
     """The best layouts on a mesh, or on every mesh of so many processors, ranked.
 
     `dims` names what may be split (`params.d_model`: how parameters are stored): all dims unless given, or for a model
-    of `weft.models` those worth it. `memory` is what a processor has, in bytes, where it is not all of the hardware's.
+    of `weft.models` those worth it. `memory` is what a program may use of a processor's, in bytes; unless given JAX's
+    share of the hardware's.
     Interrupted (Ctrl-C), it gives the best so far.
     """
     if (mesh is None) == (processors is None):
@@ -88,8 +90,8 @@ def search(
     if processors is not None and processors < 1:
         raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
     on = as_mesh(mesh) if mesh is not None else None
-    sharing = (on.size if on is not None else processors or 1) if machine.is_shared else 1
-    capacity = machine.memory // sharing if memory is None else memory
+    count = on.size if on is not None else processors or 1
+    capacity = capacity_of(machine, processors=count, memory=memory).bytes
     layouts = _LayoutSearch(trace_on, args, machine, capacity, dims, progress or (lambda _: None))
     return layouts.run(on, processors, most_axes, keep, workers)
 

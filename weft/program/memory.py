@@ -19,6 +19,7 @@ from .memory_names import Names
 
 _SHOWN = 8
 _OTHER = 0.3
+_TURNED = 0.1
 _UNROLLED = 0.5
 _SMALL = 2**20  # what alignment and many small buffers may add
 
@@ -91,6 +92,8 @@ class Memory:
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
+        if self._course.has_turned_stacks:
+            high += _TURNED  # more than one copy may be there at a time
         if self._course.recomputes_outside_loops:
             high += _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
         rest = self.peak - self.arguments
