@@ -4,9 +4,11 @@
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from ..errors import WeftError, closest
+from .hardware_file import read_hardware
 from .machine import Hardware, Link
 from .machines import LISTED
 from .this_machine import machine_figures
@@ -15,10 +17,12 @@ HARDWARE: dict[str, Hardware] = {listed.name: listed for listed in LISTED}
 THIS = "this"
 
 
-def hardware(name: str | Hardware) -> Hardware:
-    """The hardware of a name; `this` is this machine, measured on first use."""
+def hardware(name: str | Path | Hardware) -> Hardware:
+    """The hardware of a name, or of a file of TOML; `this` is this machine, measured."""
     if isinstance(name, Hardware):
         return name
+    if isinstance(name, Path) or name.endswith(".toml"):
+        return read_hardware(Path(name), HARDWARE)
     if name == THIS:
         return _this()
     listed = HARDWARE.get(str(name).lower().removeprefix("tpu").strip(" -_"))
@@ -26,7 +30,7 @@ def hardware(name: str | Hardware) -> Hardware:
         raise WeftError(
             f"there is no hardware `{name}`",
             state=f"hardware: {', '.join([*HARDWARE, THIS])}",
-            fix=f"{closest(str(name), [*HARDWARE, THIS])} or give a `Hardware` of your own",
+            fix=f"{closest(str(name), [*HARDWARE, THIS])} or describe your own in a file: `--hardware mine.toml`",
         )
     return listed
 
@@ -47,7 +51,7 @@ def measured_hardware(figures: dict[str, Any]) -> Hardware:
     """The hardware of measured figures."""
     source = f"measured on this machine ({figures['cpu']}, JAX {figures['jax']})"
     link = Link(
-        "memory",
+        "shared memory",
         figures["sent_per_s"],
         figures["sending_s_a_processor"],
         reach=0,
@@ -55,7 +59,7 @@ def measured_hardware(figures: dict[str, Any]) -> Hardware:
         call=figures["sending_s"],
     )
     flops = {"float32": figures["float32"], "bfloat16": figures["bfloat16"]}
-    names = [*flops, "vector", "bandwidth", "memory", "cores", "call"]
+    names = [*flops, link.name, "vector", "bandwidth", "memory", "cores", "call"]
     return Hardware(
         THIS,
         f"this machine: {figures['cpu']}, {figures['cores']} cores",

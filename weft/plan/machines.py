@@ -129,6 +129,7 @@ def _tpu(
             **dict.fromkeys(["bfloat16", "int8", *([_E4M3, _E5M2] if float8 else [])], source),
             "float32": _JAX_F32.format(f"{source}: one pass of bfloat16"),
             "vector": "an estimate: 1/64 of the matrix units",
+            "cores": "the matrix units of a chip work on one product",
             "memory": source,
             "bandwidth": source,
             "ICI": f"{source}: the chip's total over its links, both directions of one axis",
