@@ -532,19 +532,19 @@ fault("a-loop-in-a-loop-costs-its-own-turns", "plan/values.py",
       "turn = Routine(routine.count * (loop.turns or 1), is_turn=True)",
       "turn = Routine(loop.turns or 1, is_turn=True)",
       "plan/test_cost.py -k turns")
-fault("a-search-bound-is-above-the-cost", "plan/search.py",
-      "bound = self.candidates.seconds[candidate] * self._slack",
-      "bound = self.candidates.seconds[candidate] / self._slack",
+fault("a-search-bound-is-above-the-cost", "plan/best_first.py",
+      "bound = self.candidates.seconds[candidate] * self.slack",
+      "bound = self.candidates.seconds[candidate] / self.slack",
       "plan/test_search.py -k slack")
-fault("a-trace-below-its-bound-widens-nothing", "plan/search.py",
-      "self._slack = min(self._slack, result.seconds / self.candidates.seconds[trial.number])",
-      "self._slack = min(self._slack, 1.0)",
+fault("a-trace-below-its-bound-widens-nothing", "plan/best_first.py",
+      "self.slack = min(self.slack, result.seconds / bound)",
+      "self.slack = min(self.slack, 1.0)",
       "plan/test_search.py -k slack")
-fault("the-best-need-not-fit", "plan/search.py",
+fault("the-best-need-not-fit", "plan/best_first.py",
       "if result.fits and (self.best is None", "if (self.best is None",
       "plan/test_search.py -k 'ends_no_search or memory'")
-fault("work-left-on-a-larger-axis-is-that-of-the-traced-one", "plan/compose.py",
-      "left[index] = max(1 - divided * (1 - 1 / size), 0.0)", "left[index] = max(1 - divided * (1 - 1 / traced), 0.0)",
+fault("work-left-on-a-larger-axis-is-that-of-the-traced-one", "plan/clusters.py",
+      "* (1 - 1 / size), 0.0))", "* (1 - 1 / 4), 0.0))",
       "plan/test_search.py -k another_size")
 fault("stored-weights-are-not-divided-in-memory", "plan/compose.py",
       ' or is_stored', "",
