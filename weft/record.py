@@ -259,21 +259,33 @@ def operand_scope(index: int) -> AbstractContextManager[Any]:
 
 
 def sum_scope(axes: Axes) -> AbstractContextManager[Any]:
-    """While one sum over axes of several levels goes in steps: marks what it is."""
-    return jax.named_scope(f"by_levels_{'+'.join(axes)}")
+    """While one sum goes in several steps: marks what they are steps of."""
+    return jax.named_scope(f"sum_over_{'+'.join(axes)}")
 
 
-_SUM = re.compile(r"\bby_levels_([\w+]+)")
+def dtype_scope(dtype: Any) -> AbstractContextManager[Any]:
+    """While numbers are sent as bytes: marks what they are."""
+    return jax.named_scope(f"sent_as_{dtype}")
+
+
+_SUM = re.compile(r"\bsum_over_([\w+]+)")
+_SENT_AS = re.compile(r"\bsent_as_(\w+)")
 
 
 def summed_over(scopes: str) -> Axes:
     """The axes of the sum whose steps stand in these scopes of JAX; none elsewhere.
 
-    >>> summed_over("transpose(jvp(wf12_einsum))/of1/by_levels_hosts+x")
+    >>> summed_over("transpose(jvp(wf12_einsum))/of1/sum_over_hosts+x")
     ('hosts', 'x')
     """
     found = _SUM.findall(scopes)
     return tuple(found[-1].split("+")) if found else ()
+
+
+def sent_as(scopes: str) -> str | None:
+    """The dtype of the numbers whose bytes are sent in these scopes, if one is named."""
+    found = _SENT_AS.findall(scopes)
+    return found[-1] if found else None
 
 
 _NUMBER = re.compile(r"\bwf(\d+)_(\w*)")

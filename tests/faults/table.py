@@ -344,9 +344,24 @@ fault("a-gradient-flows-into-padding", "lower/padding.py",
 fault("a-weight-is-summed-at-each-use", "lower/meet.py",
       "    if not is_kept(x):\n        with operand_scope(i):", "    if is_kept(x):\n        with operand_scope(i):",
       "spmd/test_what_is_sent.py -k 'three_times or scan'")
-fault("gradient-sums-travel-as-they-are", "lower/stored.py",
-      "total = gradient.astype(kind.sums)", "total = gradient",
+fault("gradient-sums-travel-as-they-are", "lower/sums.py",
+      "return collectives.all_reduce(array.astype(dtype), axes)", "return collectives.all_reduce(array, axes)",
       "spmd/test_what_is_sent.py -k dtype_asked_for")
+fault("a-sum-over-hosts-is-transposed-step-by-step", "lower/collectives.py",
+      "    if not jnp.issubdtype(array.dtype, jnp.inexact):\n        return total(array)", "    return total(array)",
+      "program/test_ledger.py -k 'between_hosts or hosts_and_pods'")
+fault("slices-lie-in-the-order-of-levels", "lower/levels.py",
+      "array = _reorder(array, position, [axes.index(axis) for axis in axes_of(steps)])", "pass",
+      "lower/test_levels.py -k slices_lie")
+fault("hosts-are-scattered-to-before-what-is-inside-them", "lower/levels.py",
+      "for level in reversed(region.mesh.levels))", "for level in region.mesh.levels)",
+      "program/test_ledger.py -k 'between_hosts or hosts_and_pods'")
+fault("one-infinity-sets-the-scale-of-its-block", "lower/sums.py",
+      "jnp.where(is_finite, jnp.abs(numbers), 0)", "jnp.abs(numbers)",
+      "lower/test_sums.py -k not_finite")
+fault("float8-is-scaled-beyond-its-largest-number", "lower/sums.py",
+      "exponent + 1 - _reach(dtype)", "exponent - 1 - _reach(dtype)",
+      "lower/test_sums.py -k as_near_as")
 fault("a-shared-table-is-scattered-at-each-use", "lower/stored.py",
       "if not is_gathered or not leaving & over or not is_differentiated(x.raw):", "if True:",
       "spmd/test_storage.py -k several_ops")

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
-import weft as wf
-from weft.layout import Layout, Region, tracing_in
+from tests.lower.on_all import on_all
 from weft.lower import collectives, levels
 
 TWO, THREE = "hosts=2 | x=4", "pods=2 | hosts=2 | x=2"
@@ -23,19 +21,6 @@ ORDERS = {
 def any_size(monkeypatch):
     """However few bytes there are, they go in steps."""
     monkeypatch.setattr(levels, "FLAT_BELOW", 0)
-
-
-def on_all(mesh, fn, *arrays):
-    """`fn` of each processor's own array, the first dim of `arrays`; of each what it gave."""
-    mesh = wf.Mesh(mesh)
-    own = PartitionSpec(tuple(mesh.axes))
-
-    def body(*arrays):
-        with tracing_in(Region(mesh, Layout(""))):
-            results = fn(*jax.tree.map(lambda array: array[0], arrays))
-        return jax.tree.map(lambda x: collectives.as_varying(x, tuple(mesh.axes))[None], results)
-
-    return jax.jit(jax.shard_map(body, mesh=mesh.jax_mesh(), in_specs=own, out_specs=own))(*arrays)
 
 
 def both(mesh, fn, *arrays):

@@ -43,7 +43,8 @@ from ..compat import trace_of, with_more_varying
 from ..compat import varying as varying  # asked for together with the collectives
 from ..layout import Axes, open_region, tracing_in
 from ..record import sum_scope
-from .levels import Steps, steps_of, steps_of_exchange
+from . import levels
+from .levels import Steps, axes_of, steps_of
 
 
 def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
@@ -77,7 +78,7 @@ def as_varying(array: Any, axes: Any) -> Any:
 
 vary_by_levels = Primitive("vary_by_levels")
 """As JAX's own cast to varying, which is transposed to one flat sum: this one's goes in steps."""
-vary_by_levels.def_abstract_eval(lambda aval, *, steps: with_more_varying(aval, sum(steps, ())))
+vary_by_levels.def_abstract_eval(lambda aval, *, steps: with_more_varying(aval, axes_of(steps)))
 mlir.register_lowering(vary_by_levels, lambda _, array, *, steps: [array])
 ad.deflinear2(vary_by_levels, lambda gradient, _, *, steps: [_sum_by_levels(gradient, steps)])
 batching.primitive_batchers[vary_by_levels] = lambda arrays, positions, *, steps: (
@@ -109,7 +110,7 @@ def all_reduce(array: Any, axes: Axes) -> Any:
 
 def _sum_by_levels(array: Any, steps: Steps) -> Any:
     """The sum of what varies over the axes; its gradient is what it is of one step."""
-    axes = sum(steps[::-1], ())
+    axes = axes_of(steps)
 
     def total(array: Any) -> Any:
         return _reduce_by_levels(array, steps, scatter=_scatter, reduce=lax.psum)
@@ -130,17 +131,17 @@ def _reduce_by_levels(array: Any, steps: Steps, *, scatter: Callable[..., Any], 
     Along the first dim that divides; where none does, along all numbers, with a few more at the end.
     """
     *inside, outermost = steps
-    ways = lax.axis_size(sum(inside, ()))
+    ways = lax.axis_size(axes_of(tuple(inside)))
     position = next((i for i, size in enumerate(array.shape) if size % ways == 0), None)
-    part = array
+    part, along = array, position or 0
     if position is None:
         part = lax.pad(array.reshape(-1), np.zeros((), array.dtype), [(0, -array.size % ways, 0)])
-    with sum_scope(sum(steps[::-1], ())):
+    with sum_scope(axes_of(steps)):
         for axes in inside:
-            part = scatter(part, axes, position or 0)
+            part = scatter(part, axes, along)
         part = reduce(part, outermost)
         for axes in reversed(inside):
-            part = lax.all_gather(part, axes, axis=position or 0, tiled=True, to="invarying")
+            part = lax.all_gather(part, axes, axis=along, tiled=True, to="invarying")
     return part if position is not None else part[: array.size].reshape(array.shape)
 
 
@@ -155,44 +156,12 @@ def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
         steps = steps_of(axes, _bytes(numbers))
         if len(steps) == 1:
             return _scatter(numbers, axes, position)
-        parts = _part_by_levels(numbers, axes, steps, position)
+        parts = levels.part(numbers, axes, steps, position)
         for i, step in enumerate(steps, 1):
             parts = _scatter(parts, step, position + len(steps) - i)
-        return _merge(parts, position, len(steps) + 1)
+        return levels.merge(parts, position, len(steps) + 1)
 
     return _sum(array, axes, send)
-
-
-def _part_by_levels(array: Any, axes: Axes, steps: Steps, position: int) -> Any:
-    """A dim of slices along the axes as several: one a level, the outermost first."""
-    ordered, sizes = sum(steps[::-1], ()), [lax.axis_size(axis) for axis in axes]
-    shape, rest = array.shape, array.shape[position] // math.prod(sizes)
-    array = array.reshape(*shape[:position], *sizes, rest, *shape[position + 1 :])
-    if ordered != axes:
-        array = jnp.moveaxis(
-            array, [position + axes.index(a) for a in ordered], [position + i for i in range(len(axes))]
-        )
-    levels = [lax.axis_size(step) for step in reversed(steps)]
-    return array.reshape(*shape[:position], *levels, rest, *shape[position + 1 :])
-
-
-def _join_levels(array: Any, axes: Axes, steps: Steps, position: int) -> Any:
-    """The dim of slices along the axes again, out of one dim a level."""
-    ordered, shape = sum(steps[::-1], ()), array.shape
-    count = len(axes)
-    array = array.reshape(
-        *shape[:position], *(lax.axis_size(axis) for axis in ordered), *shape[position + len(steps) :]
-    )
-    if ordered != axes:
-        array = jnp.moveaxis(array, [position + ordered.index(a) for a in axes], [position + i for i in range(count)])
-    return _merge(array, position, count + 1)
-
-
-def _merge(array: Any, position: int, count: int) -> Any:
-    """So many dims from `position` on as one."""
-    shape = array.shape
-    merged = math.prod(shape[position : position + count])
-    return array.reshape(*shape[:position], merged, *shape[position + count :])
 
 
 def _sum(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
@@ -223,28 +192,26 @@ def _gather(array: Any, axes: Axes, position: int, to: str) -> Any:
     parts = jnp.expand_dims(array, [position + i for i in range(len(steps))])
     for i, step in enumerate(reversed(steps)):
         parts = lax.all_gather(parts, step, axis=position + i, tiled=True, to=to)
-    return _join_levels(parts, axes, steps, position)
+    return levels.join(parts, axes, steps, position)
 
 
 def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
     """The axes move from dim `join`, which becomes whole, to dim `split`."""
     array = as_varying(array, axes)
-    steps = steps_of_exchange(axes, _bytes(array))
+    steps = levels.steps_of_exchange(axes, _bytes(array))
     if len(steps) == 1:
         return lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
-    # One dim a level of where it goes to, and of where it came from, each at the place of its dim.
+    # One dim a level of where numbers go to, in the place of `split`, and of where they came from, before `join`.
     count = len(steps)
-    parts = _part_by_levels(array, axes, steps, split)
-    join = join if join < split else join + count
+    parts = levels.part(array, axes, steps, split)
+    join += count * (split < join)
     parts = jnp.expand_dims(parts, [join + i for i in range(count)])
-    split = split if split < join else split + count
-    for i in range(count):
-        at = count - 1 - i
-        parts = lax.all_to_all(parts, steps[i], split_axis=split + at, concat_axis=join + at, tiled=True)
-    first, second = (join, split) if join > split else (split, join)
-    for position in (first, second):
-        parts = _join_levels(parts, axes, steps, position) if position == join else _merge(parts, position, count + 1)
-    return parts
+    split += count * (join < split)
+    for i, step in zip(reversed(range(count)), steps, strict=True):
+        parts = lax.all_to_all(parts, step, split_axis=split + i, concat_axis=join + i, tiled=True)
+    if split > join:
+        return levels.join(levels.merge(parts, split, count + 1), axes, steps, join)
+    return levels.merge(levels.join(parts, axes, steps, join), split, count + 1)
 
 
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
