@@ -3,12 +3,14 @@
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
+from ..plan.page import search_page
 from ..plan.search import SearchProgress
 from ..text import time_text
 from .model import BATCH, DECODE, LENGTH, LOSS, MODEL, OPTIMIZER, load
@@ -48,6 +50,7 @@ def search(
     loss: LOSS = False,
     decode: DECODE = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many plans to show.")] = 20,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page: time against memory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plans as JSON.")] = False,
 ) -> None:
     """Find the best layouts: all legal ones, each costed from its own program.
@@ -71,11 +74,15 @@ def search(
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before any layout was costed\n")
             raise typer.Exit(INTERRUPTED) from None
+        if html is not None:
+            search_page(ranking, chosen.name).save(html)
         if as_json:
             return write(json.dumps(ranking.to_dict(), indent=1))
         count = ranking.best.mesh.size
         head = f"{chosen.name} on {machine}, {count} processor{'s' * (count != 1)}"
         write_program(titled(f"{head}\n\n{ranking}"))
+        if html is not None:
+            write(f"page: {html}")
 
 
 def _tell(reporter: Reporter, at: SearchProgress) -> None:
