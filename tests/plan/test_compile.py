@@ -289,8 +289,8 @@ def test_what_xla_gathers_once_is_named_with_its_pass_and_its_bytes():
     first, second = (row for row in program.ledger if row.collective == "all_gather")
     assert merged_rows(program) == [second] and first.bytes == second.bytes
     text = proof_of(program, less=second.bytes).beside(program)
-    assert "XLA gathers it once (its pass `cse`): all that differs" in text
-    assert "in 1 call is of what was gathered before" in text
+    assert "XLA sends it once (its pass `cse`): all that differs" in text
+    assert "in 1 call is of what was sent before" in text
     assert "cse" not in proof_of(program).beside(program)
 
 

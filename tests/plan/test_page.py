@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import weft as wf
 from tests.plan.browser import browser, why_not
-from weft import models
+from weft import models, notebook
 from weft.plan import Plan
 from weft.plan.page import page
+from weft.plan.page.front import front_of
 from weft.plan.page.sources import AROUND
 from weft.plan.page.turns import _grid, _PipelineGrid
 from weft.schedule import PipelineSchedule
@@ -483,6 +484,75 @@ def test_light_and_dark_follow_the_system_until_the_switch_is_used(opened):
     assert window.run(paper) == light
     window.run("localStorage.clear()")
     window.scheme("light")
+
+
+@pytest.fixture(scope="module")
+def found():
+    batch, d_io, hidden = wf.dims(batch=2**16, d_io=2**12, hidden=2**14)
+
+    def large(x, w, v):
+        return wf.einsum(wf.relu(wf.einsum(x, w, over=d_io)), v, over=hidden)
+
+    args = shape(batch, d_io), shape(d_io, hidden), shape(hidden, d_io)
+    return wf.search(large, *args, processors=8, hardware="h100", dims=["batch", "hidden", "d_io"], memory=18 * 10**8)
+
+
+def test_a_search_has_a_page_with_its_front_and_the_best_marked(found):
+    read = Read(found.page())
+    dots = [attrs for tag, attrs in read.tags if tag == "circle" and "data-row" in attrs]
+    assert len(dots) == len(found.plans)
+    assert [d["class"].split()[1:3] for d in dots if "best" in d["class"]] == [["best", "on-front"]]
+    front = front_of(found.plans)
+    assert sum("on-front" in dot["class"] for dot in dots) == len(front) and front[0] is found.best
+    assert sum("unfit" in dot["class"] for dot in dots) == sum(not plan.fits for plan in found.plans) > 0
+    for plan in found.plans:
+        beaten = [p for p in front if p.seconds <= plan.seconds and p.memory_bytes <= plan.memory_bytes]
+        assert beaten or not plan.fits
+    assert all(str(plan.layout) in read.text for plan in found.plans)
+
+
+def test_the_chart_of_a_search_is_walked_and_read_and_fits_a_phone(window, tmp_path, found):
+    window.open(found.page().save(tmp_path / "search.html"))
+    window.run("document.querySelector('.chart').focus()")
+    window.press("Right")
+    assert window.text(".readout").startswith(f"{found.best.mesh} under {found.best.layout}: ")
+    assert window.run("return document.querySelectorAll('.plans tr.here').length") == 1
+    for scheme in ("dark", "light"):
+        window.scheme(scheme)
+        assert window.run(CONTRAST)[0] >= 4.5
+    window.size(390, 844)
+    wide = window.run("return document.documentElement.scrollWidth - innerWidth")
+    window.size(1366, 768)
+    assert wide <= 0 and window.complaints() == []
+
+
+def test_a_notebook_shows_a_program_a_plan_and_a_search_in_a_frame(window, tmp_path, found):
+    program = traced()
+    plan = Plan(program, "h100")
+    assert program.page() == page(program) and plan.page(plan) == page(program, plan, program, plan)
+    for shown in (program, plan, found):
+        read = Read(shown._repr_html_())
+        ((tag, attrs),) = read.tags
+        assert tag == "iframe" and attrs["srcdoc"] == shown.page() and attrs["sandbox"] == "allow-scripts"
+    (tmp_path / "cell.html").write_text(f"<p>In [1]:</p>{plan._repr_html_()}")
+    window.open(tmp_path / "cell.html")
+    window.do("POST", "frame", id=0)
+    click_row(window, "einsum(h, v)")
+    assert "4 slices of 128 B" in window.text(".how")
+    window.do("POST", "frame", id=None)
+    assert window.complaints() == []
+
+
+def test_a_page_is_saved_and_opened(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(notebook.webbrowser, "open", opened.append)
+    text = traced().page()
+    path = text.open()
+    assert opened == [path.as_uri()] and path.read_text() == text
+    path.unlink()
+    with pytest.raises(wf.WeftError, match="cannot be written: No such file") as error:
+        text.save(tmp_path / "not" / "there.html")
+    assert error.value.fix == "name a file in a folder that is there"
 
 
 VIEWS = ["compare", "program", "sent", "memory", "time", "turns"]

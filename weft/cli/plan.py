@@ -13,7 +13,6 @@ from ..compat import expect_no_driver
 from ..errors import WeftError, closest
 from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
-from ..plan.page import page
 from ..plan.remedies import OPTIONS, Remedies, find_remedies
 from ..program import Program
 from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, load, need_mesh_and_layout
@@ -94,7 +93,7 @@ def plan(
             proof = compiled_for(chosen.fn, chosen.args, planned.mesh, planned.layout, target)
         held = [condition for condition in conditions if condition.holds(planned)]
         if html is not None:
-            _write_page(html, planned, other)
+            planned.page(other).save(html)
         if as_json:
             write(json.dumps(_as_dict(shown, other, proof, held, remedies), indent=1))
         else:
@@ -152,16 +151,6 @@ def _as_dict(
     if remedies is not None:
         values["would_fit"] = remedies.to_dict()
     return values
-
-
-def _write_page(path: Path, planned: Plan, other: Plan | None) -> None:
-    text = page(planned.program, planned, other.program if other else None, other)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WeftError(
-            f"`{path}` cannot be written: {error.strerror}", fix="name a file in a folder that is there"
-        ) from None
 
 
 _SIGNS = {

@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from ..models.config import SEARCHED
 from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
+from ..plan.page import search_page
 from ..plan.search import MOST_AXES, SearchProgress
 from ..text import time_text
 from .model import BATCH, DECODE, LENGTH, LOSS, MODEL, OPTIMIZER, load
@@ -54,6 +56,7 @@ def search(
     ] = None,
     axes: Annotated[int, typer.Option(min=1, max=6, metavar="N", help="How many axes a mesh has at most.")] = MOST_AXES,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many plans to show.")] = 20,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page: time against memory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plans as JSON.")] = False,
 ) -> None:
     """Find the best layouts: all legal ones, each costed from its own program.
@@ -78,12 +81,16 @@ def search(
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before any layout was costed\n")
             raise typer.Exit(INTERRUPTED) from None
+        if html is not None:
+            search_page(ranking, chosen.name).save(html)
         if as_json:
             write(json.dumps(ranking.to_dict(), indent=1))
         else:
             count = ranking.best.mesh.size
             head = f"{chosen.name} on {machine}, {count} processor{'s' * (count != 1)}"
             write_program(titled(f"{head}\n\n{ranking}"))
+            if html is not None:
+                write(f"page: {html}")
         if ranking.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 

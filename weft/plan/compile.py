@@ -96,8 +96,8 @@ class Proof:
         if merged.bytes and merged.bytes <= more:
             more -= merged.bytes
             yield (
-                f"over {axes}: {merged} {'is' if merged.calls == 1 else 'are'} of what was gathered before in the same "
-                f"body; XLA gathers it once (its pass `cse`){'' if more else ': all that differs'}"
+                f"over {axes}: {merged} {'is' if merged.calls == 1 else 'are'} of what was sent before in the same "
+                f"body; XLA sends it once (its pass `cse`){'' if more else ': all that differs'}"
             )
         halves = {(sent.collective, 2 * sent.bytes) for sent in self.collectives if "+".join(sent.axes) == axes}
         wide = {(row.collective, row.bytes) for row in program.ledger if row.dtype == "float32"}

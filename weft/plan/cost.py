@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import public
 from ..layout import Layout
 from ..mesh import Mesh
+from ..notebook import Page, page_of
 from ..program import Program
 from ..program.memory import Memory
 from ..program.source import NOWHERE
@@ -311,6 +312,13 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self.hardware.name}, {time_text(self.seconds)})"
+
+    def page(self, against: "Plan | None" = None) -> Page:
+        """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""
+        return page_of(self, against)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values; `version` changes when their form does."""

@@ -1,4 +1,4 @@
-"""Collectives that XLA makes once: those of what another of the same body already sent.
+"""Collectives that XLA makes once: of what the same body sent before.
 
 A parameter stored split is gathered for each op that uses it. Where two of them stand in one body of the program, with
 nothing between that keeps them apart (a loop, a recomputation), XLA's common-subexpression elimination (its pass `cse`)

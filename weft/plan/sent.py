@@ -137,7 +137,7 @@ def _split_at_bracket(text: str) -> tuple[str, str]:
 
 
 def _turns(line: _Instruction, around: _Body, computations: Mapping[str, _Body]) -> int:
-    """How many turns a loop takes: as is said, or counted up to what its test compares with."""
+    """How many turns a loop takes: as it says, or as its test counts."""
     if line.opcode != "while":
         return 1
     if said := _TURNS.search(line.attributes):

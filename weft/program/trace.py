@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import WeftError, public
 from ..layout import Layout, LayoutLike, Region
 from ..mesh import Mesh, MeshLike
+from ..notebook import Page, page_of
 from ..record import Placed, Record, recording
 from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
@@ -136,6 +137,13 @@ class Program:
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another, of another layout or version."""
         return Diff(self, other)
+
+    def page(self, against: "Program | None" = None) -> Page:
+        """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""
+        return page_of(self, against)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The program as plain values; `version` changes when their form does."""
