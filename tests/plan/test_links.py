@@ -4,11 +4,12 @@ import itertools
 import math
 import random
 
+import jax
 import pytest
 
 import weft as wf
 from weft.plan import HARDWARE, Hardware, Link, links
-from weft.plan.placement import levels_of, place, slice_sides, unit_sizes
+from weft.plan.placement import place, slice_sides, unit_sizes
 from weft.program.ledger import Row
 
 INNER = Link("inner", 100e9, latency=1e-6, reach=8, efficiency=0.5, call=10e-6)
@@ -18,6 +19,7 @@ TORUS = Link("torus", 100e9, latency=1e-6, reach=4096, efficiency=1.0, is_torus=
 DIRECT = Link("direct", 70e9, latency=1e-6, reach=8, efficiency=1.0, call=10e-6, is_direct=True)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 GIB = 2**30
+jax.devices()  # JAX has started with the tests' own processors: meshes of many ask for no more
 
 
 def on(*found):
@@ -36,7 +38,7 @@ def seconds(collective, size, over, mesh, hardware=ROUND):
 
 def placed(over, mesh, hardware=ROUND):
     mesh = wf.Mesh(mesh)
-    return place(tuple(mesh.axes.items()), levels_of(mesh), frozenset(over.split()), hardware.links)
+    return place(tuple(mesh.axes.items()), mesh.levels, frozenset(over.split()), hardware.links)
 
 
 def members(over, mesh):
@@ -112,6 +114,20 @@ def test_three_levels_are_crossed_one_inside_the_other():
     assert [at.away for at in found] == [7 / 128, 24 / 128, 96 / 128]
 
 
+def test_bars_end_hosts_and_racks_and_axes_between_them_go_over_their_own_links():
+    mesh = "pods=2 | hosts=3 | x=4"
+    assert [at.link.name for at in placed("x", mesh, THREE)] == ["inner"]
+    assert [at.link.name for at in placed("hosts", mesh, THREE)] == ["rack"]
+    assert [at.link.name for at in placed("pods", mesh, THREE)] == ["outer"]
+    assert [(at.link.name, at.ways, at.sharing) for at in placed("pods hosts x", mesh, THREE)] == [
+        ("inner", 4, 1), ("rack", 3, 4), ("outer", 2, 12)
+    ]  # fmt: skip
+    # Two links: what lies before the last bar goes over the outer. A torus goes on to the bar before.
+    assert [at.link.name for at in placed("hosts", mesh)] == ["outer"]
+    assert [at.link.name for at in placed("hosts", mesh, TPU)] == ["torus"]
+    assert [at.link.name for at in placed("pods", mesh, TPU)] == ["outer"]
+
+
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("ways", [2, 3, 4, 5, 6, 7, 8])
 def test_a_group_within_a_host_never_uses_the_network(collective, ways):
@@ -165,7 +181,7 @@ def test_groups_of_any_size_are_where_their_numbers_say(seed):
     mesh = ",".join(f"{name}={rng.choice([1, 2, 3, 4, 5, 6, 8, 12])}" for name in names)
     over = " ".join(rng.sample(names, rng.randint(1, len(names))))
     links_of = (INNER, RACK, OUTER)
-    sizes = [1, *unit_sizes(tuple(wf.Mesh(mesh).axes.items()), levels_of(wf.Mesh(mesh)), links_of)]
+    sizes = [1, *unit_sizes(tuple(wf.Mesh(mesh).axes.items()), wf.Mesh(mesh).levels, links_of)]
     expected = []
     for link, below, here in zip(links_of, sizes, sizes[1:], strict=False):
         found = members(over, mesh)

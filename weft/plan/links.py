@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from ..mesh import Mesh
 from ..program.ledger import Row
 from .machine import Hardware, Link
-from .placement import Axes, Crossing, levels_of, place
+from .placement import Axes, Crossing, Levels, place
 
 Line = tuple[float, float]
 """Seconds of a call, and of each of its bytes."""
@@ -44,7 +44,7 @@ def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
     if hardware.is_shared:
         return _on_one_machine(row, mesh, hardware)
     group = frozenset(row.axes)
-    lines = _lines(row.collective, tuple(mesh.axes.items()), levels_of(mesh), group, hardware.links)
+    lines = _lines(row.collective, tuple(mesh.axes.items()), mesh.levels, group, hardware.links)
     return min(a_call + row.bytes * a_byte for a_call, a_byte in lines)
 
 
@@ -52,7 +52,7 @@ def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
 def _lines(
     collective: str,
     axes: Axes,
-    levels: tuple[tuple[str, ...], ...],
+    levels: Levels,
     group: frozenset[str],
     links: tuple[Link, ...],
 ) -> tuple[Line, ...]:
