@@ -525,7 +525,7 @@ fault("small-sums-go-around-rings", "plan/links.py",
       "lines += [_tree(crossings), _tree(crossings, in_switches=True)]", "pass",
       "plan/test_links.py -k tree")
 fault("hosts-are-filled-to-a-divisor", "plan/placement.py",
-      "return alike if link.is_torus or alike >= _FILLED * link.reach else link.reach", "return alike",
+      "return alike if link.is_torus or alike > _FILLED * link.reach else link.reach", "return alike",
       "plan/test_links.py -k rack")
 fault("of-groups-the-first-counts", "plan/placement.py",
       "int(in_group.max())", "int(in_group[0])",

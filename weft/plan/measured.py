@@ -38,6 +38,7 @@ def hardware_from(figures: dict[str, Any]) -> Hardware:
     measured = figures["products"]
     for dtype, each in measured.items():
         flops[dtype] = _product_peak(base, dtype, each["n"], each["s"])
+    flops.setdefault("float32", flops.get("bfloat16", base.flops["float32"]))
     machine = dataclasses.replace(base, name="measured", title=f"{figures['device_kind']}, measured", flops=flops)
     sources = (dict(listed.sources) if listed else {}) | dict.fromkeys(measured, source)
     if stream := figures.get("stream"):

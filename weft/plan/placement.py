@@ -23,7 +23,7 @@ Axes = tuple[tuple[str, int], ...]
 Levels = tuple[tuple[str, ...], ...]
 """The axes between the bars of a mesh, from the outermost in."""
 
-_FILLED = 7 / 8  # of a unit, that a mesh leaves no more of than this where it fills all alike
+_FILLED = 7 / 8  # of a unit: a mesh that uses more of all of them uses as many of each
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _unit_size(link: Link, count: int) -> int:
     if not link.reach or count <= link.reach:
         return count
     alike = next(size for size in range(link.reach, 0, -1) if count % size == 0)
-    return alike if link.is_torus or alike >= _FILLED * link.reach else link.reach
+    return alike if link.is_torus or alike > _FILLED * link.reach else link.reach
 
 
 def _members_inside(axes: Axes, group: frozenset[str], unit: int) -> int | None:
