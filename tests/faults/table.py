@@ -482,17 +482,30 @@ fault("few-rows-fill-a-whole-tile-of-a-tpu", "program/liveness.py",
 # ---- plans
 
 fault("latency-is-dropped", "plan/links.py",
-      "return link.call + row.wire_bytes / rate + link.latency * steps", "return link.call + row.wire_bytes / rate",
-      "plan/test_cost.py -k 'ring or collectives'")
-fault("a-ring-over-hosts-goes-at-the-inner-rate", "plan/links.py",
-      "flat = _ring(row, row.ways, outer, 1)", "flat = _ring(row, row.ways, inner, 1)",
-      "plan/test_cost.py -k 'order_of_the_axes or bar_in'")
+      "return calls + sum(link.latency * steps for link, steps, _ in parts), a_byte", "return calls, a_byte",
+      "plan/test_links.py -k 'ring or collectives'")
 fault("between-hosts-go-all-bytes", "plan/links.py",
-      "between = row.bytes / inside * (hosts - 1) / hosts", "between = row.bytes * (hosts - 1) / hosts",
-      "plan/test_cost.py -k sums_inside")
-fault("a-torus-uses-one-axis", "plan/links.py",
-      "        rate *= axes\n", "        rate *= 1\n",
-      "plan/test_cost.py -k torus")
+      "bytes_sent = (at.ways - 1) / at.ways / at.sharing\n        parts.append((at.link, rounds",
+      "bytes_sent = (at.ways - 1) / at.ways\n        parts.append((at.link, rounds",
+      "plan/test_links.py -k 'slower_of_its_links'")
+fault("a-torus-uses-one-side", "plan/links.py",
+      "return sum(at.link.rate * (1.0 if side.is_ring", "return max(at.link.rate * (1.0 if side.is_ring",
+      "plan/test_links.py -k torus")
+fault("a-line-is-as-fast-as-a-ring", "plan/links.py",
+      "(1.0 if side.is_ring else 0.5) / side.stride", "1.0 / side.stride",
+      "plan/test_links.py -k line")
+fault("small-sums-go-around-rings", "plan/links.py",
+      "lines.append(_tree(crossings))", "pass",
+      "plan/test_links.py -k tree")
+fault("hosts-are-filled-to-a-divisor", "plan/placement.py",
+      "return alike if link.is_torus or alike >= _FILLED * link.reach else link.reach", "return alike",
+      "plan/test_links.py -k rack")
+fault("of-groups-the-first-counts", "plan/placement.py",
+      "int(in_group.max())", "int(in_group[0])",
+      "plan/test_links.py -k 'lie_differently or numbers_say'")
+fault("a-bar-ends-nothing", "plan/placement.py",
+      "bars = [size for size in inside if size < count]", "bars = list[int]()",
+      "plan/test_links.py -k bar_in")
 fault("a-kernel-takes-the-shorter-of-two", "plan/roofline.py",
       "found = max(moving, computing)\n    return", "found = min(moving, computing)\n    return",
       "plan/test_cost.py -k 'thin_product or as_its_flops'")

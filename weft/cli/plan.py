@@ -29,7 +29,9 @@ EXAMPLES = """Examples:
 Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a --fail-if condition holds.
 """
 
-HARDWARE = Annotated[str, typer.Option(metavar="NAME", help="A name that `weft hardware` lists; `this`: this machine.")]
+HARDWARE = Annotated[
+    str, typer.Option(metavar="NAME", help="What `weft hardware` lists, a TOML file, or `this` machine.")
+]
 MEMORY = Annotated[
     float | None,
     typer.Option(min=1e-9, metavar="GIB", help="What a processor has, in GiB; the hardware's if not said."),
