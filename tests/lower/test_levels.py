@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.lower.on_all import on_all
-from weft.lower import collectives, levels
+from tests.lower.on_all import in_steps, on_all
+from weft.lower import collectives
 
 TWO, THREE = "hosts=2 | x=4", "pods=2 | hosts=2 | x=2"
 ORDERS = {
@@ -18,9 +18,9 @@ ORDERS = {
 
 
 @pytest.fixture
-def any_size(monkeypatch):
-    """However few bytes there are, they go in steps."""
-    monkeypatch.setattr(levels, "FLAT_BELOW", 0)
+def any_size():
+    with in_steps():
+        yield
 
 
 def both(mesh, fn, *arrays):
