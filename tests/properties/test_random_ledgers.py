@@ -30,7 +30,9 @@ SPLIT = [
     FOUND := rf"because {DIMS} (?:is|are) split over",
 ]
 STORED = re.compile(r"\(params\.(?P<dim>\w+)[\w., ]*\)")
-STEP = re.compile(r"\bover (?P<axes>\w+(?:\+\w+)+).*: (?:scattered|summed|gathered) over [\w+]+$")  # of a sum over those
+STEP = re.compile(
+    r"\bover (?P<axes>\w+(?:\+\w+)+).*: (?:scattered|summed|gathered) over [\w+]+$"
+)  # of a sum over those
 WHOLE = re.compile(r"\b(?P<dim>\w+) is whole(?!.* over)")
 
 
