@@ -32,6 +32,8 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
 
 def _why(reading: Reading, entry: Entry, step: Step, collective: str | None, axes: Axes) -> str:
     over = _plus(axes)
+    if entry.traits.is_product and step.row.does:
+        return f"because float8 operands split over {over} are scaled by their largest value"
     if entry.traits.reason:
         name = reading.operand_name(entry.id, 0) or "a parameter"
         return entry.traits.reason.format(axes=over, op=entry.op, name=name)

@@ -55,9 +55,9 @@ class Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer, by its name in Optax."""
+    """The optimizer, by its name in Optax; `adamw8bit` is AdamW with 8-bit moments."""
 
-    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion")
+    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "adamw8bit", "adam8bit")
     b1: float = bounded(0.9, least=0, below=1)
     b2: float = bounded(0.95, least=0, below=1)
     momentum: float = bounded(0.9, least=0, below=1)
@@ -67,6 +67,10 @@ class Optimizer:
     """Paths of weights that do not decay."""
     clip: float = bounded(1.0, least=0)
     """Gradient clipping: the largest norm of all gradients together. 0 for none."""
+    block_size: int = bounded(64, least=16)
+    """How many numbers of an 8-bit moment share a scale at most, a power of two (`adamw8bit`)."""
+    keep_float32: tuple[str, ...] = ("*norm*", "*bias*")
+    """Paths of weights whose moments stay float32 there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
