@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..checks import is_whole
-from ..compat import is_on_host, to_device
+from ..compat import to_device
 from ..dims import Dim, Shape, union
 from ..errors import LayoutError, RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -357,24 +357,6 @@ def make_once(x: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
 
 def _identity(array: Any) -> Any:
     return array
-
-
-def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
-    """A stored parameter gathered before a loop in which it meets this data."""
-    region = common_region([x, *data])
-    if region is None or not is_stored(x, want := region.placement(x.dims)):
-        return x
-    leaving = set().union(*placement(x)) - set().union(*want)
-    over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
-    with region.record.unasked("whole"):
-        met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
-        note_operands(region, met, [x], [want])
-        if not is_on_host(check_tensor(x).raw):
-            array = gather_stored(x.raw, x=x, i=0, want=want, region=region, over=over)
-        else:
-            operand, gather = _gather_step(x, 0, want, region, over)
-            array = gather(operand)
-        return result(array, x.dims, region)
 
 
 def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:

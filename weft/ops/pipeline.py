@@ -65,7 +65,7 @@ def pipeline(
     key = None if key is None else need_key(key, "pipeline")
     flow = Flow(dim, axes, region.ways(axes) if region is not None else 1, micro_dim, rounds, rows, key)
     _check_divides(flow, region)
-    note_loop(dim.name, idle=(flow.ways - 1, flow.ticks))
+    note_loop(dim.name, schedule=flow.schedule)
     inner = region.within(axes) if region is not None and axes else region
     dealt = [_deal_out(leaf, flow, region, inner) for leaf in tensors]
     over_axes = frozenset().union(*(varying(leaf.raw) for leaf in dealt))

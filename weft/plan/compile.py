@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,14 @@ from ..errors import WeftError
 from ..layout import LayoutLike, as_layout
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd import bind
-from ..text import columns, size_text
+from ..text import columns, plural, size_text
+from .merged import merged_rows
 from .sent import Sent
 from .targets import Target, read_target
 
 if TYPE_CHECKING:
     from ..program import Program
+    from ..program.ledger import Row
 
 _EXTRAS = {  # the module each compiler comes as, and how it is installed
     "cuda": ("jax_cuda12_plugin", "pip install 'jax[cuda12-local]=={jax}' (weft's extra `cuda`)"),
@@ -73,22 +75,65 @@ class Proof:
     def beside(self, program: "Program") -> str:
         """XLA's figures beside those Weft found by reading the program."""
         memory = program.memory_on(read_target(self.target).kind)
-        planned: dict[str, int] = {}
-        for row in program.ledger:
-            axes = "+".join(axis for axis in program.mesh.axes if axis in row.axes)
-            planned[axes] = planned.get(axes, 0) + row.bytes * row.count
         rows = [("", "Weft", f"XLA for {self.target}")]
         rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
         low, high = map(size_text, memory.range)
         rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
-        for axes in dict.fromkeys([*planned, *self.sent_bytes]):
-            pair = size_text(planned.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
-            rows.append((f"sent over {axes or 'no axis'}", *pair))
-        return "\n".join(columns(rows))
+        planned, compiled = _by_axes(program, program.ledger), _by_axes(program, self.collectives)
+        notes = []
+        for axes in dict.fromkeys([*planned, *compiled]):
+            pair = planned.get(axes, _Total()), compiled.get(axes, _Total())
+            rows.append((f"sent over {axes or 'no axis'}", *(str(total) for total in pair)))
+            notes += self._why(program, axes, *pair)
+        return "\n".join([*columns(rows), *notes])
+
+    def _why(self, program: "Program", axes: str, planned: "_Total", compiled: "_Total") -> Iterator[str]:
+        """Why XLA sends other bytes over some axes than the program's ledger says."""
+        if planned.bytes == compiled.bytes:
+            return
+        merged = _by_axes(program, merged_rows(program)).get(axes, _Total())
+        more = planned.bytes - compiled.bytes
+        if merged.bytes and merged.bytes <= more:
+            more -= merged.bytes
+            yield (
+                f"over {axes}: {merged} {'is' if merged.calls == 1 else 'are'} of what was sent before in the same "
+                f"body; XLA sends it once (its pass `cse`){'' if more else ': all that differs'}"
+            )
+        halves = {(sent.collective, 2 * sent.bytes) for sent in self.collectives if "+".join(sent.axes) == axes}
+        wide = {(row.collective, row.bytes) for row in program.ledger if row.dtype == "float32"}
+        if more > 0 and read_target(self.target).kind == "tpu" and halves & wide:
+            yield (
+                f"over {axes}: the TPU's compiler sends in bfloat16 what only products of float32 read, which it "
+                "rounds so anyway: half the bytes of those"
+            )
+        elif more:
+            words = "fewer" if more > 0 else "more"
+            yield f"over {axes}: XLA sends {size_text(abs(more))} {words} than the ledger, for a reason not known"
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
         return dataclasses.asdict(self)
+
+
+@dataclass
+class _Total:
+    """Bytes and calls."""
+
+    bytes: int = 0
+    calls: int = 0
+
+    def __str__(self) -> str:
+        return f"{size_text(self.bytes)} in {plural(self.calls, 'call')}" if self.calls else "nothing"
+
+
+def _by_axes(program: "Program", sent: Iterable["Row | Sent"]) -> dict[str, _Total]:
+    """What goes over each group of axes, in the mesh's order."""
+    totals: dict[str, _Total] = {}
+    for each in sent:
+        total = totals.setdefault("+".join(axis for axis in program.mesh.axes if axis in each.axes), _Total())
+        total.bytes += each.bytes * each.count
+        total.calls += each.count
+    return totals
 
 
 def compiled_for(
@@ -164,7 +209,9 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
         places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
         environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": places}
         try:
-            child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout
+            )
         except subprocess.TimeoutExpired:
             raise WeftError(
                 f"compiling for {machine.text} took more than {timeout:g} s",
@@ -172,22 +219,48 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
             ) from None
     lines = child.stdout.splitlines()
     if child.returncode == 0 and lines:
-        return json.loads(lines[-1])
-    raise _failure(child.stderr, child.returncode, machine)
-
-
-def _failure(printed: str, status: int, machine: Target) -> WeftError:
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    exhausted = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
-    if exhausted is not None:
-        return WeftError(
-            f"XLA says that the program does not fit: {exhausted.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
-            state=f"target: {machine.text}",
-            fix="split what is largest (`program.memory`), or use fewer examples at once",
-        )
-    ended = f"was ended by signal {-status}" if status < 0 else f"failed ({status})"
-    return WeftError(
-        f"compiling for {machine.text} {ended}: {lines[-1] if lines else 'it said nothing'}",
-        state="   ".join(lines[-4:-1]),
-        fix="compile for another shape of the machine; not every shape exists",
+        answer = json.loads(lines[-1])
+        if "refused" in answer:
+            raise _refusal(answer["refused"], answer["during"], machine)
+        return answer
+    ended = f"was ended by signal {-child.returncode}" if child.returncode < 0 else f"failed ({child.returncode})"
+    printed = child.stderr.strip() or "it said nothing"
+    raise WeftError(
+        f"compiling for {machine.text} {ended}: {_whole(printed, machine, tail=True)}",
+        fix=_NOT_KNOWN,
     )
+
+
+_DOES_NOT_FIT = "split what is largest (`program.memory`), or use fewer examples at once"
+_NO_SUCH_SHAPE = "compile for another shape of the machine; not every shape exists"
+_NOT_KNOWN = "none is known to Weft; what the compiler says stands above, whole or with the file that has all of it"
+
+
+def _refusal(said: str, during: str, machine: Target) -> WeftError:
+    """The error for what XLA refused, with its own message whole."""
+    state = f"target: {machine.text}"
+    if during == "machine":
+        fact = f"XLA knows no machine {machine.text}: {_whole(said, machine)}"
+        return WeftError(fact, state=state, fix=_NO_SUCH_SHAPE)
+    if "RESOURCE_EXHAUSTED:" in said:
+        _, _, why = said.partition("RESOURCE_EXHAUSTED:")
+        fact = f"XLA says that the program does not fit: {_whole(why.strip(), machine)}"
+        return WeftError(fact, state=state, fix=_DOES_NOT_FIT)
+    return WeftError(f"compiling for {machine.text} failed: {_whole(said, machine)}", state=state, fix=_NOT_KNOWN)
+
+
+_MOST_LINES, _MOST_LETTERS = 40, 4000
+
+
+def _whole(text: str, machine: Target, *, tail: bool = False) -> str:
+    """A compiler's message; of a long one the beginning or end, and a file with all."""
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES and len(text) <= _MOST_LETTERS:
+        return text
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"weft-{machine.name}-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+    ) as file:
+        file.write(text)
+    kept = lines[-_MOST_LINES // 4 :] if tail else lines[: _MOST_LINES // 4]
+    shown = "\n".join(line[: _MOST_LETTERS // 10] for line in kept)
+    return f"{shown}\n(all {len(lines)} lines of it: {file.name})"
