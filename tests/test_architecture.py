@@ -41,6 +41,7 @@ BELOW = {
     "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
     "namespace": ["errors"],
+    "optim": ["namespace"],
     "notebook": ["errors"],
     "operators": ["layout", "dtypes", "elsewhere", "namespace"],
     "tensor": ["operators"],
@@ -55,7 +56,7 @@ BELOW = {
     "decode": ["models", "data"],  # texts in, texts out: it needs their tokenizers
     "interop": ["models", "small_files"],
     "data": ["spmd", "small_files", "fields"],
-    "train": ["data", "plan", "decode", "interop"],
+    "train": ["data", "plan", "decode", "interop", "optim"],
     "cli": ["train"],
     "__main__": ["cli"],
     "__init__": ["cli"],  # the public names: may import every room, and no room imports it
@@ -87,7 +88,8 @@ READS_TEXT = {
     "weft.plan.sent": "XLA's text of a compiled program",
     "weft.plan.targets": "a machine as the user names it",
     "weft.plan.hardware": "a machine as the user names it",
-    "weft.plan.this_machine": "what the system says of itself",
+    "weft.plan.hardware_file": "units at the end of keys that the user writes",
+    "weft.plan.this_machine": "what the system says of itself, and how far a process of ours is",
     "weft.plan.page": "the page's template",
     "weft.train.checkpoints": "errors of Orbax and TensorStore",
     "weft.train.processes": "errors of `jax.distributed`",

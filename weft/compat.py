@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -38,6 +38,12 @@ def varying(value: Any) -> frozenset[str]:
 def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
     """An abstract value of that sharding, varying over the axes that `like` does."""
     return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
+
+
+def with_more_varying(aval: Any, axes: Iterable[str]) -> Any:
+    """An abstract value inside a region, varying over these axes too."""
+    varies = aval.manual_axis_type.update(varying=varying(aval) | frozenset(axes))  # as JAX's own cast does it
+    return aval.update(sharding=aval.sharding.update(mesh=jax.sharding.get_abstract_mesh()), manual_axis_type=varies)
 
 
 def trace_of(tracer: jax.core.Tracer) -> Any:

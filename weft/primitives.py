@@ -79,7 +79,7 @@ class Primitive:
     work: int = 1
     """Operations for each element."""
     does: str = ""
-    """Of a reduction: what it does, as a verb."""
+    """Of a reduction, or of a collective that sums nothing: what it does, as a verb."""
     collective: str | None = None
     """Of a collective: its name in a ledger."""
     products: int = 0
@@ -120,7 +120,7 @@ _TABLE = {
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
         _rows(Role.BITCAST, "bitcast_convert_type"),
-        _rows(Role.VARY, "pvary", work=0),
+        _rows(Role.VARY, "pvary vary_by_levels", work=0),
         _rows(Role.RESHARD, "reshard sharding_constraint", work=0),
         _rows(Role.TRANSPOSE, "transpose", work=0),
         _rows(Role.BROADCAST, "broadcast_in_dim", work=0),
@@ -165,7 +165,8 @@ _TABLE = {
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
-        _rows(Role.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
         _rows(Role.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
         _rows(Role.COLLECTIVE, "all_to_all", collective="all_to_all"),
@@ -232,6 +233,30 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
         many = math.prod(left[i] for i in eqn.params["dimension_numbers"][1][0])
         rows = math.prod(left) // max(numbers * many, 1)
     return many, rows, results // max(rows * many, 1), numbers // dilation
+
+
+def groups_of_product(eqn: Any) -> int:
+    """How many matrices the rows of a ragged product are shared among; else 1."""
+    return int(eqn.invars[2].aval.shape[-1]) if _is_ragged(eqn) else 1
+
+
+def is_leading_slice(eqn: Any) -> bool:
+    """Whether a slice, or a split, is along the first dim: its parts lie in one piece."""
+    params, shape = eqn.params, eqn.invars[0].aval.shape
+    if eqn.primitive.name == "split":
+        return bool(params["axis"] == 0)
+    whole = eqn.primitive.name == "slice" and params["strides"] is None
+    return whole and all(
+        (start, end) == (0, size)
+        for start, end, size in zip(params["start_indices"][1:], params["limit_indices"][1:], shape[1:], strict=True)
+    )
+
+
+def batch_dims_of(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of a product's operand that it has one product for each of."""
+    if _is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
+        return ()
+    return tuple(eqn.params["dimension_numbers"][1][operand])
 
 
 def _is_ragged(eqn: Any) -> bool:

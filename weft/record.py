@@ -99,6 +99,8 @@ class FusedAttention:
     is_causal: bool
     block: int | None = None
     """How many scores a block has on one processor, where each block of the attention is a kernel of its own."""
+    is_one_kernel: bool = False
+    """Whether a GPU does all blocks by one kernel, and only elsewhere they are a loop."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,36 @@ class Record:
 def operand_scope(index: int) -> AbstractContextManager[Any]:
     """While an op brings one operand to where it is needed: marks what that sends."""
     return jax.named_scope(f"of{index}")
+
+
+def sum_scope(axes: Axes) -> AbstractContextManager[Any]:
+    """While one sum goes in several steps: marks what they are steps of."""
+    return jax.named_scope(f"sum_over_{'+'.join(axes)}")
+
+
+def dtype_scope(dtype: Any) -> AbstractContextManager[Any]:
+    """While numbers are sent as bytes: marks what they are."""
+    return jax.named_scope(f"sent_as_{dtype}")
+
+
+_SUM = re.compile(r"\bsum_over_([\w+]+)")
+_SENT_AS = re.compile(r"\bsent_as_(\w+)")
+
+
+def summed_over(scopes: str) -> Axes:
+    """The axes of the sum whose steps stand in these scopes of JAX; none elsewhere.
+
+    >>> summed_over("transpose(jvp(wf12_einsum))/of1/sum_over_hosts+x")
+    ('hosts', 'x')
+    """
+    found = _SUM.findall(scopes)
+    return tuple(found[-1].split("+")) if found else ()
+
+
+def sent_as(scopes: str) -> str | None:
+    """The dtype of the numbers whose bytes are sent in these scopes, if one is named."""
+    found = _SENT_AS.findall(scopes)
+    return found[-1] if found else None
 
 
 _NUMBER = re.compile(r"\bwf(\d+)_(\w*)")

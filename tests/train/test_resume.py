@@ -40,6 +40,21 @@ def test_a_state_is_bit_equal_on_another_mesh_and_goes_on_there(other, text, str
     assert found[8] == pytest.approx(wanted[8], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_8_bit_moments_go_on_with_the_same_bits(text, tmp_path):
+    """Saved at step 2 under one layout; codes and scales come back as they were, and go on under another."""
+    own = {"optimizer": {"name": "adamw8bit", "block_size": 16}, "model": {"d_model": 64, "d_ff": 64}}
+    own |= {"train": {"steps": 4}, "mesh": "x=2", "layout": "batch:x,optimizer.d_ff:x"}
+    other = own | {"layout": "batch:x,params.d_model:x"}
+    run(config_of(text, **own), tmp_path / "whole")
+    run(config_of(text, **own), tmp_path / "again", crash_at=3)
+    shutil.copytree(tmp_path / "again", tmp_path / "other")
+    run(config_of(text, **own), tmp_path / "again")
+    assert sums(tmp_path / "again", 4) == sums(tmp_path / "whole", 4)
+    outcome, _ = run(config_of(text, **other), tmp_path / "other")
+    assert outcome.step == 4 and losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
 def test_a_finished_run_says_so_and_does_nothing(text, straight):
     before = (straight / "metrics.jsonl").read_bytes()
     outcome, _ = run(config_of(text), straight)

@@ -338,19 +338,6 @@ def _identity(array: Any) -> Any:
     return array
 
 
-def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
-    """A stored parameter gathered before a loop in which it meets this data."""
-    region = common_region([x, *data])
-    if region is None or not is_stored(x, want := region.placement(x.dims)):
-        return x
-    leaving = set().union(*placement(x)) - set().union(*want)
-    over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
-    with region.record.unasked("whole"):
-        met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
-        note_operands(region, met, [x], [want])
-        return result(gather_stored(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
-
-
 def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
     """`x` varying as a loop's data does: its gradient is summed once, after the loop."""
     missing = over - varying(x.raw)

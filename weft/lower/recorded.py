@@ -161,14 +161,14 @@ def note_choice(*choice: tuple[str, int]) -> None:
 
 @contextlib.contextmanager
 def fused_attention(
-    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None
+    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
 ) -> Iterator[None]:
     """While a function writes out an attention that a GPU does by one fused kernel.
 
-    With `block`, by one for each block of so many scores on one processor.
+    With `block`, by one for each block of so many scores on one processor; or all blocks by one after all.
     """
     region = open_region()
-    attention = FusedAttention(length, memory_length, width, causal, block)
+    attention = FusedAttention(length, memory_length, width, causal, block, is_one_kernel)
     with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
         yield
 

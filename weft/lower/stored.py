@@ -15,7 +15,7 @@ from ..compat import is_differentiated
 from ..layout import Placement, Region
 from ..record import operand_scope
 from ..tensor import Kind, Tensor, placement
-from . import collectives
+from . import collectives, sums
 from .collectives import as_varying, level_of, varying
 from .move import relocate
 
@@ -70,8 +70,7 @@ def _join_gradients(x: Tensor, want: Placement, over: frozenset[str], vary: Call
         return zeros(array)
 
     def backward(like: Any, gradient: Any) -> Any:
-        total = gradient if x.kind.sums is None else gradient.astype(x.kind.sums)
-        return (_reduce_scatter(total, missing, have, want).astype(like.dtype),)
+        return (_reduce_scatter(gradient, missing, have, want, x.kind.sums).astype(like.dtype),)
 
     joined.defvjp(lambda array: (zeros(array), jnp.zeros((0,), array.dtype)), backward)
     return joined(own)
@@ -133,19 +132,19 @@ def sum_in(
         return forward(cast(array)), jnp.zeros((0,), array.dtype)
 
     def backward(like: Any, gradient: Any) -> Any:
-        total = gradient.astype(kind.sums)
         if scatter is None:
-            total = collectives.all_reduce(total, tuple(sorted(missing)))
+            total = sums.all_reduce(gradient, tuple(sorted(missing)), kind.sums)
         else:
-            total = _reduce_scatter(total, missing, *scatter)
+            total = _reduce_scatter(gradient, missing, *scatter, kind.sums)
         return (total.astype(like.dtype),)
 
     adopt.defvjp(keep, backward)
     return adopt
 
 
-def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
+def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement, dtype: Any) -> Any:
+    dtype = total.dtype if dtype is None else dtype
     for position, (stored, whole) in enumerate(zip(have, want, strict=True)):
         if stored != whole:
-            total = collectives.reduce_scatter(total, stored[len(whole) :], position)
-    return collectives.all_reduce(total, tuple(sorted(missing & varying(total))))
+            total = sums.reduce_scatter(total, stored[len(whole) :], position, dtype)
+    return sums.all_reduce(total, tuple(sorted(missing & varying(total))), dtype)

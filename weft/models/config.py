@@ -166,6 +166,9 @@ class TransformerConfig(ModelConfig):
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
+    matmul_dtype: str = one_of("same", "float8")
+    """Of the operands of the blocks' products: attention's projections, feed-forward parts, experts with a capacity.
+    `float8` is fp8, each tensor scaled by its largest value; `same` the dtype of activations."""
     attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
@@ -217,6 +220,11 @@ class TransformerConfig(ModelConfig):
                 f"a token goes to {self.choices} of {self.experts} experts",
                 fix=f"say {less}, or give at least {self.choices} `experts`",
             )
+
+    @property
+    def products(self) -> str | None:
+        """The dtype of the blocks' products, where it is another than that of operands."""
+        return None if self.matmul_dtype == "same" else self.matmul_dtype
 
     @property
     def kept_names(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def scan_ahead(
     turn = _Turn(closed, len(carry), ahead)
     shared = [*closed.consts, *turn.gather_fixed()]
     if turn.gathers:
-        return _Pipeline(turn, length, reverse, unroll)(shared, list(carry), list(xs))
+        return _LoopAhead(turn, length, reverse, unroll)(shared, list(carry), list(xs))
 
     def step(carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         return turn.compute(shared, carry, x, [])
@@ -94,7 +94,7 @@ class _Turn:
         return made[: self._carried], made[self._carried :]
 
 
-class _Pipeline:
+class _LoopAhead:
     """A loop whose turns gather for one another, forward and backward."""
 
     def __init__(self, turn: _Turn, length: int, reverse: bool, unroll: int):

@@ -21,6 +21,7 @@ from ..program.source import NOWHERE
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
+from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
 from .traffic import Kernel, kernels
@@ -106,17 +107,25 @@ class _OpTotal:
 class Plan:
     """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
-    The argument `memory` is what a processor has (the `capacity`), if not what the table says; the property `memory` is
-    what the program holds at its peak. A program is traced with no devices, so it does not tell `attention="plain"`
-    from attention that a GPU would fuse: `fused=False` says that none is.
+    The argument `memory` is what a processor has, if not what the table says; `share` how much of it JAX may use (the
+    `capacity`), if not 75 % of a GPU's; the property `memory` is what the program holds at its peak. A program is
+    traced with no devices, its attention written out: `fused=False` says that a GPU does it so too.
     """
 
-    def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True):
-        self.program, self.hardware = program, find_hardware(hardware)
+    def __init__(
+        self,
+        program: Program,
+        hardware: str | Hardware,
+        *,
+        memory: float | None = None,
+        share: float | None = None,
+        fused: bool = True,
+    ):
+        self.program, self.hardware, self.fused = program, find_hardware(hardware), fused
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
-        shared = self.mesh.size if self.hardware.is_shared else 1
-        self.capacity = int(self.hardware.memory // shared if memory is None else memory)
+        self._capacity = capacity_of(self.hardware, processors=self.mesh.size, memory=memory, share=share)
+        self.capacity = self._capacity.bytes
         self.compute_seconds = self.exposed = 0.0
         self.sending: dict[Axes, float] = defaultdict(float)
         """Seconds of all collectives over each group of axes, hidden or not."""
@@ -231,7 +240,8 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        return self.program.memory_on(self.hardware.kind)
+        kind = self.hardware.kind
+        return self.program.memory_on(kind, fused=self.fused and kind == "gpu")
 
     @property
     def fits(self) -> bool:
@@ -295,14 +305,9 @@ class Plan:
         """One line: the peak, whether it fits, and what of it can be said apart."""
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
-        line = (
-            f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
-        )
+        line = f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {self._capacity}: {fits}"
         if cache := sum(array.bytes for array in self.memory.cache):
             return f"{line}; {size_text(cache)} of it are the KV cache"
-        scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
-        if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
-            line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
         return line
 
     def __repr__(self) -> str:
@@ -334,6 +339,7 @@ class Plan:
             "tokens_per_s": self.tokens_per_s,
             "memory": self.memory.to_dict(),
             "capacity": self.capacity,
+            "share": self._capacity.share,
             "fits": self.fits,
             "why": self.why,
             "ops": [op.to_dict() for op in self.ops],

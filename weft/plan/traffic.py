@@ -9,7 +9,8 @@ The rules of fusion, which are XLA's in broad strokes:
 - A sum joins too where what it reads stays in the cache, or its rows are short (on a GPU); any other sum reads its
   operands by itself, and what follows it is another group.
 - A turn of a loop copies the slices it is given, unless an elementwise group reads them, and copies what is stacked,
-  unless such a group made it.
+  unless such a group made it. Outside loops a GPU's products read a slice of an argument where it lies.
+- A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros.
 - Attention of `weft.nn` is one kernel on a GPU where it can be: scores never reach memory.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..primitives import LOOPS, Role, shape_of_product
+from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
@@ -63,7 +64,10 @@ class Kernel:
     """Of a product: how many, rows, columns, and how many numbers each sums."""
     work: float = 0
     """Elementwise operations."""
-    calls: int = 1
+    is_looped: bool = False
+    """Whether a loop runs it, and not the host."""
+    is_part: bool = False
+    """Whether it is a part of a kernel that goes on, and is not started by itself."""
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
@@ -78,6 +82,7 @@ def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list
 class _Fusion:
     def __init__(self, reading: Reading, hardware: Hardware, fused: bool):
         self.reading = reading
+        self.kind = hardware.kind
         self.groups: dict[int | None, FusedGroup] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
@@ -87,7 +92,7 @@ class _Fusion:
             self._bodies += 1
             number = self._bodies
             for kernel in self._body(body):
-                kernel.body, kernel.count = number, body.count
+                kernel.body, kernel.count, kernel.is_looped = number, body.count, body.is_looped
                 yield kernel
             for sides in body.choices:
                 yield from max((list(self.of(side)) for side in sides), key=_size)
@@ -102,12 +107,15 @@ class _Fusion:
     def _set_stages(self, body: Routine) -> set[Array]:
         """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
+        in_place: set[Array] = set()
         for node in body.nodes:
             node.is_joined = node.step.op not in self.groups and node.kind not in _ALONE
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
+                if self._is_in_place(node, body):
+                    in_place.update(node.outs)
                 continue
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
@@ -115,7 +123,14 @@ class _Fusion:
                 stored.update(node.outs)
         stored.update(body.kept)
         stored.update(body.stacked)
-        return {value for value in stored if value.maker is not None and value.maker.is_joined}
+        return {value for value in stored - in_place if value.maker is not None and value.maker.is_joined}
+
+    def _is_in_place(self, node: Node, body: Routine) -> bool:
+        """Whether products read slices of an argument where they lie."""
+        if self.kind != "gpu" or body.is_looped or node.kind not in (Role.SLICE, Role.SPLIT):
+            return False
+        is_argument = node.ins[0].maker is None and is_leading_slice(node.step.eqn)
+        return is_argument and all(use.kind is Role.PRODUCT for value in node.outs for use in value.uses)
 
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""
@@ -136,7 +151,7 @@ class _Fusion:
             if node.kind is Role.COLLECTIVE:
                 yield from self._collectives(node, carried)
             elif node.kind is Role.PRODUCT:
-                yield product(node)
+                yield product(node, has_ragged=self.kind == "tpu")
             elif node.kind is Role.ATTENTION:
                 yield _fused_attention(node)
             elif node.kind in _MOVED:
@@ -178,11 +193,13 @@ class _Fusion:
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             flops = sum(product(node).flops for node in nodes) if group.is_block else times * one.flops
+            ends_bytes = _bytes(ends) if group.is_block else moved * _bytes(ends)
             yield Kernel(
                 "attention",
                 nodes[0].step.op,
                 phase,
-                bytes=_bytes(ends) if group.is_block else moved * _bytes(ends),
+                bytes=0 if group.is_one_kernel else ends_bytes,  # a long one computes all the time
+                is_part=group.is_one_kernel,
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
@@ -191,15 +208,21 @@ class _Fusion:
     def _copies(self, body: Routine) -> Iterator[Kernel]:
         """What a loop's turn copies out of stacks and into them."""
         for value in body.sliced:
+            if any(self._is_in_one_kernel(node) for node in value.uses):
+                continue
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
         for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
-            if maker is None or self._is_score(value):
+            if maker is None or self._is_score(value) or self._is_in_one_kernel(maker):
                 continue
             if not maker.is_joined or any(not node.is_joined for node in value.uses):
                 yield Kernel("moved", maker.step.op, maker.step.phase, bytes=2 * value.bytes)
+
+    def _is_in_one_kernel(self, node: Node) -> bool:
+        """Whether it is part of blocks that one kernel does, which copies no pieces."""
+        return node.step.op in self.groups and self.groups[node.step.op].is_one_kernel
 
     def _is_score(self, value: Array) -> bool:
         """Whether a value is one of those that a fused attention never stores."""
@@ -295,8 +318,10 @@ def _work(node: Node) -> float:
     return float(work * max((value.elements for value in (*node.ins, *node.outs)), default=0)) if work else 0.0
 
 
-def product(node: Node) -> Kernel:
+def product(node: Node, *, has_ragged: bool = True) -> Kernel:
     """The kernel of a product or a convolution."""
+    if not has_ragged and (groups := groups_of_product(node.step.eqn)) > 1:
+        return _masked_product(node, groups)
     step, (many, rows, columns, summed) = node.step, shape_of_product(node.step.eqn)
     ways = max((value.ways for value in (*node.ins, *node.outs)), default=1) if step.is_global else 1
     return Kernel(
@@ -308,6 +333,17 @@ def product(node: Node) -> Kernel:
         dtype=str(max((value.aval.dtype for value in step.operands[:2]), key=lambda dtype: dtype.itemsize)),
         shape=(many, max(rows // ways, 1), columns, summed),
     )
+
+
+def _masked_product(node: Node, groups: int) -> Kernel:
+    """A ragged product as a product of all rows with all groups' matrices."""
+    one, (many, rows, columns, summed) = product(node), shape_of_product(node.step.eqn)
+    given, made = node.step.operands[0].aval.shape, node.step.results[0].aval.shape
+    is_gradient = len(made) > len(given)  # of the matrices: rows are summed over
+    spread = _bytes(node.ins[:2]) if is_gradient else node.ins[0].bytes
+    one.shape = (many, rows, columns, groups * summed) if is_gradient else (1, groups * rows, columns, groups * summed)
+    one.flops, one.bytes = groups * one.flops, one.bytes + 2 * groups * spread  # written with zeros, and read
+    return one
 
 
 def _fused_attention(node: Node) -> Kernel:

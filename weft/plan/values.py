@@ -59,6 +59,8 @@ class Routine:
     count: int = 1
     is_turn: bool = False
     """Whether it is a turn of a loop, whose next turn needs `kept`."""
+    is_looped: bool = False
+    """Whether a loop runs it, however far around."""
     nodes: list[Node] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
     """Results, and what crosses the region's border."""
@@ -150,7 +152,7 @@ class _ValueReader:
         if not loop.is_scan:
             return self._sides(loop, ins, routine)
         (body,), (fixed, carried) = loop.bodies, loop.parts
-        turn = Routine(routine.count * (loop.turns or 1), is_turn=True)
+        turn = Routine(routine.count * (loop.turns or 1), is_turn=True, is_looped=True)
         self.routines.append(turn)
         inner = [
             Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
@@ -169,7 +171,7 @@ class _ValueReader:
         sides: list[list[Routine]] = []
         before = self.routines
         for body in loop.bodies:
-            self.routines = [Routine(routine.count)]
+            self.routines = [Routine(routine.count, is_looped=routine.is_looped or not loop.is_branch)]
             inputs = {value: Array(value.aval, from_carry=True) for value in body.inputs}
             self.routines[0].kept = self.read(body, inputs, self.routines[0])
             sides.append(self.routines)

@@ -4,15 +4,17 @@ For the layout's `optimizer.` rules. The loss is differentiated by slices of the
 are attached: the gradient of a whole one is then summed and sliced at once, by a reduce-scatter. Imports the lowering.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..leaves import is_trained
-from ..lower.collectives import as_varying, own_slice, reduce_scatter
+from ..lower.collectives import as_varying, own_slice
 from ..lower.move import result
 from ..lower.recorded import placed
+from ..lower.sums import reduce_scatter
 from ..record import Place, operand_scope
 from ..tensor import Kind, Tensor, is_tensor, placement
 
@@ -52,10 +54,11 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
 
     def backward(like: Any, gradient: Any) -> Any:
         for position, axes in finer:
-            gradient = reduce_scatter(gradient, axes, position)
-        return gradient, jnp.zeros_like(like)
+            gradient = reduce_scatter(gradient, axes, position, part.kind.sums or gradient.dtype)
+        return gradient.astype(like.dtype), jnp.zeros_like(like)
 
     attach.defvjp(lambda part, whole: (as_varying(whole, all_axes), whole), backward)
     with whole.region.record.unasked("update", _FINER, at=made) as draft, operand_scope(0):
         draft.note(operands=(placed(whole),), makers=(None,), gradients=(True,))
-        return result(attach(part.raw, whole.raw), whole.dims, whole.region, whole.kind)
+        kind = replace(whole.kind, sums=part.kind.sums)
+        return result(attach(part.raw, whole.raw), whole.dims, whole.region, kind)
