@@ -103,10 +103,10 @@ def cells(quick: bool) -> Iterator[Cell]:
 # What one process measures.
 
 
-def measure(cell: Cell, search_all: bool) -> dict[str, Any]:
+def measure(cell: Cell, search_all: bool, budget: float) -> dict[str, Any]:
     """The figures of one cell."""
     found = {"trace": measure_trace, "dispatch": measure_dispatch}.get(cell.part)
-    figures = measure_search(cell, search_all) if found is None else found(cell)
+    figures = measure_search(cell, search_all, budget) if found is None else found(cell)
     return figures | {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
@@ -145,7 +145,7 @@ def measure_trace(cell: Cell) -> dict[str, Any]:
     return {"parameters": count, "trace_seconds": min(times), "rows": rows, "lines": len(str(program).splitlines())}
 
 
-def measure_search(cell: Cell, search_all: bool) -> dict[str, Any]:
+def measure_search(cell: Cell, search_all: bool, budget: float) -> dict[str, Any]:
     """What the search finds, and what it takes; without a plan where nothing fits."""
     import weft as wf
 
@@ -163,7 +163,7 @@ def measure_search(cell: Cell, search_all: bool) -> dict[str, Any]:
         figures |= {
             "mesh": str(best.mesh), "layout": str(best.layout), "seconds": best.seconds, "mfu": best.mfu,
             "memory_bytes": best.memory_bytes, "sent_bytes": best.bytes, "tokens_per_s": best.tokens_per_s,
-            "searched": found.searched, "traced": found.traced,
+            "searched": found.searched, "traced": found.traced, "not_seen": found.not_seen,
         }  # fmt: skip
     return figures | {
         "search_seconds": time.perf_counter() - start, "search_cpu_seconds": time.process_time() - cpu
@@ -241,6 +241,7 @@ def run(args: argparse.Namespace) -> None:
 def in_own_process(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a cell, or what went wrong."""
     command = [sys.executable, __file__, "--cell", json.dumps(vars(cell))] + ["--all"] * args.all
+    command += ["--seconds", str(args.seconds)]
     devices = cell.processors if cell.part == "dispatch" else 1
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -367,12 +368,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "scale.json")
     parser.add_argument("--again", action="store_true", help="measure what is known too")
     parser.add_argument("--all", action="store_true", help="search all dims, not those named here")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="for one search, which then says what it did not see"
+    )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one cell")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw what is known, and print its table")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(measure(Cell(**json.loads(args.cell)), args.all)))
+        print(json.dumps(measure(Cell(**json.loads(args.cell)), args.all, args.seconds)))
     elif args.plot:
         rows = json.loads(args.out.read_text())
         plot(rows, args.plot)
