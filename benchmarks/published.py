@@ -246,7 +246,9 @@ def main() -> None:
     for which, title in ((False, "held out"), (True, "fitted")):
         off = [abs(row["ratio"] - 1) for row in rows if row["fitted"] is which]
         if off:
-            print(f"{title}: {sum(each <= 0.25 for each in off)} of {len(off)} within 25 %, the worst {max(off):.0%} off")
+            print(
+                f"{title}: {sum(each <= 0.25 for each in off)} of {len(off)} within 25 %, the worst {max(off):.0%} off"
+            )
 
 
 if __name__ == "__main__":
