@@ -120,7 +120,7 @@ _TABLE = {
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
         _rows(Role.BITCAST, "bitcast_convert_type"),
-        _rows(Role.VARY, "pvary", work=0),
+        _rows(Role.VARY, "pvary vary_by_levels", work=0),
         _rows(Role.RESHARD, "reshard sharding_constraint", work=0),
         _rows(Role.TRANSPOSE, "transpose", work=0),
         _rows(Role.BROADCAST, "broadcast_in_dim", work=0),
@@ -233,6 +233,30 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
         many = math.prod(left[i] for i in eqn.params["dimension_numbers"][1][0])
         rows = math.prod(left) // max(numbers * many, 1)
     return many, rows, results // max(rows * many, 1), numbers // dilation
+
+
+def groups_of_product(eqn: Any) -> int:
+    """How many matrices the rows of a ragged product are shared among; else 1."""
+    return int(eqn.invars[2].aval.shape[-1]) if _is_ragged(eqn) else 1
+
+
+def is_leading_slice(eqn: Any) -> bool:
+    """Whether a slice, or a split, is along the first dim: its parts lie in one piece."""
+    params, shape = eqn.params, eqn.invars[0].aval.shape
+    if eqn.primitive.name == "split":
+        return bool(params["axis"] == 0)
+    whole = eqn.primitive.name == "slice" and params["strides"] is None
+    return whole and all(
+        (start, end) == (0, size)
+        for start, end, size in zip(params["start_indices"][1:], params["limit_indices"][1:], shape[1:], strict=True)
+    )
+
+
+def batch_dims_of(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of a product's operand that it has one product for each of."""
+    if _is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
+        return ()
+    return tuple(eqn.params["dimension_numbers"][1][operand])
 
 
 def _is_ragged(eqn: Any) -> bool:

@@ -109,64 +109,6 @@ def test_no_kernel_beats_the_peak():
     assert bound_by == "flops"
 
 
-def test_an_all_reduce_goes_around_its_ring_twice():
-    took = links.seconds(row("all_reduce", 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
-    assert took == pytest.approx(10e-6 + 2 * 3 / 4 * 8e6 / 50e9 + 6 * 1e-6)
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all"])
-def test_other_collectives_go_around_once(collective):
-    took = links.seconds(row(collective, 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
-    assert took == pytest.approx(10e-6 + 3 / 4 * 8e6 / 50e9 + 3 * 1e-6)
-
-
-def test_a_permute_is_one_step():
-    took = links.seconds(row("permute", 8_000_000, ["x"], 4), wf.Mesh("x=4"), ROUND)
-    assert took == pytest.approx(10e-6 + 8e6 / 50e9 + 1e-6)
-
-
-def test_the_order_of_the_axes_decides_the_link():
-    gathered = row("all_gather", 8_000_000, ["cols"], 8)
-    inside = links.seconds(gathered, wf.Mesh("rows=8,cols=8"), ROUND)
-    between = links.seconds(gathered, wf.Mesh("cols=8,rows=8"), ROUND)
-    assert inside == pytest.approx(10e-6 + 7 / 8 * 8e6 / 50e9 + 7 * 1e-6)
-    assert between == pytest.approx(20e-6 + 7 / 8 * 8e6 / 10e9 + 7 * 5e-6)
-
-
-def test_a_bar_in_the_mesh_says_where_hosts_end():
-    gathered = row("all_gather", 8_000_000, ["rows"], 2)
-    assert links.seconds(gathered, wf.Mesh("rows=2,cols=4"), ROUND) == pytest.approx(10e-6 + 4e6 / 50e9 + 1e-6)
-    assert links.seconds(gathered, wf.Mesh("rows=2 | cols=4"), ROUND) == pytest.approx(20e-6 + 4e6 / 10e9 + 5e-6)
-
-
-def test_a_group_over_hosts_sums_inside_each_first():
-    took = links.seconds(row("all_reduce", 80_000_000, ["x"], 16), wf.Mesh("x=16"), ROUND)
-    within = 10e-6 + 2 * (80e6 * 7 / 8 / 50e9 + 7 * 1e-6)
-    between = 20e-6 + 2 * (80e6 / 8 * 1 / 2 / 10e9 + 5e-6)
-    assert took == pytest.approx(within + between)
-
-
-@pytest.mark.parametrize("hardware", ["h100", "v5e"])
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"])
-def test_more_bytes_never_take_less(hardware, collective):
-    took = [links.seconds(row(collective, 10**n, ["x"], 16), wf.Mesh("x=16"), HARDWARE[hardware]) for n in range(3, 10)]
-    assert took == sorted(took)
-
-
-def test_both_directions_of_a_torus_are_used():
-    ring = row("all_gather", 10**9, ["x"], 16)
-    assert links.seconds(ring, wf.Mesh("x=16"), HARDWARE["v5p"]) == pytest.approx(
-        15 / 16 * 1e9 / (0.9 * 200e9), rel=0.01
-    )
-
-
-def test_over_two_axes_of_a_torus_rings_go_both_ways_along_each():
-    ring = row("all_gather", 10**9, ["x", "y"], 16)
-    assert links.seconds(ring, wf.Mesh("x=4,y=4"), HARDWARE["v5p"]) == pytest.approx(
-        15 / 16 * 1e9 / (0.9 * 400e9), rel=0.01
-    )
-
-
 def test_a_gradient_that_nothing_waits_for_hides_under_a_share_of_the_compute(monkeypatch):
     def loss(w, x):
         return wf.sum(wf.einsum(x, w, over="k"), over="m n")

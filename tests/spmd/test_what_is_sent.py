@@ -169,17 +169,20 @@ def test_microbatches_sum_their_gradients_once(layout, expected):
     assert sent(program) == expected
 
 
-def test_microbatches_gather_stored_parameters_once():
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_each_microbatch_gathers_stored_parameters_and_scatters_their_gradients(count):
     def loss(w, x):
         def part(w, x):
             return wf.sum(wf.square(wf.einsum(x, w, over=D)), over="batch d_ff"), 1.0
 
-        return wf.accumulate(part, w, x, over="batch", count=8)
+        return wf.accumulate(part, w, x, over="batch", count=count)
 
     program = wf.trace(
         wf.value_and_grad(loss), weight(D, F), shape(B, D), mesh="x=4", layout="batch:x,params.d_model:x"
     )
-    assert sent(program) == {("all_gather", "x"): 1, ("reduce_scatter", "x"): 1}
+    assert sent(program) == {("all_gather", "x"): count, ("reduce_scatter", "x"): count}
+    of_loss = 4
+    assert program.ledger.bytes(axis="x") == count * (2 * D.size * F.size * 4 + of_loss)
 
 
 def test_scanned_layers_gather_inside_the_loop():

@@ -198,11 +198,11 @@ class Attention(eqx.Module):
         if self.fused and is_fusable and is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or self._is_fused_in_blocks(q, k, mask, bias, how)):
-            with self._as_fused_blocks(q, k, mask, bias, how):
+            with self._as_fused_blocks(q, k, mask, bias, how, is_one_kernel=is_fusable):
                 return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
             bias = bias(mask.query_positions(q), mask.key_positions(k))
-        with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
+        with _as_fused(q, k, causal=mask.causal) if self.fused and is_fusable else contextlib.nullcontext():
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
             scores = wf.cast(scores, "float32") * self.scale
@@ -244,12 +244,12 @@ class Attention(eqx.Module):
         return can_fuse_blocks(q, k, mask, bias, self.softcap, how["dropout"] if how["key"] is not None else 0.0)
 
     def _as_fused_blocks(
-        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]
+        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any], *, is_one_kernel: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """While blocks are written out that the fused kernel would do on a GPU."""
         if not self._can_fuse_blocks(q, k, mask, bias, how):
             return contextlib.nullcontext()
-        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask))
+        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask), is_one_kernel=is_one_kernel)
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""
@@ -299,11 +299,11 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
 
 
 def _as_fused(
-    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None
+    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
 ) -> contextlib.AbstractContextManager[None]:
     """While attention is written out that the fused kernel would do on a GPU."""
     sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
-    return fused_attention(*sizes, causal=causal, block=block)
+    return fused_attention(*sizes, causal=causal, block=block, is_one_kernel=is_one_kernel)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

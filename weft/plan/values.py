@@ -59,6 +59,8 @@ class Routine:
     count: int = 1
     is_turn: bool = False
     """Whether it is a turn of a loop, whose next turn needs `kept`."""
+    is_looped: bool = False
+    """Whether a loop runs it, however far around."""
     nodes: list[Node] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
     """Results, and what crosses the region's border."""
@@ -150,15 +152,17 @@ class _ValueReader:
         if not loop.is_scan:
             return self._sides(loop, ins, routine)
         (body,), (fixed, carried) = loop.bodies, loop.parts
-        turn = Routine(routine.count * (loop.turns or 1), is_turn=True)
+        turn = Routine(routine.count * (loop.turns or 1), is_turn=True, is_looped=True)
         self.routines.append(turn)
         inner = [
             Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
             for i, value in enumerate(body.inputs)
         ]
-        turn.sliced = inner[fixed + carried :]
+        turn.sliced = inner[fixed + carried :] if loop.turns != 1 else []  # a loop of one turn is written out
         results = self.read(body, dict(zip(body.inputs, inner, strict=True)), turn)
         turn.kept, turn.stacked = results[:carried], results[carried:]
+        if loop.turns == 1:
+            turn.kept, turn.stacked = results, []
         outs = self._node(loop, ins, routine)
         for outside, inside in zip(outs, results, strict=True):
             outside.ways = inside.ways
@@ -169,7 +173,7 @@ class _ValueReader:
         sides: list[list[Routine]] = []
         before = self.routines
         for body in loop.bodies:
-            self.routines = [Routine(routine.count)]
+            self.routines = [Routine(routine.count, is_looped=routine.is_looped or not loop.is_branch)]
             inputs = {value: Array(value.aval, from_carry=True) for value in body.inputs}
             self.routines[0].kept = self.read(body, inputs, self.routines[0])
             sides.append(self.routines)

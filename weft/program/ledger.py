@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
-from ..record import Axes
+from ..record import Axes, sent_as
 from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
@@ -188,7 +188,7 @@ def rows_of(reading: Reading, step: Step) -> list[Row]:
             collective=step.collective,
             axes=axes,
             dims=_dims(reading, step, math.prod(aval.shape)),
-            dtype=str(aval.dtype),
+            dtype=sent_as(step.scopes) or str(aval.dtype),
             bytes=math.prod(aval.shape) * aval.dtype.itemsize,
             count=step.count,
             phase=step.phase,

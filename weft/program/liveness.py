@@ -5,7 +5,7 @@ no task; what a compiler folds into the next kernel is not stored, and what goes
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,9 +69,15 @@ Size = Callable[[Sequence[int], int], int]
 """The bytes of an array, by its sizes and the bytes of one element."""
 
 
-def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> TaskOrder:
-    """The schedule of a program on one processor; `size` says how large arrays are."""
-    schedule = _LivenessReader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
+def read(
+    program: Body, mesh_axes: dict[str, int], size: "Size | None" = None, scores: Mapping[Value, int] | None = None
+) -> TaskOrder:
+    """The schedule of a program on one processor; `size` says how large arrays are.
+
+    Of `scores`, which no kernel stores, there is one float32 a row.
+    """
+    reader = _LivenessReader(mesh_axes, size or plain_size, program.inputs, scores or {})
+    schedule = reader.schedule(program, is_global=True)
     used = {id(buffer) for task in schedule.tasks for buffer in task.operands} | {id(each) for each in schedule.results}
     for buffer in schedule.inputs:
         buffer.bytes *= id(buffer) in used  # jit leaves out what nothing needs
@@ -79,14 +85,16 @@ def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -
 
 
 class _LivenessReader:
-    def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value]):
-        self.mesh_axes, self.size = mesh_axes, size
+    def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value], scores: Mapping[Value, int]):
+        self.mesh_axes, self.size, self.scores = mesh_axes, size, scores
         self.known = {tuple(value.aval.shape): split for value in arguments if any(split := split_of(value))}
         """How arrays of a shape are split among the arguments, for those of which JAX does not say it."""
         self._remats: dict[Step, Task] = {}
 
     def bytes(self, value: Value, is_global: bool) -> int:
         """The bytes of a value, of which each processor holds a slice."""
+        if value in self.scores:
+            return self.size((self.scores[value],), 4)
         aval = value.aval if value.local is None else value.local
         shape = list(getattr(aval, "shape", ()))
         split: Sequence[Sequence[str]] = split_of(value) if is_global and value.local is None else ()

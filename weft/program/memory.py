@@ -5,11 +5,12 @@ far the compiler's own peak may lie from it.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
-from ..graph import Body
+from ..graph import Body, Value
 from ..text import size_text
 from . import liveness
 from .array_type import ArrayType
@@ -18,6 +19,7 @@ from .memory_names import Names
 
 _SHOWN = 8
 _OTHER = 0.3
+_TURNED = 0.1
 _UNROLLED = 0.5
 _SMALL = 2**20  # what alignment and many small buffers may add
 
@@ -61,13 +63,20 @@ class Moment:
 class Memory:
     """What a program holds in one processor's memory on a `gpu`, `tpu` or `cpu`."""
 
-    def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
+    def __init__(
+        self,
+        program: Body,
+        mesh_axes: dict[str, int],
+        names: Names,
+        target: str,
+        scores: Mapping[Value, int] | None = None,
+    ):
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
         self.target, self._names = target, names
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
-        body = liveness.read(program, mesh_axes, size)
+        body = liveness.read(program, mesh_axes, size, scores)
         donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.inputs))]
         if rules.is_tiled:
             liveness.cast_before_remats(body)
@@ -83,6 +92,8 @@ class Memory:
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
+        if self._course.has_turned_stacks:
+            high += _TURNED  # more than one copy may be there at a time
         if self._course.recomputes_outside_loops:
             high += _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
         rest = self.peak - self.arguments

@@ -144,7 +144,7 @@ class TrainStep(Bound):
         if not jax.tree.leaves(trained):
             raise TensorError("there is no float tensor among the parameters", fix="name arrays by wf.parameter")
         shardings = self._update.state_shardings(params)
-        optimizer = jax.jit(self.optimizer.init, out_shardings=shardings)(trained)
+        optimizer = self._update.init(trained, shardings)
         step: Any = jnp.zeros((), "int32")
         if self.mesh is not None:
             step = jax.device_put(step, NamedSharding(self.mesh.jax_mesh(), PartitionSpec()))

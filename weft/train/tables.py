@@ -41,8 +41,8 @@ class Train:
     """The decay of an EMA of the weights, which is then what is evaluated; none by default."""
     loss_scale: float | None = None
     """Loss scaling: the loss times this is differentiated, for narrow floats; gradients are divided by it again."""
-    sum_dtype: str | None = one_of("float32", "bfloat16", "float16", default=None)
-    """In which dtype sums of gradients travel; by default that in which a weight is computed."""
+    sum_dtype: str | None = one_of("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", default=None)
+    """In which dtype sums of gradients travel, float8 with scales; by default that in which a weight is computed."""
     pack: bool = True
     """Whether several texts share a sequence; they do not see each other."""
     across: bool = False
