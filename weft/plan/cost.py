@@ -2,7 +2,8 @@
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
-for nothing there (the gather of a stored weight), hides under a stated share of the body's compute.
+for nothing there (the gather of a stored weight), hides under a stated share of the body's compute; one that only the
+next turn of a loop needs (a gather ahead, a ring's permute) under nearly all of it.
 """
 
 import functools
@@ -112,7 +113,9 @@ class Plan:
     kernel of one's own.
     """
 
-    def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool | None = None):
+    def __init__(
+        self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool | None = None
+    ):
         self.program, self.hardware = program, find_hardware(hardware)
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
