@@ -5,7 +5,8 @@
     python benchmarks/eight_bits.py curves          # losses on Python's own source, each kind in a process of its own
 
 Each prints a JSON line a case, as soon as it is done; `--small` tries the script without a GPU, `--out FILE` keeps the
-lines. Curves run side by side on one GPU: of them only losses are told.
+lines. Curves run side by side on one GPU: of them only losses are told. XLA tries many kernels of Triton's for 8-bit
+products before it takes cuBLAS's, for minutes a step: `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false` spares that.
 """
 
 import argparse
@@ -48,6 +49,7 @@ CASES = [
     ("3 B, d_model 8192", "float8", "adamw"),
 ]
 SMALL = dict(layers=2, d_model=64, heads=2, group=1, d_kv=32, d_ff=128, vocab=256, batch=4, length=64)
+MEDIUM = dict(layers=4, d_model=128, heads=4, d_kv=32, d_ff=512, batch=8, length=64)
 BYTES = dict(
     layers=12, d_model=768, heads=12, d_kv=64, d_ff=3072, vocab=256, batch=32, length=256, norm="rms",
     positions="rotary", activation="gelu_tanh", remat=False,
@@ -107,8 +109,9 @@ def products(args) -> None:
             text = jax.jit(both).lower(a, b, g).compile().as_text()
             row[f"{name}_kernels"] = {word: text.count(word) for word in ("cublas$lt$matmul$f8", "__triton_gemm")}
         narrow = [x.array.astype("float8_e4m3fn") for x in (a, b)]
-        multiply = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.bfloat16))
-        row["narrow_already_ms"] = milliseconds(functools.partial(multiply, *narrow), args.steps)
+        for name, how in (("narrow_already", None), ("narrow_already_precise", jax.lax.Precision.HIGHEST)):
+            multiply = functools.partial(jax.lax.dot, precision=how, preferred_element_type=jnp.bfloat16)
+            row[f"{name}_ms"] = milliseconds(functools.partial(jax.jit(multiply), *narrow), args.steps)
         tell(args, row)
 
 
@@ -135,6 +138,8 @@ def config_of(fields: dict, **changes) -> models.LMConfig:
 
 def steps(args) -> None:
     for name, dtype, optimizer in CASES:
+        if args.only not in f"{name}/{dtype}/{optimizer}":
+            continue
         config = config_of(STEPS[name], **(SMALL if args.small else {}), matmul_dtype=dtype)
         step = wf.spmd(wf.train_step(loss, RULES[optimizer](1e-4)), mesh="x=1", layout="batch:x", donate=0)
         shapes = step.init(models.shapes(config))
@@ -174,8 +179,8 @@ def python_source() -> np.ndarray:
 def curve(args, name: str) -> None:
     """One curve: the mean loss of every 20 steps, and that of texts held out."""
     dtype, matmul_dtype, optimizer, b2, seed = CURVES[name]
-    sizes = {**BYTES, **(SMALL if args.small else {}), "dtype": dtype, "matmul_dtype": matmul_dtype}
-    sizes.pop("group", None)
+    changes = SMALL if args.small else MEDIUM if args.medium else {}
+    sizes = {**BYTES, **changes, "dtype": dtype, "matmul_dtype": matmul_dtype}
     config = models.preset("lm-0.14b", tied=True, dropout=0.0, **sizes)
     text = python_source()
     held_out, text = text[-len(text) // 20 :], text[: -len(text) // 20]
@@ -204,11 +209,18 @@ def curve(args, name: str) -> None:
 def curves(args) -> None:
     """All curves at once, each in a process that has a share of the memory."""
     environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.11"}
-    command = [sys.executable, __file__, "curve", "--train", str(args.train), *(["--small"] if args.small else [])]
+    command = [sys.executable, __file__, "curve", "--train", str(args.train)]
+    command += [f"--{size}" for size in ("small", "medium") if getattr(args, size)]
     command += ["--out", args.out] if args.out else []
-    running = [subprocess.Popen([*command, "--only", name], env=environment) for name in CURVES if args.only in name]
+    running = [
+        subprocess.Popen([*command, "--only", name], env=environment) for name in CURVES if _asked(args.only, name)
+    ]
     for process in running:
         process.wait()
+
+
+def _asked(only: str, name: str) -> bool:
+    return not only or name in only.split(";")
 
 
 def tell(args, row: dict) -> None:
@@ -222,11 +234,14 @@ def tell(args, row: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=["products", "steps", "curves", "curve"])
-    parser.add_argument("--only", default="", help="curves whose name holds this")
+    parser.add_argument(
+        "--only", default="", help="curves, or steps like `1 B, d_model 2048/float8/adamw`, that hold this"
+    )
     parser.add_argument("--steps", type=int, default=15, help="how many calls are timed")
     parser.add_argument("--train", type=int, default=500, help="how many steps a curve has")
     parser.add_argument("--out", help="a file that lines are added to")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try this script without a GPU")
+    parser.add_argument("--medium", action="store_true", help="curves of 1 M parameters, for a CPU")
     args = parser.parse_args()
     if args.part == "curve":
         curve(args, args.only)
