@@ -118,8 +118,8 @@ _TABLE = {
         _rows(Role.CAST, "convert_element_type", work=0),
         _rows(
             Role.VIEW,
-            """copy copy_p device_put expand_dims name optimization_barrier random_unwrap random_wrap squeeze
-            stop_gradient""",
+            """copy copy_p device_put expand_dims layout_constraint name optimization_barrier random_unwrap random_wrap
+            squeeze stop_gradient""",
             work=0,
         ),
         _rows(Role.RESHAPE, "reshape", work=0),

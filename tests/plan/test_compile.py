@@ -290,7 +290,7 @@ def test_what_xla_gathers_once_is_named_with_its_pass_and_its_bytes():
     assert merged_rows(program) == [second] and first.bytes == second.bytes
     text = proof_of(program, less=second.bytes).beside(program)
     assert "XLA sends it once (its pass `cse`): all that differs" in text
-    assert "in 1 call is of what was sent before" in text
+    assert "in 1 call is of what its body sent before" in text
     assert "cse" not in proof_of(program).beside(program)
 
 
@@ -311,6 +311,21 @@ def test_bytes_that_differ_for_another_reason_are_said_to():
     text = proof_of(program, less=8).beside(program)
     assert text.splitlines()[-1] == "over cols: XLA sends 8 B fewer than the ledger, for a reason not known"
     assert len(proof_of(program).beside(program).splitlines()) == 4
+
+
+def test_a_scattered_sum_that_xla_makes_whole_is_named():
+    def loss(x, w, v):
+        return wf.sum(layers(x, w, v), over=[B, D])
+
+    program = wf.trace(wf.grad(loss, argnums=1), *ARGS, mesh="rows=8", layout="batch:rows,params.d_model:rows")
+    proof = proof_of(program)
+    whole = tuple(
+        dataclasses.replace(sent, collective=sent.collective.replace("reduce_scatter", "all_reduce"))
+        for sent in proof.collectives
+    )
+    assert "reduce_scatter" not in proof.beside(program)
+    text = dataclasses.replace(proof, collectives=whole).beside(program)
+    assert text.splitlines()[-1].endswith("of reduce_scatter is an all_reduce and a slice in XLA's program")
 
 
 def test_a_tpu_that_rounds_before_it_sends_is_named():

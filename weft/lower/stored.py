@@ -202,7 +202,10 @@ def _gather_whole(array: Any, x: Tensor, want: Placement, region: Region, over: 
 
 
 def sum_in(
-    forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
+    forward: Callable[[Any], Any],
+    kind: Kind,
+    missing: frozenset[str],
+    scatter: tuple[Placement, Placement] | None = None,
 ) -> Callable[[Any], Any]:
     """`forward` of the cast array, whose gradient is summed in `kind.sums`.
 

@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,13 @@ from ..errors import WeftError
 from ..layout import LayoutLike, as_layout
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd import bind
-from ..text import columns, plural, size_text
-from .merged import merged_rows
+from ..text import columns, size_text
+from .compare_sent import compare_sent
 from .sent import Sent
 from .targets import Target, read_target
 
 if TYPE_CHECKING:
     from ..program import Program
-    from ..program.ledger import Row
 
 _EXTRAS = {  # the module each compiler comes as, and how it is installed
     "cuda": ("jax_cuda12_plugin", "pip install 'jax[cuda12-local]=={jax}' (weft's extra `cuda`)"),
@@ -73,67 +72,21 @@ class Proof:
         return totals
 
     def beside(self, program: "Program") -> str:
-        """XLA's figures beside those Weft found by reading the program."""
-        memory = program.memory_on(read_target(self.target).kind)
-        rows = [("", "Weft", f"XLA for {self.target}")]
-        rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
+        """XLA's figures beside those Weft found, and why they differ."""
+        kind = read_target(self.target).kind
+        memory = program.memory_on(kind)
         low, high = map(size_text, memory.range)
-        rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
-        planned, compiled = _by_axes(program, program.ledger), _by_axes(program, self.collectives)
-        notes = []
-        for axes in dict.fromkeys([*planned, *compiled]):
-            pair = planned.get(axes, _Total()), compiled.get(axes, _Total())
-            rows.append((f"sent over {axes or 'no axis'}", *(str(total) for total in pair)))
-            notes += self._why(program, axes, *pair)
-        return "\n".join([*columns(rows), *notes])
-
-    def _why(self, program: "Program", axes: str, planned: "_Total", compiled: "_Total") -> Iterator[str]:
-        """Why XLA sends other bytes over some axes than the program's ledger says."""
-        if planned.bytes == compiled.bytes:
-            return
-        merged = _by_axes(program, merged_rows(program)).get(axes, _Total())
-        more = planned.bytes - compiled.bytes
-        if merged.bytes and merged.bytes <= more:
-            more -= merged.bytes
-            yield (
-                f"over {axes}: {merged} {'is' if merged.calls == 1 else 'are'} of what was sent before in the same "
-                f"body; XLA sends it once (its pass `cse`){'' if more else ': all that differs'}"
-            )
-        halves = {(sent.collective, 2 * sent.bytes) for sent in self.collectives if "+".join(sent.axes) == axes}
-        wide = {(row.collective, row.bytes) for row in program.ledger if row.dtype == "float32"}
-        if more > 0 and read_target(self.target).kind == "tpu" and halves & wide:
-            yield (
-                f"over {axes}: the TPU's compiler sends in bfloat16 what only products of float32 read, which it "
-                "rounds so anyway: half the bytes of those"
-            )
-        elif more:
-            words = "fewer" if more > 0 else "more"
-            yield f"over {axes}: XLA sends {size_text(abs(more))} {words} than the ledger, for a reason not known"
+        rows = [
+            ("", "Weft", f"XLA for {self.target}"),
+            ("arguments", size_text(memory.arguments), size_text(self.argument_bytes)),
+            ("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)),
+        ]
+        sent, notes = compare_sent(program, self.collectives, kind)
+        return "\n".join([*columns(rows + sent), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
         return dataclasses.asdict(self)
-
-
-@dataclass
-class _Total:
-    """Bytes and calls."""
-
-    bytes: int = 0
-    calls: int = 0
-
-    def __str__(self) -> str:
-        return f"{size_text(self.bytes)} in {plural(self.calls, 'call')}" if self.calls else "nothing"
-
-
-def _by_axes(program: "Program", sent: Iterable["Row | Sent"]) -> dict[str, _Total]:
-    """What goes over each group of axes, in the mesh's order."""
-    totals: dict[str, _Total] = {}
-    for each in sent:
-        total = totals.setdefault("+".join(axis for axis in program.mesh.axes if axis in each.axes), _Total())
-        total.bytes += each.bytes * each.count
-        total.calls += each.count
-    return totals
 
 
 def compiled_for(
@@ -188,7 +141,9 @@ def _check_target(machine: Target, mesh: Mesh) -> None:
 def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
     """The program lowered for the target, as something another process can take up."""
     try:
-        exported = jax.export.export(jax.jit(run), platforms=[machine.platform])(*arrays)
+        # Of float8 operands; its process has the same JAX, so that what it means cannot have changed.
+        allowed = [jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
+        exported = jax.export.export(jax.jit(run), platforms=[machine.platform], disabled_checks=allowed)(*arrays)
     except (NotImplementedError, ValueError) as error:
         raise WeftError(
             f"the program cannot be compiled in a process of its own: {str(error).splitlines()[0]}",

@@ -8,6 +8,7 @@ for nothing there (the gather of a stored weight), hides under a stated share of
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +113,8 @@ class Plan:
 
     The argument `memory` is what a processor has, if not what the table says; `share` how much of it JAX may use (the
     `capacity`), if not 75 % of a GPU's; the property `memory` is what the program holds at its peak. A program is
-    traced with no devices, its attention written out: `fused=False` says that a GPU does it so too.
+    traced with no devices, its attention written out: `fused=False` says that a GPU does it so too, `fused=True` that a
+    TPU fuses it, by a kernel of one's own.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Plan:
         *,
         memory: float | None = None,
         share: float | None = None,
-        fused: bool = True,
+        fused: bool | None = None,
     ):
         self.program, self.hardware, self.fused = program, find_hardware(hardware), fused
         self.mesh: Mesh = program.mesh
@@ -161,13 +163,14 @@ class Plan:
     def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
         beside: dict[int, float] = defaultdict(float)
+        ahead: dict[int, float] = defaultdict(float)
         sent: list[tuple[Kernel, float]] = []
         for kernel in run:
             if kernel.row is not None:
                 took = links.seconds(kernel.row, self.mesh, self.hardware) * kernel.count
                 sent.append((kernel, took))
                 if kernel.is_beside:
-                    beside[kernel.body] += took
+                    (ahead if kernel.is_ahead else beside)[kernel.body] += took
                 continue
             one, bound_by = roofline.seconds(kernel, self.hardware, self.mesh.size)
             took = one * kernel.count
@@ -176,12 +179,11 @@ class Plan:
             if kernel.kind == "product":
                 self._dtypes[kernel.dtype] += kernel.flops * kernel.count
             self._add(kernel, took, bound_by)
-        share = roofline.BESIDE[self.hardware.kind]
-        left = {body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()}
+        left = _shares_left(computing, beside, ahead, self.hardware.kind)
         for kernel, took in sent:
             assert kernel.row is not None
             self.sending[kernel.row.axes] += took
-            shown = took * (left[kernel.body] if kernel.is_beside else 1.0)
+            shown = took * (left[kernel.body, kernel.is_ahead] if kernel.is_beside else 1.0)
             self.exposed += shown
             self._add(kernel, shown, "sending")
 
@@ -244,7 +246,7 @@ class Plan:
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
         kind = self.hardware.kind
-        return self.program.memory_on(kind, fused=self.fused and kind == "gpu")
+        return self.program.memory_on(kind, fused=kind == "gpu" if self.fused is None else self.fused)
 
     @property
     def fits(self) -> bool:
@@ -358,6 +360,20 @@ class Plan:
             "why": self.why,
             "ops": [op.to_dict() for op in self.ops],
         }
+
+
+def _shares_left(
+    computing: Mapping[int, float], beside: Mapping[int, float], ahead: Mapping[int, float], kind: str
+) -> dict[tuple[int, bool], float]:
+    """By body, and whether they run ahead: the share of its collectives that its work does not hide."""
+    left: dict[tuple[int, bool], float] = {}
+    for body in {*beside, *ahead}:
+        room = roofline.BESIDE[kind] * computing.get(body, 0.0)
+        hidden = min(beside.get(body, 0.0), room)
+        more = min(ahead.get(body, 0.0), max(roofline.AHEAD[kind] * computing.get(body, 0.0) - hidden, 0.0))
+        for took, hides, is_ahead in ((beside.get(body), hidden, False), (ahead.get(body), more, True)):
+            left[body, is_ahead] = 1 - hides / took if took else 0.0
+    return left
 
 
 def _why(plan: Plan) -> str:

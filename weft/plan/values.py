@@ -162,9 +162,11 @@ class _ValueReader:
             Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
             for i, value in enumerate(body.inputs)
         ]
-        turn.sliced = inner[fixed + carried :]
+        turn.sliced = inner[fixed + carried :] if loop.turns != 1 else []  # a loop of one turn is written out
         results = self.read(body, dict(zip(body.inputs, inner, strict=True)), turn)
         turn.kept, turn.stacked = results[:carried], results[carried:]
+        if loop.turns == 1:
+            turn.kept, turn.stacked = results, []
         outs = self._node(loop, ins, routine)
         for outside, inside in zip(outs, results, strict=True):
             outside.ways = inside.ways

@@ -14,24 +14,15 @@ from .parts import figure
 _WIDE, _TALL, _LEFT, _BELOW, _ABOVE, _RIGHT = 860.0, 380.0, 70.0, 44.0, 16.0, 16.0
 
 
-def front_of(plans: Sequence[Ranked]) -> list[Ranked]:
-    """Plans that fit and no other beats in both time and memory, the fastest first."""
-    front: list[Ranked] = []
-    for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.memory_bytes)):
-        if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
-            front.append(plan)
-    return front
-
-
 def search_header(found: Ranking, name: str) -> str:
     """What was searched and what was found."""
-    best, front = found.best, front_of(found.plans)
+    best = found.best
     figures = [
         figure(time_text(best.seconds), f"a step of the best on {html.escape(found.hardware.name)}"),
         figure(f"{best.mfu:.0%}", "MFU"),
         figure(size_text(best.memory_bytes), f"memory, of {size_text(found.capacity)}"),
         figure(f"{found.searched:,}", "legal layouts", f"{found.traced:,} traced"),
-        figure(str(len(front)), "on the front", "no other is better in both"),
+        figure(str(len(found.front)), "on the front", "no other is better in both"),
     ]
     on = f"<b>{html.escape(str(best.mesh))}</b> ({plural(best.mesh.size, 'processor')})"
     under = f"<b>{html.escape(layout_text(best.layout))}</b>"
@@ -43,13 +34,15 @@ def search_header(found: Ranking, name: str) -> str:
 
 def search_body(found: Ranking) -> str:
     """The chart, what lost, and the table of all plans that are shown."""
-    front = front_of(found.plans)
-    plans = [*front, *(plan for plan in found.plans if plan not in front)]
+    plans: list[Ranked] = []
+    for plan in (*found.front, *found.plans, *(each.best for each in found.classes)):
+        if plan not in plans:
+            plans.append(plan)
     words = "".join(f"<p>{html.escape(line)}</p>" for line in found.words())
-    return f'{_chart(found, plans, front)}<div class="words">{words}</div>{_table(found, plans, front)}'
+    return f'{_chart(found, plans)}<div class="words">{words}</div>{_table(found, plans)}'
 
 
-def _chart(found: Ranking, plans: Sequence[Ranked], front: Sequence[Ranked]) -> str:
+def _chart(found: Ranking, plans: Sequence[Ranked]) -> str:
     memory, seconds = [plan.memory_bytes for plan in plans], [plan.seconds for plan in plans]
     capacity = found.capacity if found.capacity < 4 * max(memory) else 0
     x = _scale([*memory, capacity or max(memory)], _LEFT, _WIDE - _RIGHT)
@@ -61,19 +54,23 @@ def _chart(found: Ranking, plans: Sequence[Ranked], front: Sequence[Ranked]) -> 
             f'<text class="limit-text" x="{x(capacity) - 6:.1f}" y="{_ABOVE + 12}">memory there is</text>'
         )
     path = " ".join(
-        f"{'L' if i else 'M'}{x(plan.memory_bytes):.1f} {y(plan.seconds):.1f}" for i, plan in enumerate(front)
+        f"{'L' if i else 'M'}{x(plan.memory_bytes):.1f} {y(plan.seconds):.1f}" for i, plan in enumerate(found.front)
     )
     parts.append(f'<path class="front" d="{path}"/>')
     for i in reversed(range(len(plans))):  # the front lies above the others
         plan = plans[i]
         kind = " ".join(
             word
-            for word, holds in (("best", plan is found.best), ("on-front", plan in front), ("unfit", not plan.fits))
+            for word, holds in (
+                ("best", plan == found.best),
+                ("on-front", plan in found.front),
+                ("unfit", not plan.fits),
+            )
             if holds
         )
         at = f'cx="{x(plan.memory_bytes):.1f}" cy="{y(plan.seconds):.1f}"'
         parts.append(
-            f'<circle class="dot {kind}" {at} r="{7 if plan is found.best else 5}" data-row="{i}" tabindex="-1">'
+            f'<circle class="dot {kind}" {at} r="{7 if plan == found.best else 5}" data-row="{i}" tabindex="-1">'
             f"<title>{html.escape(_said(plan))}</title></circle>"
         )
     best = found.best
@@ -100,10 +97,7 @@ def _legend() -> str:
 
 def _said(plan: Ranked) -> str:
     fits = "" if plan.fits else ", does not fit"
-    return (
-        f"{plan.mesh} under {layout_text(plan.layout)}: {time_text(plan.seconds)}, MFU {plan.mfu:.1%}, "
-        f"{size_text(plan.memory_bytes)}{fits}"
-    )
+    return f"{plan.text}: {time_text(plan.seconds)}, MFU {plan.mfu:.1%}, {size_text(plan.memory_bytes)}{fits}"
 
 
 def _scale(values: Sequence[float], low: float, high: float) -> Callable[[float], float]:
@@ -154,12 +148,13 @@ def _round_values(values: Sequence[float], base: float) -> list[float]:
     return found if len(found) > 1 else [least, most]
 
 
-def _table(found: Ranking, plans: Sequence[Ranked], front: Sequence[Ranked]) -> str:
+def _table(found: Ranking, plans: Sequence[Ranked]) -> str:
     rows = []
     for i, plan in enumerate(plans):
-        marks = ["best"] * (plan is found.best) + ["on the front"] * (plan in front)
+        marks = ["best"] * (plan == found.best) + ["on the front"] * (plan in found.front)
         marks += [] if plan.fits else ["does not fit"]
-        cells = [", ".join(marks), str(plan.mesh), layout_text(plan.layout), time_text(plan.seconds), f"{plan.mfu:.1%}"]
+        layout = ", ".join(filter(None, [layout_text(plan.layout), plan.chosen]))
+        cells = [", ".join(marks), str(plan.mesh), layout, time_text(plan.seconds), f"{plan.mfu:.1%}"]
         cells += [size_text(plan.memory_bytes), plan.why]
         rows.append(f'<tr data-row="{i}">{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>')
     heads = "".join(f'<th scope="col">{head}</th>' for head in ("", "mesh", "layout", "a step", "MFU", "memory", "why"))
