@@ -87,6 +87,9 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else(dtype):
     np.testing.assert_array_equal(np.isfinite(found), np.broadcast_to(is_finite, found.shape))
     zeros = (array == 0).all(0)
     assert zeros.any() and (found[:, zeros] == 0).all()
+    finite = np.where(np.isfinite(array), array, 0)
+    bound = bound_of_sum(finite, dtype, above=0, is_gathered=True)
+    assert (np.abs(found - finite.sum(0, dtype="float64")) <= bound)[:, is_finite].all()
 
 
 def test_numbers_that_the_format_has_are_summed_exactly():

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import public
-from ..layout import Layout
+from ..layout import HOST, Layout
 from ..mesh import Mesh
 from ..notebook import Page, page_of
 from ..program import Program
 from ..program.memory import Memory
 from ..program.source import NOWHERE
+from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
@@ -57,6 +58,8 @@ class OpCost:
         """The op in words: `sending over rows: sum(x)`."""
         if not self.axes:
             return self.text
+        if self.axes == (HOST,):
+            return f"between host and processor: {self.text}"
         return f"sending over {'+'.join(self.axes)}" + (f": {self.text}" if self.text else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,8 +250,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits into a processor's memory."""
-        return bool(self.memory.fits(self.capacity))
+        """Whether the peak fits into a processor's memory, and the rest into its host's."""
+        has_room = not self.hardware.host_memory or self.memory.host <= self.hardware.host_memory
+        return bool(self.memory.fits(self.capacity)) and has_room
 
     @functools.cached_property
     def tokens(self) -> int | None:
@@ -298,9 +302,16 @@ class Plan:
         lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
-            lines.append(f"over {axes}: {time_text(took)} of sending")
+            lines.append(self._host_text(took) if axes == HOST else f"over {axes}: {time_text(took)} of sending")
         lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
+
+    def _host_text(self, took: float) -> str:
+        """One line: the transfers to and from the host, and what of them is not hidden."""
+        over = "" if self.hardware.host_link is None else f" over {self.hardware.host_link.name}"
+        shown = sum(total.seconds for total in self._totals.values() if total.axes == (HOST,))
+        (said,) = transfers_text(self.program.transfers)
+        return f"{said}: {time_text(took)}{over}, of which {time_text(shown)} are waited for"
 
     @property
     def memory_text(self) -> str:
@@ -308,6 +319,9 @@ class Plan:
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
         line = f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {self._capacity}: {fits}"
+        if self.memory.host:
+            of = f" of {size_text(self.hardware.host_memory)}" if self.hardware.host_memory else ""
+            line += f"; beside it {size_text(self.memory.host)}{of} on the host"
         if cache := sum(array.bytes for array in self.memory.cache):
             return f"{line}; {size_text(cache)} of it are the KV cache"
         return line

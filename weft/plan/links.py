@@ -23,6 +23,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from ..layout import HOST
 from ..mesh import Mesh
 from ..program.ledger import Row
 from .machine import Hardware, Link
@@ -40,7 +41,10 @@ _PASSES = {"all_gather": 3}
 
 
 def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
-    """Seconds of one call of a collective on every processor."""
+    """Seconds of one call of a collective on every processor, or of a transfer to its host."""
+    if row.axes == (HOST,):
+        link = hardware.host_link
+        return 0.0 if link is None else link.latency + row.bytes / link.rate
     if hardware.is_shared:
         return _on_one_machine(row, mesh, hardware)
     group = frozenset(row.axes)

@@ -93,10 +93,12 @@ def _draw(shown: Program | Plan | Ranking, against: Program | Plan | None) -> Pa
     """The page of what can show itself."""
     if isinstance(shown, Ranking):
         return search_page(shown)
-    sides = []
-    for side in (shown, against):
-        sides += [side.program, side] if isinstance(side, Plan) else [side, None]
-    return page(*sides)
+    program, plan = _program_and_plan(shown)
+    return page(program, plan, *(_program_and_plan(against) if against is not None else ()))
+
+
+def _program_and_plan(shown: Program | Plan) -> tuple[Program, Plan | None]:
+    return (shown.program, shown) if isinstance(shown, Plan) else (shown, None)
 
 
 draw_by(_draw)

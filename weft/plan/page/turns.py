@@ -31,11 +31,11 @@ def _side(builder: PageBuilder, side: Side) -> Iterator[str]:
     if found and len(builder.sides) > 1:
         yield f'<h3><span class="letter">{side.letter}</span> {html.escape(side.layout)}</h3>'
     for schedule, entries in found.items():
-        draw = _PipelineGrid if isinstance(schedule, PipelineSchedule) else _RingGrid
+        draw = _PipelineGrid(schedule) if isinstance(schedule, PipelineSchedule) else _RingGrid(schedule)
         times = f", {len(entries)} times" if len(entries) > 1 else ""
         title = f"{html.escape(entries[0].op)} over {builder.axes(schedule.axes)}{times}"
         place = builder.place(str(side.program.reading.site(entries[0])))
-        yield f'<h3 class="turns-title">{title} <span class="row">{place}</span></h3>{_grid(schedule, draw(schedule))}'
+        yield f'<h3 class="turns-title">{title} <span class="row">{place}</span></h3>{_grid(schedule, draw)}'
 
 
 class _PipelineGrid:
