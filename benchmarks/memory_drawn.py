@@ -190,44 +190,49 @@ def draws(seed: str, count: int, kinds: list[str]) -> Iterator[Drawn]:
         yield _Drawing(f"{seed}/{i}").draw(kind, "tpu" if i % 4 == 3 else "gpu")
 
 
-def predict(seed: str, count: int, kinds: list[str]) -> None:
-    """Writes what Weft says of the programs of a seed; XLA's figures stay where the programs are the same."""
-    known = {json.dumps(row["program"]): row.get("xla") for row in _rows(seed)}
-    rows = []
-    for drawn in draws(seed, count, kinds):
-        program = asdict(drawn)
+def predict(seed: str, count: int, kinds: list[str], part: str) -> None:
+    """Writes what Weft says of the programs of a seed, one by one; XLA's figures stay where they are."""
+    if len(_rows(seed)) != count:
+        _write(seed, [{"program": asdict(drawn)} for drawn in draws(seed, count, kinds)])
+    for i, row in enumerate(_rows(seed)):
+        drawn, found = Drawn(**row["program"]), dict[str, Any]()
+        if "weft" in row or "refused" in row or not _is_mine(i, part):
+            continue
         try:
             memory = drawn.program().memory_on(drawn.target)
+            found["weft"] = {"arguments": memory.arguments, "peak": memory.peak, "range": list(memory.range)}
         except wf.WeftError as error:
-            rows.append({"program": program, "refused": str(error).splitlines()[0]})
-            continue
-        said = {"arguments": memory.arguments, "peak": memory.peak, "range": list(memory.range)}
-        rows.append({"program": program, "weft": said})
-        if (xla := known.get(json.dumps(program))) is not None:
-            rows[-1]["xla"] = xla
-        print(f"{drawn.kind}, {drawn.target}: {memory.peak:,} B", flush=True)
-    _write(seed, rows)
+            found["refused"] = str(error).splitlines()[0]
+        _add(seed, i, found)
 
 
 def compile_all(seed: str, target: str | None, part: str) -> None:
     """Has XLA compile what is not compiled yet; a figure or its error is written at once."""
     for i, row in enumerate(_rows(seed)):
         drawn = Drawn(**row["program"])
-        is_mine = i // 4 % int(part[2]) == int(part[0]) and target in (None, drawn.target)
-        if "xla" in row or "refused" in row or not is_mine:
+        if "xla" in row or "weft" not in row or not _is_mine(i, part) or target not in (None, drawn.target):
             continue
         try:
             proof = compiled_for(*drawn.call(), drawn.mesh, drawn.layout, drawn.machine)
             found: dict[str, Any] = {"arguments": proof.argument_bytes, "peak": proof.peak_bytes}
-            took = proof.seconds
         except wf.WeftError as error:
-            found, took = {"error": str(error)}, 0.0
-        with open(FOLDER / ".lock", "w") as lock:  # one process for each target may run
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = _rows(seed)
-            rows[i]["xla"] = found
-            _write(seed, rows)
-        print(f"{i} {drawn.kind}, {drawn.target}: {found} in {took} s", flush=True)
+            found = {"error": str(error)}
+        _add(seed, i, {"xla": found})
+
+
+def _is_mine(i: int, part: str) -> bool:
+    """Whether a program is for this one of several processes."""
+    mine, of = part.split("/")
+    return i // 4 % int(of) == int(mine)
+
+
+def _add(seed: str, i: int, found: dict[str, Any]) -> None:
+    with open(FOLDER / ".lock", "w") as lock:  # several processes may run
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = _rows(seed)
+        rows[i] |= found
+        _write(seed, rows)
+    print(i, rows[i]["program"]["kind"], rows[i]["program"]["target"], found, flush=True)
 
 
 def _rows(seed: str) -> list[dict[str, Any]]:
@@ -299,9 +304,10 @@ def main() -> None:
     if given.command == "table":
         sys.exit(0 if table(given.seeds, anew=given.anew) else 1)
     for seed in given.seeds:
-        predict(seed, given.count, given.kind or list(_KINDS)) if given.command == "predict" else compile_all(
-            seed, given.target
-        )
+        if given.command == "predict":
+            predict(seed, given.count, given.kind or list(_KINDS), given.part)
+        else:
+            compile_all(seed, given.target, given.part)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,39 @@ def is_differentiated(array: Any) -> bool:
     return type(array).__name__ in ("JVPTracer", "LinearizeTracer")
 
 
+# The memory of the host, beside that of the processors. JAX types a value with the memory it lies in.
+
+PINNED = "pinned_host"
+"""The kind of memory that stored values lie in on the host: a processor's link reads and writes it by itself."""
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether an array, or an abstract value, lies in the memory of the host."""
+    if not isinstance(value, jax.Array | jax.core.ShapedArray):
+        return False
+    aval = value if isinstance(value, jax.core.ShapedArray) else jax.typeof(value)
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # the field is in no documentation
+
+
+def to_host(array: Any) -> Any:
+    """The array in the memory of the host."""
+    return array if is_on_host(array) else jax.device_put(array, jax.memory.Space.Host)
+
+
+def to_device(array: Any) -> Any:
+    """The array in the memory of the processors."""
+    return jax.device_put(array, jax.memory.Space.Device) if is_on_host(array) else array
+
+
+def has_host_memory(mesh: Any) -> bool:
+    """Whether a mesh has pinned memory beside its own; one without devices has."""
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return True
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    return PINNED in kinds if kinds else device.platform != "cpu"  # one that is only compiled for says nothing
+
+
 # Who asks a tensor for `__jax_array__`. JAX does not say, and the answer differs.
 
 

@@ -215,6 +215,12 @@ def _check_axes(axes: dict[str, Any]) -> dict[str, int]:
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
             raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
+        if name == "host":
+            raise MeshError(
+                "an axis is named `host`, which is the memory of the host in a layout (`params.*:host`)",
+                state=f"mesh: {','.join(f'{name}={size}' for name, size in axes.items())}",
+                fix=f"name it otherwise: `hosts={axes[name]}`",
+            )
         if not is_whole(size, 1):
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"

@@ -1,7 +1,7 @@
 """The table of JAX's primitives: the kind of each, its work and its FLOPs.
 
 The one file that knows primitives by name. Everyone else asks for the kind of an equation, so that a primitive JAX
-renames or adds is one row here. Imports nothing of weft.
+renames or adds is one row here. Imports compat.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 from typing import Any
+
+from .compat import is_on_host
 
 
 class Role(Enum):
@@ -32,6 +34,8 @@ class Role(Enum):
     """The same value, typed as different on each processor."""
     RESHARD = auto()
     """A global array split otherwise."""
+    TRANSFER = auto()
+    """From the memory of the host to that of the processors, or back."""
     TRANSPOSE = auto()
     BROADCAST = auto()
     SLICE = auto()
@@ -114,8 +118,8 @@ _TABLE = {
         _rows(Role.CAST, "convert_element_type", work=0),
         _rows(
             Role.VIEW,
-            """copy copy_p device_put expand_dims name optimization_barrier random_unwrap random_wrap squeeze
-            stop_gradient""",
+            """copy copy_p device_put expand_dims layout_constraint name optimization_barrier random_unwrap random_wrap
+            squeeze stop_gradient""",
             work=0,
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
@@ -181,6 +185,7 @@ _TABLE = {
     )
 }
 _UNKNOWN: dict[str, Primitive] = {}
+_TRANSFER = Primitive("device_put", Role.TRANSFER, work=0)
 
 # Sets of kinds that several readers go by.
 VIEWS = frozenset({Role.VIEW, Role.RESHAPE, Role.VARY, Role.RESHARD})
@@ -194,12 +199,14 @@ _BY_PLACE = frozenset(
 )  # fmt: skip
 FUSED = ELEMENTWISE | _BY_PLACE | {Role.BROADCAST}
 """What a compiler can fold into the kernel that uses it."""
-_OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BITCAST}
+_OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BITCAST, Role.TRANSFER}
 
 
 def row_of(eqn: Any) -> Primitive:
     """The row of an equation's primitive; one the table does not know is of no kind."""
     name = eqn.primitive.name
+    if name == _TRANSFER.name and is_on_host(eqn.invars[0].aval) != is_on_host(eqn.outvars[0].aval):
+        return _TRANSFER
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 

@@ -1,11 +1,23 @@
 """Functions of local arrays run on every processor of a mesh, outside of any program."""
 
+import contextlib
+
 import jax
 from jax.sharding import PartitionSpec
 
 import weft as wf
 from weft.layout import Layout, Region, tracing_in
-from weft.lower import collectives
+from weft.lower import collectives, levels
+
+
+@contextlib.contextmanager
+def in_steps():
+    """While what goes over several levels of a mesh goes in steps, however few bytes it is."""
+    usual, levels.FLAT_BELOW = levels.FLAT_BELOW, 0
+    try:
+        yield
+    finally:
+        levels.FLAT_BELOW = usual
 
 
 def on_all(mesh, fn, *arrays):

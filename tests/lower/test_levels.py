@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.lower.on_all import on_all
-from weft.lower import collectives, levels
+from tests.lower.on_all import in_steps, on_all
+from weft.lower import collectives
 
 TWO, THREE = "hosts=2 | x=4", "pods=2 | hosts=2 | x=2"
 ORDERS = {
@@ -18,9 +18,9 @@ ORDERS = {
 
 
 @pytest.fixture
-def any_size(monkeypatch):
-    """However few bytes there are, they go in steps."""
-    monkeypatch.setattr(levels, "FLAT_BELOW", 0)
+def any_size():
+    with in_steps():
+        yield
 
 
 def both(mesh, fn, *arrays):
@@ -50,13 +50,15 @@ SHAPES = [(8, 3), (3, 8), (5, 7), (1,), (), (2, 24)]
 @pytest.mark.parametrize("mesh", ORDERS)
 def test_sums_and_maxima_are_those_of_one_step(mesh, any_size):
     dtypes = ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "complex64"]
-    arrays = {f"{d} {s}": numbers(d, *s) for d, s in [("float32", s) for s in SHAPES] + [(d, (5, 7)) for d in dtypes]}
+    shapes = SHAPES if mesh == TWO else SHAPES[2:4]
+    arrays = {f"{d} {s}": numbers(d, *s) for d, s in [("float32", s) for s in shapes] + [(d, (5, 7)) for d in dtypes]}
 
     def reduce(x):
         found = {}
         for axes in ORDERS[mesh]:
-            found["sum", axes] = {name: collectives.all_reduce(a, axes) for name, a in x.items()}
-            found["max", axes] = {name: collectives.all_max(a, axes) for name, a in x.items()}
+            some = x if axes == ORDERS[mesh][0] else {"float32 (5, 7)": x["float32 (5, 7)"]}
+            found["sum", axes] = {name: collectives.all_reduce(a, axes) for name, a in some.items()}
+            found["max", axes] = {name: collectives.all_max(a, axes) for name, a in some.items()}
             found["min", axes] = collectives.all_min(x["float32 (5, 7)"], axes)
             found["shift", axes] = collectives.max_for_shift(x["float32 (5, 7)"], axes)
         return {str(key): value for key, value in found.items()}
@@ -101,7 +103,7 @@ def test_gradients_are_those_of_one_step(mesh, any_size):
 
     def differentiate(x, c):
         found = {}
-        for axes in ORDERS[mesh]:
+        for axes in ORDERS[mesh][:2]:
             for name, send in sends.items():
 
                 def loss(x, send=send, axes=axes):
@@ -112,7 +114,7 @@ def test_gradients_are_those_of_one_step(mesh, any_size):
                     return jax.lax.scan(lambda y, _: (y + jax.checkpoint(loss)(x), None), x, None, 2)[0].sum()
 
                 found[f"{name} {axes}"] = jax.grad(loss)(x)
-                if axes == ORDERS[mesh][0]:
+                if mesh == TWO and axes == ORDERS[mesh][0]:
                     found[f"{name} in a loop"] = jax.grad(turns)(x)
                     found[f"{name} of each"] = jax.vmap(jax.grad(loss))(jnp.stack([x, 2 * x]))
         return found

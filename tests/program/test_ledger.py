@@ -217,26 +217,31 @@ def test_an_axis_of_size_one_beside_another_is_left_out():
 WIDE = wf.Dim("width", 1024)
 
 
-def test_a_gradient_summed_between_hosts_has_three_rows_and_the_other_way_none():
+def test_a_sum_between_hosts_has_three_rows_and_its_gradient_none():
     def square(w, x):
-        return wf.sum(wf.square(wf.sum(x, over=B) * w), over=WIDE)  # sums are cast back in the backward pass
+        return wf.sum(wf.square(wf.sum(x * w, over=B)), over=WIDE)
 
-    program = traced(wf.grad(square), weight(WIDE), shape(B, WIDE), mesh="hosts=2 | x=4", layout="batch:hosts+x")
+    def sums(mesh):
+        program = traced(wf.grad(square), weight(WIDE), shape(B, WIDE), mesh=mesh, layout="batch:hosts+x")
+        return program, rows(program, "phase", "collective", "axes", "bytes", "reason")
+
     n = WIDE.size * X
-    assert rows(program, "collective", "axes", "bytes", "phase") == [
-        ("reduce_scatter", ("x",), n, "forward"),
-        ("all_reduce", ("hosts",), n // 4, "forward"),
-        ("all_gather", ("x",), n, "forward"),
+    flat, flat_rows = sums("hosts=2,x=4")
+    assert [row[:4] for row in flat_rows] == [
+        ("forward", "all_reduce", ("hosts", "x"), n),
+        ("backward", "all_reduce", ("hosts", "x"), n),  # of the gradient of w; that of the sum is a cast
     ]
-    assert program.ledger.bytes("hosts") == n // 4
-    why = "because batch is summed and split over hosts+x"
-    assert [row.reason for row in program.ledger] == [
-        f"{why}: scattered over x",
-        f"{why}: summed over hosts",
-        f"{why}: gathered over x",
+    program, found = sums("hosts=2 | x=4")
+    assert found == [
+        row
+        for phase, _, _, _, why in flat_rows
+        for row in (
+            (phase, "reduce_scatter", ("x",), n, f"{why}: scattered over x"),
+            (phase, "all_reduce", ("hosts",), n // 4, f"{why}: summed over hosts"),
+            (phase, "all_gather", ("x",), n, f"{why}: gathered over x"),
+        )
     ]
-    flat = traced(wf.grad(square), weight(WIDE), shape(B, WIDE), mesh="hosts=2,x=4", layout="batch:hosts+x")
-    assert rows(flat, "collective", "bytes") == [("all_reduce", n)]
+    assert program.ledger.bytes("hosts") == flat.ledger.bytes("hosts") // 4
     assert sum(row.wire_bytes for row in program.ledger) == sum(row.wire_bytes for row in flat.ledger)
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import weft as wf
@@ -85,6 +86,18 @@ def test_gradients_are_summed_in_floats_that_hold_them(differentiate, dtype):
     assert f"`sum_dtype` is {dtype}" in caught.value.fact
     assert "'float32', 'bfloat16' or 'float16'" in caught.value.fix
     assert "'float8_e4m3fn' or 'float8_e5m2'" in caught.value.fix
+
+
+def test_a_train_step_refuses_integers_for_its_sums_before_it_has_a_mesh():
+    with pytest.raises(wf.TensorError, match="`sum_dtype` is int8") as caught:
+        wf.train_step(lambda w, x, key: wf.sum(w * x, over="batch"), optax.sgd(0.1), sum_dtype="int8")
+    assert "'float8_e4m3fn' or 'float8_e5m2'" in caught.value.fix
+
+
+def test_without_a_mesh_nothing_is_sent_and_nothing_rounded():
+    x = wf.tensor(np.linspace(0, 1, 4, dtype="float32"), [batch])
+    whole, rounded = (wf.grad(lambda x: wf.sum(wf.exp(x), over="batch"), sum_dtype=d)(x) for d in (None, "float8_e5m2"))
+    np.testing.assert_array_equal(np.asarray(whole), np.asarray(rounded))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2"])

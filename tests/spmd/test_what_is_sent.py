@@ -129,6 +129,20 @@ def test_a_parameter_cast_at_each_use_has_its_gradient_summed_once():
     assert [(row.collective, row.dtype, row.count) for row in rows] == [("all_reduce", "bfloat16", 1)]
 
 
+@pytest.mark.parametrize("sum_dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_slices_for_the_optimizer_are_scattered_in_the_dtype_asked_for(sum_dtype):
+    step = wf.train_step(net_loss, optax.adam(1e-3), sum_dtype=sum_dtype)
+    params = weight(IO, H), weight(H, IO)
+    layout = "batch:x+y,optimizer.hidden:x"
+    program = wf.trace(step, step.init(params), shape(B, IO), mesh="x=4,y=2", layout=layout)
+    sums = [row for row in program.ledger if row.phase == "backward" and row.bytes > 4]
+    assert {row.dtype for row in sums} == {sum_dtype}
+    narrow = [("all_to_all", "x"), ("all_to_all", "y"), ("all_gather", "y")]
+    wide = [("reduce_scatter", "x"), ("all_reduce", "y")]
+    sent = Counter((row.collective, *row.axes) for row in sums)
+    assert sent == Counter((narrow if sum_dtype.startswith("float8") else wide) * 2)  # of each weight
+
+
 @pytest.mark.parametrize("sum_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["batch:x", "batch:x,params.d_model:x"])
 def test_gradient_sums_travel_in_the_dtype_asked_for(sum_dtype, layout):

@@ -10,7 +10,7 @@ from weft.train.runs import Run, RunError
 from weft.train.start import first_weights
 from weft.train.trainer import Options
 
-from .running import MODEL, config_of, losses, run, sums
+from .running import BOTH, MODEL, config_of, losses, run, sums
 
 OTHERS = {
     "one processor": {"mesh": "", "layout": ""},
@@ -53,6 +53,16 @@ def test_8_bit_moments_go_on_with_the_same_bits(text, tmp_path):
     assert sums(tmp_path / "again", 4) == sums(tmp_path / "whole", 4)
     outcome, _ = run(config_of(text, **other), tmp_path / "other")
     assert outcome.step == 4 and losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_a_run_goes_on_with_its_state_on_the_host_and_back(text, straight, tmp_path):
+    """Saved at step 4 in the processors' memory, at step 6 on the host; sums of bits are held to where it is read."""
+    on_host = {"mesh": BOTH["mesh"], "layout": f"{BOTH['layout']},params.*:host"}
+    run(config_of(text), tmp_path, crash_at=5)
+    run(config_of(text, **on_host), tmp_path, crash_at=7)
+    outcome, heard = run(config_of(text), tmp_path)
+    assert outcome.step == 8 and "goes on from step 6" in heard.messages
+    assert losses(tmp_path) == pytest.approx(losses(straight), rel=1e-6)
 
 
 def test_a_finished_run_says_so_and_does_nothing(text, straight):

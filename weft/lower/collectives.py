@@ -121,7 +121,7 @@ def _sum_by_levels(array: Any, steps: Steps) -> Any:
         return total(array)
     # Transposed step by step it would be sent again; transposed as one sum it is a cast.
     once = jax.custom_jvp(total)
-    once.defjvp(lambda primals, tangents: (once(*primals), lax.psum(*tangents, axes)))
+    once.defjvp(lambda primals, tangents: (once(*primals), lax.psum(tangents[0], axes)))
     return once(array)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..layout import Axes
 from .collectives import all_max
@@ -69,7 +70,12 @@ class _Scaled:
 
     @property
     def values(self) -> Any:
-        return (self.array.astype(jnp.float32) * (1 / self.scale)).astype(self.narrow)
+        array = self.array
+        if isinstance(array, jax.core.Tracer):
+            # XLA wants 8-bit operands with the dims summed last. Left to itself it transposes what they are made of, up
+            # to the float32 weights of all layers before a loop; so it transposes the 8 bits.
+            array = with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
+        return (array.astype(jnp.float32) * (1 / self.scale)).astype(self.narrow)
 
     def times(self, other: "_Scaled", out: Sequence[int], dtype: Any, precision: Any = None) -> Any:
         """The product with another, with the dims `out` in that order."""

@@ -229,7 +229,7 @@ class TransformerConfig(ModelConfig):
     @property
     def kept_names(self) -> tuple[str, ...]:
         """The names of what remat can keep of a block."""
-        return ("attention", "feed_forward")
+        return ("attention", "feed_forward", "stream")
 
     @property
     def vocab_dim(self) -> Dim:
@@ -325,13 +325,13 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
 
 
 def check_kept(remat: bool | str, names: Sequence[str]) -> None:
-    """Raises where remat is to keep what has another name than these."""
-    kept = remat.split() if isinstance(remat, str) else []
+    """Raises where remat is to keep what has another name than these, here or on the host."""
+    kept = [word.removesuffix("@host") for word in remat.split()] if isinstance(remat, str) else []
     if unknown := next((name for name in kept if name not in names), None):
         named = " or ".join(f"`{name}`" for name in names)
         raise TensorError(
             f"`remat` names {unknown!r}, and no block has it",
-            fix=f"name what is kept, {named}, or say `remat=True` to keep nothing",
+            fix=f"name what is kept, {named} (on the host: `{names[0]}@host`), or say `remat=True` to keep nothing",
         )
 
 

@@ -24,6 +24,7 @@ from ..lower.meet import bring, common_region, operand, vary_before_loop, with_l
 from ..lower.move import align, relocate, result, settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import bringing, note_loop, recorded_block
+from ..lower.stored import fetch_whole
 from ..lower.trees import map_tensors
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .mapping import axes_taken
@@ -195,7 +196,7 @@ def bring_weight(w: Tensor, flow: Flow, region: Region | None, inner: Region | N
 
     It varies over the axes of the data from here on: its gradient is summed once, after all ticks.
     """
-    w, marks = check_tensor(w), marks_of(w)
+    w, marks = fetch_whole(check_tensor(w)), marks_of(w)
     if not w.dims.has(flow.stage):
         return bring(w, inner) if inner is not None and flow.axes else w
     if region is not None and w.region is None:

@@ -29,6 +29,8 @@ _SHARED_PRODUCT, _SHARED_SMALL_PRODUCTS, _SHARED_MEMORY, _SHARED_VECTOR = 0.8, 0
 
 BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
 """The share of a body's compute that collectives can hide under where nothing waits for them. Not measured: stated."""
+AHEAD = {"gpu": 0.95, "tpu": 0.95, "cpu": 0.0}
+"""As `BESIDE`, of collectives that only the next turn of a loop needs: all that its work is long, but for some start."""
 
 
 def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:

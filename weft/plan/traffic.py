@@ -9,21 +9,25 @@ The rules of fusion, which are XLA's in broad strokes:
 - A sum joins too where what it reads stays in the cache, or its rows are short (on a GPU); any other sum reads its
   operands by itself, and what follows it is another group.
 - A turn of a loop copies the slices it is given, unless an elementwise group reads them, and copies what is stacked,
-  unless such a group made it. Outside loops a GPU's products read a slice of an argument where it lies.
+  unless such a group made it. Outside loops a GPU's products read a slice of an argument where it lies. A
+  gradient that is added as a slice among zeros is added in place. A loop of one turn is none.
+- A TPU does elementwise work inside products: what only products read is made where they read it, and what is made
+  of a product's result is written in its place. Sums of such a group are made with it.
 - A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros.
-- Attention of `weft.nn` is one kernel on a GPU where it can be: scores never reach memory.
+- Attention of `weft.nn` is one kernel where it can be, on a GPU unless it is told otherwise: scores never reach memory.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
+from ..program.transfers import transfers_of
 from ..program.update import implied
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
@@ -31,7 +35,7 @@ from .values import Array, Node, Routine, routines_of
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
-    Role.COLLECTIVE,
+    Role.COLLECTIVE, Role.TRANSFER,
 }  # fmt: skip
 _MOVED = frozenset(
     {
@@ -71,19 +75,25 @@ class Kernel:
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
+    is_ahead: bool = False
+    """And it neither waits nor is waited for: the next turn needs it (prefetch, a ring's permute)."""
     body: int = 0
 
 
-def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on hardware; `fused=False`: attention as written."""
+def kernels(reading: Reading, hardware: Hardware, *, fused: bool | None = None) -> list[Kernel]:
+    """The kernels of a program on hardware; `fused=False`: attention as written.
+
+    If not said, attention is fused where Weft has such a kernel: on a GPU.
+    """
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
 class _Fusion:
-    def __init__(self, reading: Reading, hardware: Hardware, fused: bool):
+    def __init__(self, reading: Reading, hardware: Hardware, fused: bool | None):
         self.reading = reading
         self.kind = hardware.kind
-        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
+        is_fused = self.kind == "gpu" if fused is None else fused
+        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if is_fused else {}
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
@@ -101,7 +111,7 @@ class _Fusion:
         stored = self._set_stages(body)
         yield from self._lone_kernels(body)
         yield from self._attention_kernels(body)
-        yield from _elementwise(body, stored)
+        yield from self._elementwise(body, stored)
         yield from self._copies(body)
 
     def _set_stages(self, body: Routine) -> set[Array]:
@@ -117,6 +127,8 @@ class _Fusion:
                 if self._is_in_place(node, body):
                     in_place.update(node.outs)
                 continue
+            if node.kind is Role.ADD_GRADIENTS and any(map(_is_among_zeros, node.ins)):
+                in_place |= {*node.outs, *_zeros_below(node)}
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
             if node.is_hard:
@@ -150,6 +162,8 @@ class _Fusion:
                 continue
             if node.kind is Role.COLLECTIVE:
                 yield from self._collectives(node, carried)
+            elif node.kind is Role.TRANSFER:
+                yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node, has_ragged=self.kind == "tpu")
             elif node.kind is Role.ATTENTION:
@@ -174,11 +188,23 @@ class _Fusion:
         if ways == 1:
             return
         is_gradient = node.step.phase == "backward"  # what leaves a forward pass is waited for
-        is_beside = node.stage == 0 or (is_gradient and all(_is_late(value, carried) for value in node.outs))
+        is_ahead = all(map(_is_at_start, node.ins)) and all(_is_only_carried(value, carried) for value in node.outs)
+        is_late = is_gradient and all(_is_late(value, carried) for value in node.outs)
+        is_beside = node.stage == 0 or is_ahead or is_late
         for aval in avals:
             size = math.prod(aval.shape) * aval.dtype.itemsize
             row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
-            yield Kernel("sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside)
+            yield Kernel(
+                "sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside, is_ahead=is_ahead
+            )
+
+    def _transfers(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+        """What is fetched from the host for something, or stored there."""
+        is_late = all(_is_late(value, carried) for value in node.outs)
+        for row in transfers_of(self.reading, node.step):
+            one = replace(row, count=1)
+            is_beside = node.stage == 0 or is_late
+            yield Kernel("sent", node.step.op, row.phase, bytes=row.bytes, row=one, is_beside=is_beside)
 
     def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
@@ -205,17 +231,36 @@ class _Fusion:
                 shape=(1, group.length, group.memory, group.width),
             )
 
+    def _elementwise(self, body: Routine, stored: set[Array]) -> Iterator[Kernel]:
+        """A kernel for each group of nodes that run as one, and for each long sum in it."""
+        is_tpu, taken = self.kind == "tpu", set[Array]()
+        for nodes in _connected([node for node in body.nodes if node.is_joined]):
+            parts: dict[Any, list[Array]] = defaultdict(list)
+            for node in nodes:
+                for value in node.outs:
+                    if value in stored:
+                        alone = node.is_hard and not is_tpu
+                        parts[(node.step.eqn.params["axes"], node.ins[0].elements) if alone else None].append(value)
+            total = sum(_work(node) for node in nodes)
+            for written in parts.values():
+                makers = [value.maker for value in written if value.maker is not None]
+                largest = max(makers, key=lambda node: node.outs[0].bytes)
+                leaves = frozenset[Array]().union(*(maker.leaves for maker in makers))
+                moved = _beside_products(body, leaves, written, taken) if is_tpu else _bytes(leaves) + _bytes(written)
+                yield Kernel("elementwise", largest.step.op, largest.step.phase, bytes=moved, work=total)
+                total = 0.0  # of what is done several times, the first counts
+
     def _copies(self, body: Routine) -> Iterator[Kernel]:
         """What a loop's turn copies out of stacks and into them."""
         for value in body.sliced:
-            if any(self._is_in_one_kernel(node) for node in value.uses):
+            if not value.bytes or any(self._is_in_one_kernel(node) for node in value.uses):
                 continue
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
         for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
-            if maker is None or self._is_score(value) or self._is_in_one_kernel(maker):
+            if maker is None or not value.bytes or self._is_score(value) or self._is_in_one_kernel(maker):
                 continue
             if not maker.is_joined or any(not node.is_joined for node in value.uses):
                 yield Kernel("moved", maker.step.op, maker.step.phase, bytes=2 * value.bytes)
@@ -253,6 +298,18 @@ def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
     return frozenset(leaves)
 
 
+def _is_at_start(value: Array) -> bool:
+    """Whether a value is there when a turn begins, but for elementwise work."""
+    maker = value.maker
+    return maker is None or (maker.is_joined and not maker.is_hard and all(map(_is_at_start, maker.ins)))
+
+
+def _is_only_carried(value: Array, carried: set[Array]) -> bool:
+    """Whether nothing but the next turn of the loop needs a value."""
+    joined = all(n.is_joined and all(_is_only_carried(out, carried) for out in n.outs) for n in value.uses)
+    return joined and bool(value in carried or value.uses)
+
+
 def _is_late(value: Array, carried: set[Array]) -> bool:
     """Whether nothing but the body's results waits for a value."""
     if value in carried:
@@ -268,26 +325,28 @@ def _files(node: Node, carried: set[Array]) -> bool:
     return node.kind is Role.WRITE and node.ins[0].from_carry and node.outs[0] in carried
 
 
-def _elementwise(body: Routine, stored: set[Array]) -> Iterator[Kernel]:
-    """A kernel for each group of nodes that run as one, and for each long sum in it."""
-    for nodes in _connected([node for node in body.nodes if node.is_joined]):
-        parts: dict[Any, list[Array]] = defaultdict(list)
-        for node in nodes:
-            for value in node.outs:
-                if value in stored:
-                    parts[(node.step.eqn.params["axes"], node.ins[0].elements) if node.is_hard else None].append(value)
-        total = sum(_work(node) for node in nodes)
-        for written in parts.values():
-            makers = [value.maker for value in written if value.maker is not None]
-            largest = max(makers, key=lambda node: node.outs[0].bytes)
-            yield Kernel(
-                "elementwise",
-                largest.step.op,
-                largest.step.phase,
-                bytes=_bytes(frozenset().union(*(maker.leaves for maker in makers))) + _bytes(written),
-                work=total,
-            )
-            total = 0.0  # of what is done several times, the first counts
+def _beside_products(body: Routine, leaves: frozenset[Array], written: list[Array], taken: set[Array]) -> int:
+    """Bytes of a group of elementwise work that products do where they touch it."""
+    kept = {*body.kept, *body.stacked}
+    stays = [v for v in written if v in kept or not v.uses or any(use.kind is not Role.PRODUCT for use in v.uses)]
+    made = {leaf for leaf in leaves - taken if leaf.maker is not None and leaf.maker.kind is Role.PRODUCT}
+    taken |= made  # the first group that reads a product's result is part of the product
+    return _bytes(leaves - made) + max(_bytes(stays) - _bytes(made), 0) if stays else 0
+
+
+def _is_among_zeros(value: Array) -> bool:
+    """Whether a value is a slice written into zeros."""
+    maker = value.maker
+    return maker is not None and maker.kind is Role.WRITE and _is_constant(maker.ins[0])
+
+
+def _is_constant(value: Array) -> bool:
+    return value.maker is not None and not value.maker.ins
+
+
+def _zeros_below(node: Node) -> Iterator[Array]:
+    """The zeros that a slice is written into before it is added."""
+    yield from (value.maker.ins[0] for value in node.ins if value.maker is not None and _is_among_zeros(value))
 
 
 def _connected(nodes: list[Node]) -> Iterable[list[Node]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
 from ..primitives import VIEWS, Role
 from ..program.reading import Reading
@@ -31,6 +32,9 @@ class Array:
 
 
 def _itemsize(aval: Any) -> int:
+    """Bytes of one number; of what lies on the host none is in this memory."""
+    if is_on_host(aval):
+        return 0
     dtype = getattr(aval, "dtype", None)
     return int(getattr(dtype, "itemsize", 0) or 0)
 
@@ -158,9 +162,11 @@ class _ValueReader:
             Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
             for i, value in enumerate(body.inputs)
         ]
-        turn.sliced = inner[fixed + carried :]
+        turn.sliced = inner[fixed + carried :] if loop.turns != 1 else []  # a loop of one turn is written out
         results = self.read(body, dict(zip(body.inputs, inner, strict=True)), turn)
         turn.kept, turn.stacked = results[:carried], results[carried:]
+        if loop.turns == 1:
+            turn.kept, turn.stacked = results, []
         outs = self._node(loop, ins, routine)
         for outside, inside in zip(outs, results, strict=True):
             outside.ways = inside.ways

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
+from ..layout import HOST
 from ..record import Axes, sent_as
 from ..text import columns, plural, size_text
 from .reading import Reading
@@ -54,6 +55,8 @@ class Row:
     @property
     def title(self) -> str:
         """The collective and its axes: `all_reduce over rows+cols`."""
+        if self.axes == (HOST,):
+            return "fetch from the host" if self.collective == "fetch" else "store on the host"
         return f"{self.collective} over {'+'.join(self.axes)}"
 
     @property

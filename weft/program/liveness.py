@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
 from ..primitives import VIEWS, Role
 from .update import is_untyped, split_of
@@ -70,13 +71,19 @@ Size = Callable[[Sequence[int], int], int]
 
 
 def read(
-    program: Body, mesh_axes: dict[str, int], size: "Size | None" = None, scores: Mapping[Value, int] | None = None
+    program: Body,
+    mesh_axes: dict[str, int],
+    size: "Size | None" = None,
+    scores: Mapping[Value, int] | None = None,
+    *,
+    of_host: bool = False,
 ) -> TaskOrder:
     """The schedule of a program on one processor; `size` says how large arrays are.
 
-    Of `scores`, which no kernel stores, there is one float32 a row.
+    Of `scores`, which no kernel stores, there is one float32 a row. What lies on the host has no bytes, or alone has
+    some (`of_host`).
     """
-    reader = _LivenessReader(mesh_axes, size or plain_size, program.inputs, scores or {})
+    reader = _LivenessReader(mesh_axes, size or plain_size, program.inputs, scores or {}, of_host)
     schedule = reader.schedule(program, is_global=True)
     used = {id(buffer) for task in schedule.tasks for buffer in task.operands} | {id(each) for each in schedule.results}
     for buffer in schedule.inputs:
@@ -85,17 +92,26 @@ def read(
 
 
 class _LivenessReader:
-    def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value], scores: Mapping[Value, int]):
-        self.mesh_axes, self.size, self.scores = mesh_axes, size, scores
+    def __init__(
+        self,
+        mesh_axes: dict[str, int],
+        size: Size,
+        arguments: Sequence[Value],
+        scores: Mapping[Value, int],
+        of_host: bool,
+    ):
+        self.mesh_axes, self.size, self.scores, self.of_host = mesh_axes, size, scores, of_host
         self.known = {tuple(value.aval.shape): split for value in arguments if any(split := split_of(value))}
         """How arrays of a shape are split among the arguments, for those of which JAX does not say it."""
         self._remats: dict[Step, Task] = {}
 
     def bytes(self, value: Value, is_global: bool) -> int:
         """The bytes of a value, of which each processor holds a slice."""
+        aval = value.aval if value.local is None else value.local
+        if is_on_host(aval) != self.of_host:
+            return 0
         if value in self.scores:
             return self.size((self.scores[value],), 4)
-        aval = value.aval if value.local is None else value.local
         shape = list(getattr(aval, "shape", ()))
         split: Sequence[Sequence[str]] = split_of(value) if is_global and value.local is None else ()
         if is_untyped(aval):

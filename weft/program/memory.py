@@ -73,7 +73,7 @@ class Memory:
     ):
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
-        self.target, self._names = target, names
+        self.target, self._names, self._program, self._mesh_axes = target, names, program, mesh_axes
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
         body = liveness.read(program, mesh_axes, size, scores)
@@ -85,6 +85,13 @@ class Memory:
         self.outputs = sum(value.bytes for value in body.results)
         self.donated = sum(value.bytes for value, is_gone in zip(body.inputs, donated, strict=True) if is_gone)
         self.peak = self._course.peak
+
+    @functools.cached_property
+    def host(self) -> int:
+        """The most that lies in the memory of the host for one processor (offload)."""
+        body = liveness.read(self._program, self._mesh_axes, of_host=True)
+        kept = [not (i < len(self._names.given) and self._names.given[i].is_donated) for i in range(len(body.inputs))]
+        return Course(body, RULES["cpu"], body.inputs, kept=kept).peak
 
     @property
     def range(self) -> tuple[int, int]:
@@ -155,6 +162,7 @@ class Memory:
             "outputs": self.outputs,
             "donated": self.donated,
             "peak": self.peak,
+            "host": self.host,
             "range": list(self.range),
             "alive": [array.to_dict() for array in self.alive],
         }
@@ -163,6 +171,7 @@ class Memory:
         low, high = self.range
         head = f"memory on each processor ({self.target}): peak {size_text(self.peak)}"
         head += f" ({size_text(low)} to {size_text(high)}), of it arguments {size_text(self.arguments)}"
+        head += f"; beside it {size_text(self.host)} on the host" if self.host else ""
         shown = self.alive[:_SHOWN]
         widths = [max((len(getattr(array, part)) for array in shown), default=0) for part in ("name", "type", "kind")]
         rows = [

@@ -21,6 +21,7 @@ from .listing import listing
 from .memory import Memory
 from .memory_names import Names
 from .reading import Reading
+from .transfers import read_transfers, transfers_text
 from .work import Duplicated, Work
 
 VERSION = 1
@@ -52,6 +53,11 @@ class Program:
         return ledger_of(self.reading)
 
     @functools.cached_property
+    def transfers(self) -> Ledger:
+        """What is fetched from the host's memory and stored there, a row each (offload)."""
+        return read_transfers(self.reading)
+
+    @functools.cached_property
     def lines(self) -> list[Line]:
         """The printed program, line by line."""
         return listing(self.reading)
@@ -76,7 +82,11 @@ class Program:
 
     def _summary(self) -> list[str]:
         sent = self.ledger.totals() if len(self.ledger) else ["nothing is sent"]
-        return [*sent, f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}"]
+        return [
+            *sent,
+            *transfers_text(self.transfers),
+            f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}",
+        ]
 
     def __str__(self) -> str:
         return self.text()

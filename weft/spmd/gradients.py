@@ -40,7 +40,7 @@ def value_and_grad(
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
-    sums = None if sum_dtype is None else _read_sum_dtype(sum_dtype)
+    sums = read_sum_dtype(sum_dtype)
 
     @fold_frames
     @functools.wraps(fn)
@@ -83,8 +83,10 @@ def value_and_grad(
     return value_and_gradients
 
 
-def _read_sum_dtype(sum_dtype: DTypeLike) -> Any:
+def read_sum_dtype(sum_dtype: DTypeLike | None) -> Any:
     """The dtype gradient sums travel in; one that loses them is refused on any mesh."""
+    if sum_dtype is None:
+        return None
     dtype = as_dtype(sum_dtype)
     if not jnp.issubdtype(dtype, jnp.floating) or (jnp.finfo(dtype).bits < 16 and str(dtype) not in _SCALED):
         raise TensorError(

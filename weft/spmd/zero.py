@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..compat import is_on_host
+from ..errors import LayoutError
+from ..layout import Placement
 from ..leaves import is_trained
 from ..lower.collectives import as_varying, own_slice
 from ..lower.move import result
@@ -24,10 +27,26 @@ def optimizer_slice(x: Tensor) -> Tensor:
     if not is_trained(x) or x.region is None:
         return x
     array, have, want = x.raw, placement(x), x.region.placement(x.dims, "optimizer")
+    if is_on_host(array):
+        _check_not_finer(x, have, want)
+        return x
     for position, (held, wanted) in enumerate(zip(have, want, strict=True)):
         if more := wanted[len(held) :]:
             array = own_slice(array, more, position, x.region.ways(more))
     return result(array, x.dims, x.region, Kind(store="optimizer"))
+
+
+def _check_not_finer(x: Tensor, have: Placement, want: Placement) -> None:
+    """Raises where what lies on the host would be updated in finer slices."""
+    assert x.region is not None
+    for dim, held, wanted in zip(x.dims, have, want, strict=True):
+        if finer := "+".join(wanted[len(held) :]):
+            raise LayoutError(
+                f"parameters with `{dim.name}` lie on the host, and their optimizer state is split over `{finer}` too",
+                state=x.region.state,
+                fix=f"split both, `params.{dim.name}:{finer}` for `optimizer.{dim.name}:{finer}`, "
+                "or leave the parameters on the processors: `optimizer.*:host`",
+            )
 
 
 _FINER = (
@@ -40,7 +59,7 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
     if not is_tensor(part):
         return part
     if part.kind.store != "optimizer":
-        return whole
+        return part if is_on_host(part.raw) else whole
     finer = [
         (position, axes[len(held) :])
         for position, (held, axes) in enumerate(zip(placement(whole), placement(part), strict=True))
