@@ -507,18 +507,19 @@ fault("a-bar-ends-nothing", "plan/placement.py",
       "bars = [size for size in inside if size < count]", "bars = list[int]()",
       "plan/test_links.py -k bar_in")
 fault("a-kernel-takes-the-shorter-of-two", "plan/roofline.py",
-      "found = max(moving, computing)\n    return", "found = min(moving, computing)\n    return",
+      "found = max(moving, computing) + kernel.calls * hardware.call\n    if kernel.calls",
+      "found = min(moving, computing) + kernel.calls * hardware.call\n    if kernel.calls",
       "plan/test_cost.py -k 'thin_product or as_its_flops'")
 fault("what-goes-on-beside-costs-nothing", "plan/cost.py",
-      "shown = took * (left[kernel.body] if kernel.is_beside else 1.0)",
+      "shown = took * (left[kernel.body, kernel.is_ahead] if kernel.is_beside else 1.0)",
       "shown = took * (0.0 if kernel.is_beside else 1.0)",
       "plan/test_cost.py -k 'nothing_waits_for'")
 fault("useful-work-has-what-is-recomputed", "plan/cost.py",
       "useful = program.flops_useful * (1 - again)", "useful = program.flops_useful * (1 + 0 * again)",
       "plan/test_cost.py -k no_use")
 fault("a-loop-in-a-loop-costs-its-own-turns", "plan/values.py",
-      "turn = Routine(routine.count * (loop.turns or 1), is_turn=True)",
-      "turn = Routine(loop.turns or 1, is_turn=True)",
+      "turn = Routine(routine.count * (loop.turns or 1), is_turn=True, is_looped=True)",
+      "turn = Routine(loop.turns or 1, is_turn=True, is_looped=True)",
       "plan/test_cost.py -k turns")
 fault("a-search-bound-is-above-the-cost", "plan/search.py",
       "bound = self.candidates.seconds[candidate] * self._slack",

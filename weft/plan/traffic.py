@@ -69,8 +69,8 @@ class Kernel:
     """Elementwise operations."""
     is_looped: bool = False
     """Whether a loop runs it, and not the host."""
-    is_part: bool = False
-    """Whether it is a part of a kernel that goes on, and is not started by itself."""
+    calls: int = 1
+    """How often it is started; 0 for a part of a kernel that goes on."""
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
@@ -217,7 +217,7 @@ class _Fusion:
                 nodes[0].step.op,
                 phase,
                 bytes=0 if group.is_one_kernel else ends_bytes,  # a long one computes all the time
-                is_part=group.is_one_kernel,
+                calls=0 if group.is_one_kernel else 1,
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
