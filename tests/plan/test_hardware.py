@@ -57,7 +57,9 @@ def test_an_unknown_name_is_told_the_closest():
     with pytest.raises(WeftError) as told:
         hardware("h20")
     assert told.value.fact == "there is no hardware `h20`"
-    assert "did you mean `h200`?" in told.value.fix
+    assert "did you mean `h200`?" in told.value.fix and "--hardware mine.toml" in told.value.fix
+    with pytest.raises(WeftError, match="there is no hardware `None`"):
+        hardware(None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Hardware in a file: what is written reads back, units are those of vendors, and what is wrong is said by its key."""
 
 import dataclasses
+import functools
 import time
 
 import jax
@@ -11,7 +12,7 @@ from weft import WeftError
 from weft.plan import HARDWARE, hardware, links, roofline, this_machine
 from weft.plan.hardware import measured_hardware
 from weft.plan.hardware_file import hardware_toml
-from weft.plan.measured import fitted_link, hardware_from
+from weft.plan.measured import fitted_link, hardware_from, measure_devices
 from weft.plan.traffic import Kernel
 from weft.program.ledger import Row
 
@@ -58,7 +59,8 @@ def test_what_is_written_reads_back_as_it_was(found, written):
     read = hardware(written(hardware_toml(found, [{"collective": "all_reduce", "bytes": 4, "us": 1.5}])))
     assert read.links == tuple(
         dataclasses.replace(now, bandwidth=pytest.approx(now.bandwidth), latency=pytest.approx(now.latency),
-                            call=pytest.approx(now.call)) for now in found.links
+                            call=pytest.approx(now.call), efficiency=pytest.approx(now.efficiency),
+                            summing=pytest.approx(now.summing)) for now in found.links
     )  # fmt: skip
     for field in ("name", "title", "kind", "cores", "sources", "device_kinds", "is_shared"):
         assert getattr(read, field) == getattr(found, field)
@@ -163,7 +165,7 @@ def test_collectives_by_size_make_a_link_that_takes_what_they_took():
         for size, us in zip((4096, 2**30), took, strict=True)
     ]
     link = fitted_link(rows, 8, "NVLink", 8)
-    mine = dataclasses.replace(HARDWARE["h100"], links=(link, HARDWARE["h100"].links[1]))
+    mine = dataclasses.replace(HARDWARE["a100"], links=(link, HARDWARE["a100"].links[1]))
     row = Row("all_reduce", ("x",), (), "float32", 2**30, 1, "", "", "", "", exact=True, ways=8)
     assert links.seconds(row, wf.Mesh("x=8"), mine) == pytest.approx(5.03e-3, rel=0.01)
     assert links.seconds(dataclasses.replace(row, bytes=4096), wf.Mesh("x=8"), mine) == pytest.approx(30e-6, rel=0.01)
@@ -180,6 +182,26 @@ def test_the_devices_of_this_machine_are_measured(monkeypatch):
         ("all_reduce", 4096), ("all_gather", 4096), ("all_to_all", 4096), ("permute", 4096)
     ]  # fmt: skip
     assert told[0] == ("products, memory and sums", 0, 5) and told[-1] == ("done", 5, 5)
+
+
+def test_devices_of_another_kind_are_measured_into_a_file(monkeypatch, written):
+    sizes = {
+        "_product_seconds": {"n": 8},
+        "_stream_seconds": {"count": 16},
+        "_vector_seconds": {"count": 16, "turns": 2},
+    }
+    for name, small in (sizes | {"_host_seconds": {"count": 16}}).items():
+        monkeypatch.setattr(this_machine, name, functools.partial(getattr(this_machine, name), **small))
+    monkeypatch.setattr(this_machine, "_least_seconds", lambda call, seconds=0.5, *, by_clock=False: (call(), 1e-9)[1])
+    monkeypatch.setattr(this_machine, "_SIZES", {"others": (1 << 12, 1 << 14)})
+    monkeypatch.setattr(this_machine.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr("weft.plan.measured.device_figures", this_machine.measure_devices)
+    told = []
+    found, rows = measure_devices(lambda *at: told.append(at))
+    assert len(rows) == 8 and told[-1][1] == told[-1][2] == len(told) - 1
+    assert {"float32", "bfloat16"} <= set(found.flops) and found.links[0].name == "device to device"
+    read = hardware(written(hardware_toml(found, rows).replace("memory_gb = 0", "memory_gb = 1")))
+    assert read.flops == pytest.approx(found.flops) and read.links[0].reach == 0
 
 
 def test_what_is_timed_on_other_devices_runs_here_too(monkeypatch):

@@ -18,11 +18,12 @@ from weft import models
 from weft.cli.model import load_preset
 from weft.errors import LayoutError, MeshError, WeftError
 from weft.plan import HARDWARE, Plan, search
+from weft.plan.best_first import BestFirst
+from weft.plan.candidates import Trial
 from weft.plan.choices import Choices, shapes
 from weft.plan.compose import Composer, Facts
 from weft.plan.facts import facts_of
 from weft.plan.roofline import BESIDE
-from weft.plan.search import _BestFirst
 
 from .nets import ARGS, DIMS, STAGED_ARGS, loss, shaped, staged, step
 
@@ -92,20 +93,22 @@ def composed_and_traced(fn, args, mesh, dims, count, seed=0):
             each = traced({"x": size}, choices.layout([rules], ["x"]), fn, args)
             alone[index] = size, facts_of(Plan(each, H100))
     composer = Composer(choices, facts_of(Plan(program, H100)), alone, BESIDE["gpu"])
-    grid = composer.grid(shape, lambda *_: (0.0, 0.0))
-    legal = np.argwhere(composer.legal(shape))
-    for at in random.Random(seed).sample(list(map(tuple, legal)), min(count, len(legal))):
+    legal = composer.legal(shape)
+    legal = legal[random.Random(seed).sample(range(len(legal)), min(count, len(legal)))]
+    costs = composer.costs(shape, lambda *_: (0.0, 0.0), legal)
+    for at, composed in zip(legal, costs.bytes, strict=True):
         layout = choices.layout([choices.sets[i] for i in at], list(mesh.axes))
         ledger = traced(mesh, layout, fn, args).ledger
-        yield str(layout), grid.bytes[at], sum(r.bytes * r.count for r in ledger if r.source not in composer.choosing)
+        yield str(layout), composed, sum(r.bytes * r.count for r in ledger if r.source not in composer.choosing)
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(1, 8.0), (2, 4.0), (4, 2.0), (8, 1.0)])
 def test_what_is_traced_on_one_axis_is_divided_as_a_mesh_of_another_size_divides_it(size, seconds):
     whole, traced_on_four = (Facts({(0, "forward"): (work, 0.5)}, {}, [], 0.0, 0.0) for work in (8.0, 2.0))
     choices = types.SimpleNamespace(sets=[(), ("m",)], rules=("m",), parameters={})
-    grid = Composer(choices, whole, {1: (4, traced_on_four)}, 0.0).grid((size,), lambda *_: (0.0, 0.0))
-    assert grid.compute.tolist() == pytest.approx([8.0, seconds])
+    composer = Composer(choices, whole, {1: (4, traced_on_four)}, 0.0)
+    costs = composer.costs((size,), lambda *_: (0.0, 0.0), np.array([[0], [1]]))
+    assert costs.compute.tolist() == pytest.approx([8.0, seconds])
 
 
 class FewCandidates:
@@ -114,8 +117,8 @@ class FewCandidates:
     def __init__(self, *seconds):
         self.seconds, self.memory, self.order = np.array(seconds), np.zeros(len(seconds)), np.arange(len(seconds))
 
-    def trial(self, candidate):
-        return types.SimpleNamespace(number=int(candidate))
+    def place(self, candidate):
+        return int(candidate)
 
     def ways(self, candidate):
         return frozenset([candidate]), self.seconds[candidate]
@@ -123,10 +126,10 @@ class FewCandidates:
 
 def tried(bounds, results, keep=1):
     """Which of the layouts are traced, given the bound of each and what a trace says: seconds, whether it fits."""
-    search, numbers = _BestFirst(FewCandidates(*bounds), 1, keep), []
+    search, numbers = BestFirst(FewCandidates(*bounds), 1, keep, lambda place: Trial(None, None, 0, place)), []
     for trial in search.trials():
-        seconds, fits = results[trial.number]
-        numbers.append(trial.number)
+        seconds, fits = results[trial.place]
+        numbers.append(trial.place)
         search.add(trial, types.SimpleNamespace(seconds=seconds, fits=fits))
     return numbers
 
@@ -228,14 +231,48 @@ def test_interrupted_it_gives_the_best_so_far():
         if at.best is not None:
             raise KeyboardInterrupt
 
-    found = search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, progress=interrupt)
+    found = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, progress=interrupt)
     assert not found.is_complete and len(found) >= 1 and "interrupted" in str(found)
+    assert found.not_seen > 0 and f"{found.not_seen:,} NOT SEEN" in str(found)
+    assert found.searched == found.traced + found.pruned + found.not_seen
+    assert found.to_dict()["not_seen"] == found.not_seen and found.to_dict()["stopped"] == "interrupted"
 
     def at_once(at):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, progress=at_once)
+
+
+def test_after_its_time_it_gives_the_best_so_far_and_says_what_it_did_not_see():
+    found = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, seconds=0, workers=1)
+    assert found.stopped == "late" and found.traced == 1 and found.best.fits
+    assert found.searched == found.traced + found.pruned + found.not_seen and found.not_seen > 0
+    assert "its time was up" in str(found)
+    whole = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, seconds=1000, workers=1)
+    assert whole.is_complete and whole.not_seen == 0 and "NOT SEEN" not in str(whole)
+    assert whole.searched == found.searched
+
+
+def test_the_front_has_what_no_other_beats_in_time_and_memory(all_plans):
+    found = search(step, *ARGS, mesh="rows=2,cols=4", hardware=H100, dims=DIMS[:4], workers=1, keep=1000)
+    plans = [Plan(program, H100) for program in all_plans.values()]
+    every = [(plan.seconds, plan.memory.range[1]) for plan in plans]
+    front = {each for each in every if not any(a <= each[0] and b <= each[1] and (a, b) != each for a, b in every)}
+    assert {(ranked.seconds, ranked.memory_bytes) for ranked in found.front} == front and len(front) > 1
+    assert [plan["seconds"] for plan in found.to_dict()["front"]] == sorted(seconds for seconds, _ in front)
+
+
+def test_each_class_of_layouts_says_how_much_longer_its_best_takes():
+    found = search(step, *ARGS, mesh="rows=2,cols=4", hardware=MACHINES["slow in all"], dims=DIMS, workers=1)
+    classes = {each.name: each for each in found.classes}
+    assert {"data", "FSDP", "tensor"} <= classes.keys()
+    assert min(each.times for each in found.classes) == 1.0
+    assert sum(each.count for each in found.classes) <= found.searched
+    fsdp = classes["FSDP"]
+    assert fsdp.times == fsdp.best.seconds / found.best.seconds and set(fsdp.best.layout.rules) <= {"batch"}
+    assert f"class: {fsdp}" in str(found) and fsdp.best.why in str(fsdp)
+    assert found.to_dict()["classes"][0].keys() == {"name", "count", "times", "best"}
 
 
 def test_progress_is_told():
@@ -386,11 +423,11 @@ def test_queries_and_keys_may_share_an_axis_and_then_share_all():
     assert choices.sets == [(), ("batch",), ("heads",), ("length",), ("memory_length",), ("length", "memory_length")]
     facts = Facts({}, {}, [], 0.0, 0.0)
     composer = Composer(choices, facts, dict.fromkeys(range(1, 6), (4, facts)), 0.0)
-    legal = composer.legal((2, 4))
+    legal = {tuple(map(int, row)) for row in composer.legal((2, 4))}
     ring, length, memory, heads = (choices.sets.index(rules) for rules in (
         ("length", "memory_length"), ("length",), ("memory_length",), ("heads",)))  # fmt: skip
-    assert legal[ring, heads] and legal[ring, ring] and legal[length, memory] and legal[length, length]
-    assert not legal[ring, length] and not legal[memory, ring]
+    assert {(ring, heads), (ring, ring), (length, memory), (length, length)} <= legal
+    assert not legal & {(ring, length), (memory, ring)}
 
 
 @pytest.mark.slow

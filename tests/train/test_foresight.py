@@ -93,6 +93,16 @@ def test_the_plan_is_shown_at_the_start(text, tmp_path):
     assert "a step" in told and "of memory on each processor" in told and "over cols" in told
 
 
+def test_a_run_may_name_its_hardware(text, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "h100"\nmemory_gb = 64\n')
+    config = config_of(text, **SMALL, hardware=str(file))
+    assert (foresight.machine(config).name, foresight.machine(config).memory) == ("mine", 64 * 10**9)
+    assert config.to_dict()["hardware"] == str(file) and "hardware" not in config_of(text, **SMALL).to_dict()
+    with pytest.raises(ConfigError, match="`hardware`: there is no hardware `h10`"):
+        foresight.machine(config_of(text, **SMALL, hardware="h10"))
+
+
 @pytest.fixture
 def forecast(text):
     found = foresight.Forecast(config_of(text, **SMALL), Heard())

@@ -81,10 +81,10 @@ def _write_file(out: Path, text: str) -> None:
 def _table(chosen: list[Hardware]) -> str:
     rows = [("name", "what", "bf16 FLOP/s", "memory", "bandwidth", "links, one way")]
     for machine in chosen:
-        links = ", ".join(f"{link.name} {link.bandwidth / 1e9:,.0f} GB/s" for link in machine.links)
+        links = ", ".join(f"{link.name} {_one_way(link):,.4g} GB/s" for link in machine.links)
         speed = f"{machine.flops_of('bfloat16') / 1e12:,.0f} T"
         bandwidth = f"{machine.bandwidth / 1e9:,.0f} GB/s"
-        rows.append((machine.name, machine.title, speed, size_text(machine.memory), bandwidth, links))
+        rows.append((machine.name, machine.title, speed, _memory_text(machine.memory), bandwidth, links))
     ending = "`weft hardware NAME` gives the source of each figure; `this` is this machine, and a file may be your own"
     return "\n".join([*columns(rows), "", ending])
 
@@ -94,7 +94,7 @@ def _sheet(machine: Hardware) -> str:
         **{dtype: f"{flops / 1e12:,.4g} TFLOP/s" for dtype, flops in machine.flops.items()},
         "vector": f"{machine.vector / 1e12:,.4g} TFLOP/s",
         "cores": f"{machine.cores}",
-        "memory": size_text(machine.memory),
+        "memory": _memory_text(machine.memory),
         "bandwidth": f"{machine.bandwidth / 1e9:,.4g} GB/s",
         **({"cache": size_text(int(machine.cache))} if machine.cache else {}),
         **{link.name: _link_text(link) for link in machine.links},
@@ -102,15 +102,25 @@ def _sheet(machine: Hardware) -> str:
     if machine.host_link is not None:
         figures[machine.host_link.name] = f"{machine.host_link.bandwidth / 1e9:,.4g} GB/s one way, to the host"
     if machine.host_memory:
-        figures["host_memory"] = size_text(machine.host_memory)
+        figures["host_memory"] = f"{_memory_text(machine.host_memory)} a processor"
     rows = [(f"  {name}", figure, machine.sources.get(name, "")) for name, figure in figures.items()]
     return "\n".join([f"{machine.name}: {machine.title}", *columns(rows)])
 
 
 def _link_text(link: Link) -> str:
     reach = f", {link.reach:,} processors" if link.reach else ""
-    wiring = f" ({link.sides}D torus)" if link.is_torus else ", one to each other" if link.is_direct else ""
-    return f"{link.bandwidth / 1e9:,.4g} GB/s one way, {1e6 * link.latency:,.3g} us{reach}{wiring}"
+    wiring = f" ({link.sides}D torus, two links a side)" if link.is_torus else ", one to each other" * link.is_direct
+    return f"{_one_way(link):,.4g} GB/s one way, {1e6 * link.latency:,.3g} us{reach}{wiring}"
+
+
+def _one_way(link: Link) -> float:
+    """GB/s of a link in one direction, as vendors state it; a torus has two a side."""
+    return link.bandwidth / 1e9 / (2 if link.is_torus else 1)
+
+
+def _memory_text(memory: int) -> str:
+    """A size as vendors state it: in whole GB, or else in GiB."""
+    return f"{memory // 10**9:,} GB" if memory % 10**9 == 0 else size_text(memory)
 
 
 def _measured(rows: list[dict[str, object]]) -> list[str]:

@@ -6,11 +6,12 @@ from .decoding import DecodePlan
 from .hardware import HARDWARE, hardware
 from .machine import Hardware, Link
 from .page import page
-from .ranking import Ranked, Ranking
+from .ranking import LayoutClass, Ranked, Ranking
 from .search import search
 from .sent import Sent
+from .variants import Choice
 
 __all__ = [
-    "HARDWARE", "DecodePlan", "Hardware", "Link", "OpCost", "Plan", "Proof", "Ranked", "Ranking", "Sent",
-    "compiled_for", "hardware", "page", "search",
+    "HARDWARE", "Choice", "DecodePlan", "Hardware", "LayoutClass", "Link", "OpCost", "Plan", "Proof", "Ranked",
+    "Ranking", "Sent", "compiled_for", "hardware", "page", "search",
 ]  # fmt: skip

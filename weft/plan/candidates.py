@@ -1,12 +1,12 @@
 """The legal layouts of a search: what each costs at least, and why it lost.
 
-All meshes of a search stand in one list, by number; the costs are put together by `compose.py`, without tracing.
+All layouts of all variants of a program on all meshes, with costs put together by `compose.py`, without tracing. Of
+those that may fit the cheapest are kept; of the others how many there are, and the best of each class, is all that is.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -16,9 +16,17 @@ from ..program.ledger import Row
 from ..text import layout_text, size_text, time_text
 from . import links
 from .choices import MeshShape
-from .compose import Composer, Grid
+from .compose import Composer
 from .hardware import Hardware
 from .ranking import Losers, Ranked
+from .techniques import Techniques
+
+MOST_KEPT = 200_000
+"""How many layouts are kept whatever they cost; where there are more, those within `CUT` times the cheapest are."""
+CUT = 2.0
+
+Place = tuple[int, int, tuple[int, ...]]
+"""Where a layout stands: the number of its variant, of its mesh, and of the set of rules on each axis."""
 
 
 @dataclass(frozen=True)
@@ -27,112 +35,249 @@ class Trial:
 
     mesh: Mesh
     layout: Layout
-    number: int
-    """Of the candidate, or of the set of rules that is traced alone."""
+    variant: int = 0
+    place: Place | int = 0
+    """Of the candidate, or the number of the set of rules that is traced alone."""
     is_alone: bool = False
     """One set on one axis, to be put together with others."""
 
 
-class Candidates:
-    """All legal layouts on some meshes, with lower bounds; `order`: promising first."""
+@dataclass
+class _Rest:
+    """Layouts of which only the number and the best is kept."""
 
-    def __init__(self, composer: Composer, meshes: Sequence[Mesh], hardware: Hardware, *, all_axes: bool):
-        self.meshes, self.choices = list(meshes), composer.choices
-        shapes = [tuple(mesh.axes.values()) for mesh in self.meshes]
-        self._grids = [composer.grid(s, partial(_rates, hardware, m)) for s, m in zip(shapes, self.meshes, strict=True)]
-        self._sets = [np.argwhere(_worth_bounding(composer, shape, all_axes)) for shape in shapes]
-        """For each mesh its layouts, a row each: the number of the set of rules on each axis."""
-        self._starts = np.cumsum([0, *map(len, self._sets)])
-        self.seconds = self._of_all(lambda grid, at: grid.seconds[at])
-        self.memory = self._of_all(lambda grid, at: grid.memory[at])
-        self.compute = self._of_all(lambda grid, at: grid.compute[at])
+    count: int = 0
+    seconds: float = math.inf
+    memory: float = math.inf
+    place: Place | None = None
+
+    def add(self, seconds: np.ndarray, memory: np.ndarray, place: Callable[[int], Place]) -> None:
+        """Takes up some more."""
+        self.count += len(seconds)
+        if len(seconds) and seconds.min() < self.seconds:
+            best = int(np.argmin(seconds))
+            self.seconds, self.memory, self.place = float(seconds[best]), float(memory[best]), place(best)
+
+
+@dataclass
+class ClassBest:
+    """The layouts of one class: how many, and the one that is cheapest by its bound."""
+
+    count: int = 0
+    seconds: float = math.inf
+    place: Place | None = None
+    """Of the cheapest that may fit."""
+    memory: float = math.inf
+    smallest: Place | None = None
+    """Of the one that needs least memory."""
+
+
+class Candidates:
+    """Legal layouts with lower bounds; `order` has the most promising first."""
+
+    def __init__(self, hardware: Hardware, capacity: int):
+        self.hardware, self.capacity = hardware, capacity
+        self.composers: dict[int, Composer] = {}
+        self.meshes: list[Mesh] = []
+        self.searched = 0
+        self.unfit, self.slow = _Rest(), _Rest()
+        """Those that cannot fit, and those that take more than `CUT` times the cheapest that may."""
+        self.unfit_seconds: dict[int, float] = {}
+        """Of each variant the least bound of those that cannot fit."""
+        self.classes: dict[tuple[str, ...], ClassBest] = {}
+        self.smallest: list[tuple[float, Place]] = []
+        """Those that need least memory, whether it is there or not."""
+        self._variants = self._mesh_numbers = np.zeros(0, np.int32)
+        self._sets = np.zeros((0, 0), np.int16)
+        self.seconds = self.memory = self.compute = np.zeros(0)
+        self.order = np.zeros(0, int)
+
+    def add(
+        self,
+        variant: int,
+        composer: Composer,
+        meshes: Sequence[Mesh],
+        *,
+        all_axes: bool,
+        needs: str | None = None,
+        report: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Takes up all layouts of a variant that have the rule it `needs`."""
+        self.composers[variant] = composer
+        techniques = Techniques(composer.choices)
+        has = np.array([needs is None or needs in rules for rules in composer.choices.sets])
+        for done, mesh in enumerate(meshes):
+            shape = tuple(mesh.axes.values())
+            layouts = composer.legal(shape, all_axes=all_axes and mesh.size > 1)
+            layouts = layouts[has[layouts].any(axis=1)]
+            if len(layouts):
+                self._add(variant, mesh, shape, layouts, techniques)
+            report(done + 1)
         self.order = np.argsort(self.seconds, kind="stable")
 
-    def _of_all(self, figure: Callable[[Grid, tuple[np.ndarray, ...]], np.ndarray]) -> np.ndarray:
-        """A figure of every candidate, mesh by mesh."""
-        pairs = zip(self._grids, self._sets, strict=True)
-        return np.concatenate([figure(grid, tuple(sets.T)) for grid, sets in pairs])
+    def _add(self, variant: int, mesh: Mesh, shape: MeshShape, layouts: np.ndarray, techniques: Techniques) -> None:
+        self.meshes.append(mesh)
+        number = len(self.meshes) - 1
+        costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), layouts)
+        self.searched += len(layouts)
+        fits = costs.memory <= self.capacity
+
+        def place_of(rows: np.ndarray) -> Callable[[int], Place]:
+            return lambda at: (variant, number, tuple(map(int, layouts[rows[at]])))
+
+        self._add_classes(costs.seconds, costs.memory, fits, techniques.of(layouts), techniques, place_of)
+        least = np.argsort(costs.memory)[:8]
+        self.smallest += [(float(costs.memory[at]), place_of(least)(i)) for i, at in enumerate(least)]
+        self.smallest = sorted(self.smallest)[:8]
+        rows = np.flatnonzero(~fits)
+        self.unfit.add(costs.seconds[rows], costs.memory[rows], place_of(rows))
+        least_unfit = float(costs.seconds[rows].min(initial=math.inf))
+        self.unfit_seconds[variant] = min(least_unfit, self.unfit_seconds.get(variant, math.inf))
+        rows = np.flatnonzero(fits)
+        width = max(self._sets.shape[1], len(shape))
+        sets = [np.pad(s, ((0, 0), (0, width - s.shape[1]))) for s in (self._sets, layouts[rows].astype(np.int16))]
+        self._sets = np.concatenate(sets)
+        self._variants = np.concatenate([self._variants, np.full(len(rows), variant, np.int32)])
+        self._mesh_numbers = np.concatenate([self._mesh_numbers, np.full(len(rows), number, np.int32)])
+        for name in ("seconds", "memory", "compute"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(costs, name)[rows]]))
+        if len(self.seconds) > MOST_KEPT:
+            self._drop_slow()
+
+    def _drop_slow(self) -> None:
+        """Keeps those within `CUT` times the cheapest, and at least a few thousand."""
+        few = np.sort(self.seconds)[MOST_KEPT // 20]
+        keep = self.seconds <= max(CUT * float(self.seconds.min()), float(few))
+        rows = np.flatnonzero(~keep)
+        self.slow.add(self.seconds[rows], self.memory[rows], lambda at: self.place(rows[at]))
+        for name in ("seconds", "memory", "compute", "_sets", "_variants", "_mesh_numbers"):
+            setattr(self, name, getattr(self, name)[keep])
+
+    def _add_classes(
+        self,
+        seconds: np.ndarray,
+        memory: np.ndarray,
+        fits: np.ndarray,
+        masks: np.ndarray,
+        techniques: Techniques,
+        place_of: Callable[[np.ndarray], Callable[[int], Place]],
+    ) -> None:
+        for mask in np.unique(masks):
+            rows = np.flatnonzero(masks == mask)
+            best = self.classes.setdefault(techniques.names(int(mask)), ClassBest())
+            best.count += len(rows)
+            fitting = rows[fits[rows]]
+            if len(fitting) and (least := float(seconds[fitting].min())) < best.seconds:
+                best.seconds, best.place = least, place_of(fitting)(int(np.argmin(seconds[fitting])))
+            if (least := float(memory[rows].min())) < best.memory:
+                best.memory, best.smallest = least, place_of(rows)(int(np.argmin(memory[rows])))
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.seconds)
 
-    def _place(self, candidate: int) -> tuple[int, tuple[int, ...]]:
-        """The number of a candidate's mesh, and of the set of rules on each of its axes."""
-        number = int(np.searchsorted(self._starts, candidate, side="right")) - 1
-        return number, tuple(map(int, self._sets[number][candidate - self._starts[number]]))
+    def place(self, candidate: int) -> Place:
+        """Where a candidate stands."""
+        number = int(self._mesh_numbers[candidate])
+        sets = self._sets[candidate, : len(self.meshes[number].axes)]
+        return int(self._variants[candidate]), number, tuple(map(int, sets))
 
-    def trial(self, candidate: int) -> Trial:
-        """The candidate as something to trace."""
-        number, sets = self._place(candidate)
+    def layout(self, place: Place) -> tuple[Mesh, Layout]:
+        """The mesh and the layout at a place."""
+        variant, number, sets = place
+        choices, mesh = self.composers[variant].choices, self.meshes[number]
+        return mesh, choices.layout([choices.sets[i] for i in sets], list(mesh.axes))
+
+    def trial(self, place: Place, variant: int) -> Trial:
+        """The layout at a place as something to trace."""
+        return Trial(*self.layout(place), variant, place)
+
+    def bound(self, place: Place) -> tuple[float, float]:
+        """The seconds and the memory of a place, put together."""
+        variant, number, sets = place
         mesh = self.meshes[number]
-        layout = self.choices.layout([self.choices.sets[i] for i in sets], list(mesh.axes))
-        return Trial(mesh, layout, int(candidate))
+        shape = tuple(mesh.axes.values())
+        costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), np.array([sets]))
+        return float(costs.seconds[0]), float(costs.memory[0])
 
     def ways(self, candidate: int) -> tuple[frozenset[tuple[int, int]], float]:
         """Parts each set cuts into, and the bound: equal where only axes' names differ."""
-        number, sets = self._place(candidate)
-        ways: dict[int, int] = {}
+        variant, number, sets = self.place(candidate)
+        ways: dict[int, int] = {-1: variant}
         for at, size in zip(sets, self.meshes[number].axes.values(), strict=True):
             ways[at] = ways.get(at, 1) * size
         return frozenset(ways.items()), float(f"{self.seconds[candidate]:.9e}")
 
-    def losers(self, traced: Mapping[int, Ranked], winner: Ranked, capacity: int) -> list[Losers]:
-        """Why the others lost, class by class."""
-        seconds, memory, fits = self.seconds.copy(), self.memory.copy(), self.memory <= capacity
-        left, losers = np.ones(len(self), bool), list[Losers]()
-        for number, ranked in traced.items():
-            seconds[number], memory[number], fits[number] = ranked.seconds, ranked.memory_bytes, ranked.fits
-            left[number] = ranked is not winner
+    def front(self) -> list[int]:
+        """The candidates that none beats in both time and memory, by their bounds."""
+        order = np.lexsort((self.memory, self.seconds))
+        before = np.minimum.accumulate(np.concatenate([[math.inf], self.memory[order][:-1]]))
+        return [int(at) for at in order[self.memory[order] < before]]
 
-        def add(which: np.ndarray, reason: str, figure: Callable[[int], str]) -> None:
+    def losers(self, traced: Mapping[Place, Ranked], winner: Ranked) -> list[Losers]:
+        """Why the others lost, by reason."""
+        seconds, memory, fits = self.seconds.copy(), self.memory.copy(), np.ones(len(self), bool)
+        left, losers = np.ones(len(self), bool), list[Losers]()
+        for place, ranked in traced.items():
+            if (number := self._number(place)) is not None:
+                seconds[number], memory[number], fits[number] = ranked.seconds, ranked.memory_bytes, ranked.fits
+                left[number] = ranked is not winner
+
+        def add(which: np.ndarray, reason: str, figure: Callable[[int], str], rest: _Rest | None = None) -> None:
             which = which & left
             left[which] = False
-            if which.any():
-                best = int(np.flatnonzero(which)[np.argmin(seconds[which])])
-                trial = self.trial(best)
-                example = f"{trial.mesh} under {layout_text(trial.layout)}, {figure(best)}"
-                losers.append(Losers(reason, int(which.sum()), example))
+            count = int(which.sum()) + (rest.count if rest is not None else 0)
+            if not count:
+                return
+            best = int(np.flatnonzero(which)[np.argmin(seconds[which])]) if which.any() else None
+            if best is None or (rest is not None and rest.seconds < seconds[best]):
+                assert rest is not None and rest.place is not None
+                (mesh, layout), told = self.layout(rest.place), figure(-1)
+            else:
+                (mesh, layout), told = self.layout(self.place(best)), figure(best)
+            losers.append(Losers(reason, count, f"{mesh} under {layout_text(layout)}, {told}"))
 
-        add(~fits, "do not fit", lambda i: f"{size_text(int(memory[i]))} or more")
-        close = seconds <= 1.1 * winner.seconds
-        add(close, "are within 10 % of the best", lambda i: f"{time_text(float(seconds[i]))} or more")
+        def needs(i: int) -> str:
+            return f"{size_text(int(self.unfit.memory if i < 0 else memory[i]))} or more"
+
+        def takes(i: int) -> str:
+            return f"{time_text(float(self.slow.seconds if i < 0 else seconds[i]))} or more"
+
+        add(~fits, "do not fit", needs, self.unfit)
+        add(seconds <= 1.1 * winner.seconds, "are within 10 % of the best", takes)
+        none = np.zeros(len(self), bool)
         least = float(self.compute[seconds <= winner.seconds].max(initial=self.compute.min()))
-        repeated = self.compute > least * 1.2
         work = lambda i: f"{time_text(float(self.compute[i]))} of work against {time_text(least)}"  # noqa: E731
-        add(repeated, "do work twice that the best divides", work)
-        busiest = self._of_all(lambda grid, at: np.argmax([axis[at] for axis in grid.by_axis], axis=0))
-        for axis in range(max(len(mesh.axes) for mesh in self.meshes)):
-            names = {list(mesh.axes)[axis] for mesh in self.meshes if len(mesh.axes) > axis}
-            sending = lambda i, axis=axis: f"{time_text(self._sending(i, axis))} of sending"  # noqa: E731
-            add(busiest == axis, f"keep axis {'/'.join(sorted(names))} busy sending", sending)
+        add(self.compute > least * 1.2, "do work twice that the best divides", work)
+        add(~none, "wait longer for what is sent", takes)
+        add(none, f"take more than {CUT:g} times the least that may fit", takes, self.slow)
         return losers
 
-    def _sending(self, candidate: int, axis: int) -> float:
-        """Seconds a candidate sends over one axis."""
-        number, sets = self._place(candidate)
-        return float(self._grids[number].by_axis[axis][sets])
+    def _number(self, place: Place) -> int | None:
+        """The candidate at a place; None where it is not kept."""
+        variant, mesh, sets = place
+        of_mesh = np.flatnonzero((self._variants == variant) & (self._mesh_numbers == mesh))
+        found = of_mesh[(self._sets[of_mesh, : len(sets)] == sets).all(axis=1)]
+        return int(found[0]) if len(found) else None
 
 
-def _worth_bounding(composer: Composer, shape: MeshShape, all_axes: bool) -> np.ndarray:
-    """Which layouts are legal; `all_axes`: use all axes, no two neighbours alike."""
-    legal = composer.legal(shape)
-    sets = np.indices(legal.shape)
-    for axis in range(len(shape)) if all_axes and math.prod(shape) > 1 else ():
-        legal &= sets[axis] > 0  # the first set is the empty one
-        if axis:
-            legal &= sets[axis] != sets[axis - 1]
-    return legal
-
-
-def _rates(
-    hardware: Hardware, mesh: Mesh, shape: MeshShape, collective: str, axes: tuple[int, ...], most: float
-) -> tuple[float, float]:
+class _Rates:
     """Seconds a call and a byte of a collective: a line below its true cost."""
-    names = tuple(list(mesh.axes)[axis] for axis in axes)
-    ways = math.prod(shape[axis] for axis in axes)
-    if ways == 1:
-        return 0.0, 0.0
-    row = Row(collective, names, (), "", 0, 1, "", "", "", "", exact=True, ways=ways)
-    most = max(int(most), 1)
-    none, all_of_it = (links.seconds(replace(row, bytes=size), mesh, hardware) for size in (0, most))
-    return none, (all_of_it - none) / most
+
+    def __init__(self, hardware: Hardware, mesh: Mesh):
+        self.hardware, self.mesh = hardware, mesh
+        self._known: dict[object, tuple[float, float]] = {}
+
+    def __call__(self, shape: MeshShape, collective: str, axes: tuple[int, ...], most: float) -> tuple[float, float]:
+        key = collective, axes, most = collective, axes, max(int(most), 1)
+        if key not in self._known:
+            self._known[key] = self._rates(shape, *key)
+        return self._known[key]
+
+    def _rates(self, shape: MeshShape, collective: str, axes: tuple[int, ...], most: int) -> tuple[float, float]:
+        names = tuple(list(self.mesh.axes)[axis] for axis in axes)
+        ways = math.prod(shape[axis] for axis in axes)
+        if ways == 1:
+            return 0.0, 0.0
+        row = Row(collective, names, (), "", 0, 1, "", "", "", "", exact=True, ways=ways)
+        none, all_of_it = (links.seconds(replace(row, bytes=size), self.mesh, self.hardware) for size in (0, most))
+        return none, (all_of_it - none) / most

@@ -44,22 +44,23 @@ class TensorDims:
 class Choices:
     """The sets of rules one axis can hold, for one program."""
 
-    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None, named: Program | None = None):
-        """`named` is the program where rules name dims that it has only then (`queries`)."""
-        self.tensors = list(dict.fromkeys(t for p in (program, named) if p is not None for t in tensors_of(p, args)))
-        self.rules = self._default_rules(args) if rules is None else self._check_rules(rules)
+    def __init__(self, program: Program, args: Any, rules: Sequence[str] | None, also: Sequence[str] = ()):
+        """Without `rules` every dim, or what a model says and `also` names."""
+        self.tensors = tensors_of(program, args)
+        self.rules = self._default_rules(args, also) if rules is None else self._check_rules(rules)
         self._stores = STORES if any(rule.startswith("optimizer.") for rule in self.rules) else STORES[:1]
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
         self._follows = {dim.name: dim.follows for tensor in self.tensors for dim in tensor.dims if dim.follows}
         self.sets = self._legal_sets()
 
-    def _default_rules(self, args: Any) -> RuleSet:
+    def _default_rules(self, args: Any, also: Sequence[str]) -> RuleSet:
         """What is searched where no dims are named: what a model says, else every dim."""
         names = self._names(self.tensors)
         stored = [f"params.{name}" for name in self._names([tensor for tensor in self.tensors if tensor.is_parameter])]
         rules = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
-        if (searched := _searched_dims(args)) is not None:
-            rules = [rule for rule in searched if rule in (*names, *stored)]
+        if (searched := searched_dims(args)) is not None:
+            stored += [rule.replace("params.", "optimizer.") for rule in stored]
+            rules = [rule for rule in dict.fromkeys((*searched, *also)) if rule in (*names, *stored)]
         elif len(rules) > MOST_RULES:
             rules = [rule for rule in rules if rule not in stored]
         if not rules:
@@ -177,7 +178,12 @@ class Choices:
         return Layout({rule: held for rule, held in written.items() if held})
 
 
-def _searched_dims(args: Any) -> Sequence[str] | None:
+def stores_in(rules: RuleSet) -> list[str]:
+    """The kinds of storage that rules split: `params`, `optimizer`."""
+    return [store for store in STORES if any(rule.startswith(f"{store}.") for rule in rules)]
+
+
+def searched_dims(args: Any) -> Sequence[str] | None:
     """The `searched_dims` of a model among the arguments: those worth splitting."""
 
     def says(x: Any) -> bool:

@@ -3,7 +3,10 @@
 Traced alone on one axis, each set of rules shows by how much it divides the work of every op, what it sends, and how
 much it divides what others send. On a mesh of several axes these multiply: an op whose dims are split over x and over y
 does an x-th of a y-th; a sum over x carries a y-th where y splits what is summed; sums of one value over x and over y
-are one sum over both. All layouts of one mesh are worked out at once, as arrays with one dimension an axis.
+are one sum over both.
+
+All layouts of one mesh are worked out at once. Most ops tell few sets apart (those of attention know nothing of
+`d_ff`), so parts that tell the same ones apart are added up for these few (`clusters.py`), and layouts look them up.
 
 A set may make another program than the whole one (a ring in place of scores, stages in a pipeline). What is new in it
 counts as if the other axes divided it, and so does what it holds: still no more than a layout truly costs.
@@ -13,14 +16,13 @@ What comes out orders the layouts and bounds their cost; what is ranked in the e
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .choices import RINGS, STORES, Choices, MeshShape
+from .clusters import Clusters, HeldPart, Rates, SentPart, WorkPart
 
 Key = tuple[object, ...]
 
@@ -65,11 +67,10 @@ class Facts:
     """The lines of ops that sent what was fewest bytes; on another mesh they may choose otherwise."""
 
 
-@dataclass
-class Grid:
-    """What all layouts of one mesh cost: arrays with sets of rules along each axis."""
+@dataclass(frozen=True)
+class Costs:
+    """What layouts of one mesh cost, an entry each."""
 
-    shape: MeshShape
     compute: np.ndarray
     seconds: np.ndarray
     """Of work, and of the sending that does not go on beside it."""
@@ -77,15 +78,10 @@ class Grid:
     """What the collectives carry."""
     memory: np.ndarray
     """Bytes that are alive at once at least."""
-    by_axis: list[np.ndarray] = field(default_factory=list)
-    """Seconds of sending over each axis, alone or with others."""
 
 
 _KEPT = ("product", "attention")  # work that every layout of one program does
 _WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
-
-Rates = Callable[[MeshShape, str, tuple[int, ...], float], tuple[float, float]]
-"""For a mesh, a collective, the axes it goes over and the largest payload: seconds a call, and seconds a byte."""
 
 
 class Composer:
@@ -134,77 +130,117 @@ class Composer:
         """Whether a set divides what it sends itself."""
         return self._splits(index, sent.dims) and sent.collective not in _WHOLE
 
-    def legal(self, shape: MeshShape) -> np.ndarray:
-        """Which layouts of a mesh can be: their sets were traced, their dims divide."""
-        sets = self.choices.sets
-        legal = np.ones((len(sets),) * len(shape), bool)
-        for axis in range(len(shape)):
-            was_traced = np.array([not rules or index in self.alone for index, rules in enumerate(sets)])
-            legal &= _along(was_traced, axis, len(shape))
-        for rule in self.choices.rules:
-            ways = np.ones((), int)
-            for axis, size in enumerate(shape):
-                ways = ways * _along(np.array([size if rule in rules else 1 for rules in sets]), axis, len(shape))
-            legal &= self.choices.divisor(rule) % ways == 0
+    def legal(self, shape: MeshShape, *, all_axes: bool = False) -> np.ndarray:
+        """The layouts that can be, a row each: the number of the set on each axis.
+
+        Their sets were traced and their dims divide; with `all_axes` they use every axis, no two neighbours alike.
+        """
+        rows, ways = np.zeros((1, 0), int), np.ones((1, len(self.choices.rules)), int)
+        for size in shape:
+            sets = self._sets_of(size, all_axes and size > 1)
+            pairs = np.indices((len(rows), len(sets))).reshape(2, -1)
+            if all_axes and rows.shape[1]:
+                pairs = pairs[:, rows[pairs[0], -1] != sets[pairs[1]]]
+            more = np.where(self._rules[sets], size, 1)
+            cut = ways[pairs[0]] * more[pairs[1]]
+            fits = (self._divisors % cut == 0).all(axis=1)
+            rows = np.column_stack([rows[pairs[0, fits]], sets[pairs[1, fits]]])
+            ways = cut[fits]
+        return rows[self._keeps_rings(rows)]
+
+    @functools.cached_property
+    def _rules(self) -> np.ndarray:
+        """For each set which rules it has."""
+        return np.array([[rule in rules for rule in self.choices.rules] for rules in self.choices.sets], bool)
+
+    @functools.cached_property
+    def _divisors(self) -> np.ndarray:
+        return np.array([self.choices.divisor(rule) for rule in self.choices.rules])
+
+    def _sets_of(self, size: int, is_used: bool) -> np.ndarray:
+        """The sets that an axis of this size can hold; the empty one unless it is used."""
+        divides = np.where(self._rules, self._divisors % size == 0, True).all(axis=1)
+        traced = np.array(
+            [index in self.alone or not (rules or is_used) for index, rules in enumerate(self.choices.sets)]
+        )
+        return np.flatnonzero(divides & traced)
+
+    def _keeps_rings(self, rows: np.ndarray) -> np.ndarray:
+        """Which layouts split a ring's dims over the same axes, or each over its own."""
+        keeps = np.ones(len(rows), bool)
         for ring in RINGS:
-            held = [[sum(dim in rules for dim in ring) for rules in sets]] * len(shape)
-            counts = [_along(np.array(of_sets), axis, len(shape)) for axis, of_sets in enumerate(held)]
-            goes_round = functools.reduce(np.logical_or, [count == len(ring) for count in counts])
-            in_part = functools.reduce(np.logical_or, [(count > 0) & (count < len(ring)) for count in counts])
-            legal &= ~(goes_round & in_part)  # both dims over the same axes, or each over its own
-        return legal
+            count = np.array([sum(dim in rules for dim in ring) for rules in self.choices.sets])[rows]
+            goes_round = (count == len(ring)).any(axis=1)
+            keeps &= ~(goes_round & ((count > 0) & (count < len(ring))).any(axis=1))
+        return keeps
 
-    def grid(self, shape: MeshShape, rates: Rates) -> Grid:
-        """What every layout of a mesh costs, legal or not."""
-        full = (len(self.choices.sets),) * len(shape)
-        compute: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
-        hidden: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(full))
-        waited, total_bytes, by_axis = np.zeros(full), np.zeros(full), [np.zeros(full) for _ in shape]
-        for key, sides in self.whole.work.items():
-            computing, moving = (
-                self._product(whole, [self._work_left(key, side, size) for size in shape])
-                for side, whole in enumerate(sides)
-            )
-            compute[key[0]] += np.maximum(computing, moving) * (math.prod(shape) if self.is_shared else 1)
-        compute[None] += self._of_other_programs(shape, lambda index: sum(map(max, self._other[index])))
-        for key, sent in self._all_sent.items():
-            seconds, carried, bits = self._sending(shape, key, sent, rates)
-            total_bytes += carried
-            total = hidden[sent.body] if sent.can_hide else waited
-            total += seconds
-            for axis, busy in enumerate(by_axis):
-                busy += np.where(bits >> axis & 1, seconds, 0)
-        work = sum(compute.values(), np.zeros(full))
-        left = [np.maximum(sending - self.beside * compute[body], 0) for body, sending in hidden.items()]
-        return Grid(shape, work, work + waited + sum(left), total_bytes, self.memory(shape), by_axis)
+    def costs(self, shape: MeshShape, rates: Rates, layouts: np.ndarray) -> Costs:
+        """What these layouts of a mesh cost, each a row of the numbers of its sets."""
+        totals = self._clusters.totals(shape, rates, layouts)
+        none = np.zeros(len(layouts))
+        compute = {key[1]: total for key, total in totals.items() if key[0] == "compute"}
+        others = compute.get(None, none) + self._of_other_programs(
+            shape, layouts, lambda index: sum(map(max, self._other[index]))
+        )
+        compute[None] = others
+        if self.is_shared:  # what is new in other programs counts as divided, and the machine does the work of all
+            compute = {body: work * (1 if body is None else math.prod(shape)) for body, work in compute.items()}
+        work = sum(compute.values(), none)
+        left = [
+            np.maximum(sending - self.beside * compute.get(key[1], none), 0)
+            for key, sending in totals.items()
+            if key[0] == "hidden"
+        ]
+        seconds = work + totals.get(("waited", None), none) + sum(left, none)
+        return Costs(work, seconds, totals.get(("bytes", None), none), self._memory(shape, layouts, totals))
 
-    def _product(self, base: float, factors: Sequence[np.ndarray]) -> np.ndarray:
-        product = np.asarray(base)
-        for axis, factor in enumerate(factors):
-            product = product * _along(factor, axis, len(factors))
-        return product
+    def memory(self, shape: MeshShape, layouts: np.ndarray) -> np.ndarray:
+        """What is alive at the peak of these layouts, divided as their sets split it."""
+        return self._memory(shape, layouts, self._clusters.totals(shape, None, layouts))
 
-    def _work_left(self, key: Key, side: int, size: int) -> np.ndarray:
-        """For each set the share left of one side of an op's work, partly divided."""
-        whole = self._whole_work[key[1:]][side]
-        left = np.ones(len(self.choices.sets))
+    def _memory(self, shape: MeshShape, layouts: np.ndarray, totals: Mapping[Key, np.ndarray]) -> np.ndarray:
+        full = totals.get(("memory", None), np.zeros(len(layouts)))
+        is_other = self._of_other_programs(shape, layouts, lambda index: 1.0) > 0
+        peak = self._of_other_programs(shape, layouts, lambda index: self.alone[index][1].peak)
+        return np.where(is_other, peak, full)
+
+    @functools.cached_property
+    def _clusters(self) -> Clusters:
+        """All parts of the cost, of work, of sending and of memory."""
+        work = [
+            WorkPart(("compute", key[0]), sides, np.stack([self._divided(key[1:], side) for side in (0, 1)]))
+            for key, sides in self.whole.work.items()
+        ]
+        sent = [
+            SentPart(("hidden", sent.body) if sent.can_hide else ("waited", None), sent.collective, sent.bytes, 1.0,
+                     *self._sent_left(key, sent))
+            for key, sent in self._all_sent.items()
+        ]  # fmt: skip
+        held = [HeldPart(held.bytes, self._held_divided(held)) for held in self.whole.held]
+        return Clusters(len(self.choices.sets), [*work, *sent, *held])
+
+    def _divided(self, key: Key, side: int) -> np.ndarray:
+        """For each set the share of an op's work that it divides; inf where none is left."""
+        whole = self._whole_work[key][side]
+        divided = np.zeros(len(self.choices.sets))
         for index, (traced, _) in self.alone.items():
             if whole > 0:
-                there = self._work[index].get(key[1:], (0.0, 0.0))[side] / whole
-                divided = (1 - there) / (1 - 1 / traced)
-                left[index] = max(1 - divided * (1 - 1 / size), 0.0)
+                there = self._work[index].get(key, (0.0, 0.0))[side] / whole
+                divided[index] = (1 - there) / (1 - 1 / traced)
                 if index in self._other and not there:  # it is done in another way, which is counted there
-                    left[index] = 0.0
-        return left
+                    divided[index] = math.inf
+        return divided
 
-    def _of_other_programs(self, shape: MeshShape, figure: Callable[[int], float]) -> np.ndarray:
+    def _of_other_programs(self, shape: MeshShape, layouts: np.ndarray, figure: Callable[[int], float]) -> np.ndarray:
         """A figure of sets that make another program, as if the other axes divided it."""
-        most = np.zeros((len(self.choices.sets),) * len(shape))
+        most = np.zeros(len(layouts))
+        if not self._other:
+            return most
+        alone = np.zeros(len(self.choices.sets))
+        for index in self._other:
+            alone[index] = figure(index)
         for axis, size in enumerate(shape):
-            alone = np.zeros(len(self.choices.sets))
-            for index in self._other:
-                alone[index] = figure(index) * size / math.prod(shape)
-            most = np.maximum(most, _along(alone, axis, len(shape)))
+            most = np.maximum(most, alone[layouts[:, axis]] * size / math.prod(shape))
         return most
 
     @functools.cached_property
@@ -217,43 +253,26 @@ class Composer:
                     largest[key] = sent
         return largest
 
-    def _sending(
-        self, shape: MeshShape, key: Key, sent: Sending, rates: Rates
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of one collective the seconds, the bytes, and its axes as bits."""
-        rank, factors, calls, bits = len(shape), [], np.zeros(()), np.zeros((), int)
-        for axis, size in enumerate(shape):
-            left, has, count = self._sent_left(key, sent, size)
-            factors.append(left)
-            bits = bits + (_along(has, axis, rank).astype(int) << axis)
-            calls = np.maximum(calls, _along(count, axis, rank))
-        payload = self._product(sent.bytes, factors)
-        a_call, a_byte = np.zeros(2**rank), np.zeros(2**rank)
-        for subset in range(1, 2**rank):
-            axes = tuple(axis for axis in range(rank) if subset >> axis & 1)
-            a_call[subset], a_byte[subset] = rates(shape, sent.collective, axes, sent.bytes)
-        return calls * (a_call[bits] + a_byte[bits] * payload), np.where(bits, calls * payload, 0), bits
-
-    def _sent_left(self, key: Key, sent: Sending, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each set: the share of a payload left, whether it sends, and its calls."""
+    def _sent_left(self, key: Key, sent: Sending) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """For each set: what it leaves of a payload, divides, sends, and its calls."""
         count = len(self.choices.sets)
-        left, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count)
+        left, divides, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count, bool), np.zeros(count)
         for index in self.alone:
             stored = self._stored_by(index, sent.dims)
             if (alone := self._sent[index].get(key)) is not None:
                 has[index], calls[index] = True, alone.count
-                left[index] = alone.bytes / (size if self._divides(index, alone) else 1) / (sent.bytes or 1.0)
+                left[index], divides[index] = alone.bytes / (sent.bytes or 1.0), self._divides(index, alone)
             elif self._splits(index, sent.dims) or self._may_divide(index, sent.dims):
-                left[index] = 1 / size
+                divides[index] = True
             elif stored is None:
                 continue
             elif sent.collective == "all_reduce":
-                left[index] = 1 / size if sent.phase == "backward" else 1  # the gradient of a parameter, sliced first
+                divides[index] = sent.phase == "backward"  # the gradient of a parameter, sliced first
             elif stored == key[-1]:
                 has[index] = sent.phase == "backward"  # one reduce-scatter over both axes
             elif key[-1] is not None and sent.dims.index(stored) > sent.dims.index(str(key[-1])):
-                left[index] = 1 / size  # dims are gathered from the first on, and scattered from the last
-        return left, has, calls
+                divides[index] = True  # dims are gathered from the first on, and scattered from the last
+        return left, divides, has, calls
 
     def _splits(self, index: int, dims: tuple[str, ...]) -> bool:
         """Whether a set's axis splits a value of these dims."""
@@ -270,24 +289,15 @@ class Composer:
             return None
         return next((dim for dim in dims if f"params.{dim}" in self.choices.sets[index]), None)
 
-    def memory(self, shape: MeshShape) -> np.ndarray:
-        """What is alive at the peak, each value divided as the sets split its dims."""
-        full = np.zeros((len(self.choices.sets),) * len(shape))
-        for held in self.whole.held:
-            full += self._product(held.bytes, [self._held_left(held, size) for size in shape])
-        is_other = self._of_other_programs(shape, lambda index: 1.0) > 0
-        return np.where(is_other, self._of_other_programs(shape, lambda index: self.alone[index][1].peak), full)
-
-    def _held_left(self, held: Held, size: int) -> np.ndarray:
-        """For each set, the share of a value left; any may divide an unnamed array."""
-        left = np.ones(len(self.choices.sets))
+    def _held_divided(self, held: Held) -> np.ndarray:
+        """Which sets divide a value; any may divide an unnamed array."""
+        divided = np.zeros(len(self.choices.sets), bool)
         for index in self.alone:
             rules = self.choices.sets[index]
             names = held.dims or ()
             is_stored = any(f"{store}.{dim}" in rules for store in STORES for dim in names)
-            if held.dims is None or is_stored or self._splits(index, names):
-                left[index] = 1 / size
-        return left
+            divided[index] = held.dims is None or is_stored or self._splits(index, names)
+        return divided
 
 
 def _by_op(facts: Facts) -> dict[Key, tuple[float, float]]:
@@ -297,8 +307,3 @@ def _by_op(facts: Facts) -> dict[Key, tuple[float, float]]:
         before = totals.get(key[1:], (0.0, 0.0))
         totals[key[1:]] = before[0] + computing, before[1] + moving
     return totals
-
-
-def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
-    """Values of one axis, to be spread over the others."""
-    return values.reshape((1,) * axis + (-1,) + (1,) * (rank - axis - 1))

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import public
-from ..layout import Layout
+from ..layout import HOST, Layout
 from ..mesh import Mesh
+from ..notebook import Page, page_of
 from ..program import Program
 from ..program.memory import Memory
 from ..program.source import NOWHERE
+from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
+from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
 from .traffic import Kernel, kernels
@@ -56,6 +59,8 @@ class OpCost:
         """The op in words: `sending over rows: sum(x)`."""
         if not self.axes:
             return self.text
+        if self.axes == (HOST,):
+            return f"between host and processor: {self.text}"
         return f"sending over {'+'.join(self.axes)}" + (f": {self.text}" if self.text else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,20 +112,26 @@ class _OpTotal:
 class Plan:
     """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
-    The argument `memory` is what a processor has (the `capacity`), if not what the table says; the property `memory` is
-    what the program holds at its peak. A program is traced with no devices, so it does not tell `attention="plain"`
-    from attention that a GPU would fuse: `fused=False` says that none is, `fused=True` that a TPU fuses it too, by a
-    kernel of one's own.
+    The argument `memory` is what a processor has, if not what the table says; `share` how much of it JAX may use (the
+    `capacity`), if not 75 % of a GPU's; the property `memory` is what the program holds at its peak. A program is
+    traced with no devices, its attention written out: `fused=False` says that a GPU does it so too, `fused=True` that a
+    TPU fuses it, by a kernel of one's own.
     """
 
     def __init__(
-        self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool | None = None
+        self,
+        program: Program,
+        hardware: str | Hardware,
+        *,
+        memory: float | None = None,
+        share: float | None = None,
+        fused: bool | None = None,
     ):
-        self.program, self.hardware = program, find_hardware(hardware)
+        self.program, self.hardware, self.fused = program, find_hardware(hardware), fused
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
-        shared = self.mesh.size if self.hardware.is_shared else 1
-        self.capacity = int(self.hardware.memory // shared if memory is None else memory)
+        self._capacity = capacity_of(self.hardware, processors=self.mesh.size, memory=memory, share=share)
+        self.capacity = self._capacity.bytes
         self.compute_seconds = self.exposed = 0.0
         self.sending: dict[Axes, float] = defaultdict(float)
         """Seconds of all collectives over each group of axes, hidden or not."""
@@ -235,12 +246,14 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        return self.program.memory_on(self.hardware.kind)
+        kind = self.hardware.kind
+        return self.program.memory_on(kind, fused=kind == "gpu" if self.fused is None else self.fused)
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits into a processor's memory."""
-        return bool(self.memory.fits(self.capacity))
+        """Whether the peak fits into a processor's memory, and the rest into its host's."""
+        has_room = not self.hardware.host_memory or self.memory.host <= self.hardware.host_memory
+        return bool(self.memory.fits(self.capacity)) and has_room
 
     @functools.cached_property
     def tokens(self) -> int | None:
@@ -290,27 +303,39 @@ class Plan:
         lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
-            lines.append(f"over {axes}: {time_text(took)} of sending")
+            lines.append(self._host_text(took) if axes == HOST else f"over {axes}: {time_text(took)} of sending")
         lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
+
+    def _host_text(self, took: float) -> str:
+        """One line: the transfers to and from the host, and what of them is not hidden."""
+        over = "" if self.hardware.host_link is None else f" over {self.hardware.host_link.name}"
+        shown = sum(total.seconds for total in self._totals.values() if total.axes == (HOST,))
+        (said,) = transfers_text(self.program.transfers)
+        return f"{said}: {time_text(took)}{over}, of which {time_text(shown)} are waited for"
 
     @property
     def memory_text(self) -> str:
         """One line: the peak, whether it fits, and what of it can be said apart."""
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
-        line = (
-            f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
-        )
+        line = f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {self._capacity}: {fits}"
+        if self.memory.host:
+            of = f" of {size_text(self.hardware.host_memory)}" if self.hardware.host_memory else ""
+            line += f"; beside it {size_text(self.memory.host)}{of} on the host"
         if cache := sum(array.bytes for array in self.memory.cache):
             return f"{line}; {size_text(cache)} of it are the KV cache"
-        scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
-        if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
-            line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
         return line
 
     def __repr__(self) -> str:
         return f"Plan({self.hardware.name}, {time_text(self.seconds)})"
+
+    def page(self, against: "Plan | None" = None) -> Page:
+        """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""
+        return page_of(self, against)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values; `version` changes when their form does."""
@@ -331,6 +356,7 @@ class Plan:
             "tokens_per_s": self.tokens_per_s,
             "memory": self.memory.to_dict(),
             "capacity": self.capacity,
+            "share": self._capacity.share,
             "fits": self.fits,
             "why": self.why,
             "ops": [op.to_dict() for op in self.ops],

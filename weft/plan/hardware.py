@@ -21,7 +21,7 @@ def hardware(name: str | Path | Hardware) -> Hardware:
     """The hardware of a name, or of a file of TOML; `this` is this machine, measured."""
     if isinstance(name, Hardware):
         return name
-    if isinstance(name, Path) or name.endswith(".toml"):
+    if isinstance(name, Path) or str(name).lower().endswith(".toml"):
         return read_hardware(Path(name), HARDWARE)
     if name == THIS:
         return _this()

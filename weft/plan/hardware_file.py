@@ -38,7 +38,19 @@ _TOP = {
     "like", "name", "title", "kind", "memory_gb", "memory_gib", "bandwidth_gb_s", "vector_tflops", "cores", "cache_mb",
     "call_us", "shared", "device_kinds", "tflops", "links", "host", "sources", "measured",
 }  # fmt: skip
-_LINK = {"name", "gb_s", "gbit_s", "latency_us", "call_us", "reach", "efficiency", "wiring", "sides", "block"}
+_LINK = {
+    "name",
+    "gb_s",
+    "gbit_s",
+    "latency_us",
+    "call_us",
+    "reach",
+    "efficiency",
+    "summing",
+    "wiring",
+    "sides",
+    "block",
+}
 _HOST = {"name", "gb_s", "gbit_s", "latency_us", "efficiency", "memory_gb", "memory_gib"}
 
 
@@ -126,6 +138,7 @@ class _HardwareFile:
             raise self._wrong(f"`{at}wiring` is direct, and `reach` is missing", fix="say how many are joined: `reach`")
         optional = {
             "efficiency": self._share(table, at),
+            "summing": self._share(table, at, "summing"),
             "call": self._figure(table, "call_us", at=at),
             "sides": self._whole(table, "sides", 1, None, at),
             "block": self._whole(table, "block", 1, None, at),
@@ -168,7 +181,9 @@ class _HardwareFile:
         said = self._table(content, "sources") if "sources" in content else {}
         for key in said:
             self._text(said, key, None, "sources.")
-        from_file = {key: self.where for key in ("vector", "memory", "bandwidth", "cores", "cache") if key in figures}
+        from_file: dict[str, str] = {
+            key: self.where for key in ("vector", "memory", "bandwidth", "cores", "cache") if key in figures
+        }
         from_file |= dict.fromkeys(content.get("tflops", {}), self.where)
         from_file |= {link.name: self.where for link in figures.get("links", ())}
         if "host_link" in figures:
@@ -214,10 +229,10 @@ class _HardwareFile:
             raise self._wrong(f"`{at}{key}` is {value!r:.40}", fix=f"give a whole number of at least {least}")
         return value
 
-    def _share(self, table: dict[str, Any], at: str) -> float | None:
-        value = table.get("efficiency")
+    def _share(self, table: dict[str, Any], at: str, key: str = "efficiency") -> float | None:
+        value = table.get(key)
         if value is not None and not (is_real(value) and 0 < value <= 1):
-            raise self._wrong(f"`{at}efficiency` is {value!r:.40}", fix="give the share that is reached: 0.8, say")
+            raise self._wrong(f"`{at}{key}` is {value!r:.40}", fix="give the share that is reached: 0.8, say")
         return value
 
     def _flag(self, table: dict[str, Any], key: str) -> bool | None:
@@ -297,6 +312,7 @@ def hardware_toml(hardware: Hardware, measured: Sequence[Mapping[str, Any]] = ()
             _line("call_us", link.call / 1e-6),
             _line("reach", link.reach),
             _line("efficiency", link.efficiency),
+            *([_line("summing", link.summing)] if link.summing else []),
             _line("wiring", wiring),
             *([_line("sides", link.sides), _line("block", link.block)] if link.is_torus else []),
         ]

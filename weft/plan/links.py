@@ -7,7 +7,8 @@ over a link of their own.
 - Ring: rounds * (m - 1)/m * S/c bytes over each level, all levels at once (NCCL sends in chunks), so the slowest level
   decides; a latency for each of the n - 1 steps around the group, of which the fewest go over the slower link.
   An all-reduce has two rounds (reduce-scatter, all-gather), others one.
-- Tree (all-reduce): 2 S/c bytes over each level at 0.92 of the bandwidth, and log2(m) latencies up and down on each.
+- Tree (all-reduce): as a ring at 0.92 of the bandwidth, with log2(m) latencies up and down on each level. Where the
+  innermost switch adds up by itself (NVLink SHARP), S bytes at its own rate in two steps there.
 - PAT (all-gather and reduce-scatter of one member a host): as a ring at 0.75 of the bandwidth, in log2(m) steps, and
   0.56 of a latency a member. These shares are those of NCCL's tuner (`src/graph/tuning.cc`, 2.23 and later).
 - An all-to-all sends each level its share of the bytes, to eight others at a time; a permute sends all of them over
@@ -22,10 +23,11 @@ import functools
 import math
 from collections.abc import Sequence
 
+from ..layout import HOST
 from ..mesh import Mesh
 from ..program.ledger import Row
 from .machine import Hardware, Link
-from .placement import Axes, Crossing, levels_of, place
+from .placement import Axes, Crossing, Levels, place
 
 Line = tuple[float, float]
 """Seconds of a call, and of each of its bytes."""
@@ -39,11 +41,14 @@ _PASSES = {"all_gather": 3}
 
 
 def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
-    """Seconds of one call of a collective on every processor."""
+    """Seconds of one call of a collective on every processor, or of a transfer to its host."""
+    if row.axes == (HOST,):
+        link = hardware.host_link
+        return 0.0 if link is None else link.latency + row.bytes / link.rate
     if hardware.is_shared:
         return _on_one_machine(row, mesh, hardware)
     group = frozenset(row.axes)
-    lines = _lines(row.collective, tuple(mesh.axes.items()), levels_of(mesh), group, hardware.links)
+    lines = _lines(row.collective, tuple(mesh.axes.items()), mesh.levels, group, hardware.links)
     return min(a_call + row.bytes * a_byte for a_call, a_byte in lines)
 
 
@@ -51,7 +56,7 @@ def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
 def _lines(
     collective: str,
     axes: Axes,
-    levels: tuple[tuple[str, ...], ...],
+    levels: Levels,
     group: frozenset[str],
     links: tuple[Link, ...],
 ) -> tuple[Line, ...]:
@@ -65,7 +70,7 @@ def _lines(
         return (_all_to_all(crossings, math.prod(size for name, size in axes if name in group)),)
     lines = [_ring(crossings, _ROUNDS.get(collective, 1))]
     if collective == "all_reduce":
-        lines.append(_tree(crossings))
+        lines += [_tree(crossings), _tree(crossings, in_switches=True)]
     elif crossings[0].link != links[0]:  # one member a host
         lines.append(_pat(crossings))
     return tuple(lines)
@@ -79,13 +84,17 @@ def _ring(crossings: Sequence[Crossing], rounds: int) -> Line:
     return _together(parts)
 
 
-def _tree(crossings: Sequence[Crossing]) -> Line:
+def _tree(crossings: Sequence[Crossing], *, in_switches: bool = False) -> Line:
+    """A tree; `in_switches`: where a switch can, it adds up what passes."""
     parts = []
     for at in crossings:
-        if at.sides:
-            parts.append((at.link, 2 * _ring_steps(at), 2 * (at.ways - 1) / at.ways / _rate(at)))
+        bytes_sent = 2 * (at.ways - 1) / at.ways / at.sharing
+        if in_switches and at.link.summing:
+            parts.append((at.link, 2, 1 / at.sharing / (at.link.bandwidth * at.link.summing)))
+        elif at.sides:
+            parts.append((at.link, 2 * _ring_steps(at), bytes_sent / _rate(at)))
         else:
-            parts.append((at.link, 2 * _doublings(at), 2 / at.sharing / (_rate(at) * _TREE)))
+            parts.append((at.link, 2 * _doublings(at), bytes_sent / (_rate(at) * _TREE)))
     return _together(parts)
 
 

@@ -29,6 +29,8 @@ class Link:
     """Of a torus: sides of a multiple of this are closed to rings; others are lines."""
     is_direct: bool = False
     """Whether each two processors have a link of their own: a group uses only those between its members."""
+    summing: float = 0.0
+    """Of a switch that adds up what passes (NVLink SHARP): the share of the bandwidth that an all-reduce gets."""
 
     @property
     def rate(self) -> float:

@@ -1,8 +1,9 @@
 """The table of hardware: FLOP/s, memory, bandwidth and links, with their sources.
 
 Figures are those that vendors state, of dense products, in the units they state them in; of a link that is stated for
-both directions together, half. Latencies and shares are estimates: NVLink and InfiniBand after NCCL's tuner (`hwLat` in
-`src/graph/tuning.cc`: 0.5 to 3.4 us a step of NVLink, 2.7 to 14 us of a network).
+both directions together, half. Latencies are estimates after NCCL's tuner (`hwLat` in `src/graph/tuning.cc`: 0.5 to 3.4
+us a step of NVLink, 2.7 to 14 us of a network). NCCL reaches 0.8 of NVLink, 275 of 450 GB/s where NVLink SHARP sums,
+and 46 to 48 of 50 GB/s of an adapter, say its authors (NVIDIA/nccl-tests, issues 212 and 290).
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ _GOOGLE = "Google Cloud TPU documentation, {}"
 _SCALING_BOOK = "Austin et al. 2025, How to Scale Your Model"
 _JAX_F32 = "{}; JAX makes float32 products so by default"
 _E4M3, _E5M2 = "float8_e4m3fn", "float8_e5m2"
+_SHARP, _ADAPTER = 275 / 450, 46 / 50  # of the bandwidth
 
 
 def _pcie(generation: int) -> Link:
@@ -50,7 +52,7 @@ def _gpu(
     sheet = f"NVIDIA {sheet} data sheet"
     half = f"{sheet}: tensor core, dense (half of the figure with sparsity)"
     generation = "NDR" if network >= 400 * GBIT else "HDR"
-    between = Link(f"InfiniBand {generation}", network, latency=5e-6, reach=0, efficiency=0.8, call=20e-6)
+    between = Link(f"InfiniBand {generation}", network, latency=5e-6, reach=0, efficiency=_ADAPTER, call=20e-6)
     products = {"bfloat16": bfloat16, "float16": bfloat16, "float32": tf32}
     return Hardware(
         name,
@@ -84,8 +86,8 @@ def _gpu(
     )
 
 
-def _nvlink(name: str, bandwidth: float, reach: int = 8) -> Link:
-    return Link(name, bandwidth, latency=1e-6, reach=reach, efficiency=0.8, call=10e-6)
+def _nvlink(name: str, bandwidth: float, reach: int = 8, *, summing: float = 0.0) -> Link:
+    return Link(name, bandwidth, latency=1e-6, reach=reach, efficiency=0.8, call=10e-6, summing=summing)
 
 
 def _tpu(
@@ -154,7 +156,7 @@ _MI300X = Hardware(
     vector=163.4 * TFLOP, cores=304, memory=int(192 * GB), bandwidth=5.3 * TB,
     links=(
         Link("Infinity Fabric", 7 * 64 * GB, latency=1e-6, reach=8, efficiency=0.7, call=15e-6, is_direct=True),
-        Link("InfiniBand NDR", 400 * GBIT, latency=5e-6, reach=0, efficiency=0.8, call=20e-6),
+        Link("InfiniBand NDR", 400 * GBIT, latency=5e-6, reach=0, efficiency=_ADAPTER, call=20e-6),
     ),
     sources={
         **dict.fromkeys(["bfloat16", "float16", *_FNUZ], f"{_AMD}: matrix, dense"),
@@ -195,26 +197,26 @@ LISTED = (
     _gpu(
         "h100", "NVIDIA H100 SXM 80 GB", "H100",
         bfloat16=989 * TFLOP, tf32=494 * TFLOP, float8=1979 * TFLOP, vector=67 * TFLOP, cores=132, memory=80 * GB,
-        bandwidth=3.35 * TB, cache=50 * MB, inside=_nvlink("NVLink 4", 450 * GB), network=400 * GBIT,
+        bandwidth=3.35 * TB, cache=50 * MB, inside=_nvlink("NVLink 4", 450 * GB, summing=_SHARP), network=400 * GBIT,
         nodes="DGX H100", host_link=_pcie(5), host_memory=2 * TB / 8, kinds=["H100"],
     ),
     _gpu(
         "h200", "NVIDIA H200 SXM 141 GB", "H200",
         bfloat16=989 * TFLOP, tf32=494 * TFLOP, float8=1979 * TFLOP, vector=67 * TFLOP, cores=132, memory=141 * GB,
-        bandwidth=4.8 * TB, cache=50 * MB, inside=_nvlink("NVLink 4", 450 * GB), network=400 * GBIT,
+        bandwidth=4.8 * TB, cache=50 * MB, inside=_nvlink("NVLink 4", 450 * GB, summing=_SHARP), network=400 * GBIT,
         nodes="DGX H200", host_link=_pcie(5), host_memory=2 * TB / 8, kinds=["H200"],
     ),
     _gpu(
         "b200", "NVIDIA B200 SXM 180 GB", "DGX B200",
         bfloat16=2250 * TFLOP, tf32=1125 * TFLOP, float8=4500 * TFLOP, vector=75 * TFLOP, cores=148, memory=180 * GB,
-        bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB), network=400 * GBIT,
+        bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB, summing=_SHARP), network=400 * GBIT,
         nodes="DGX B200", host_link=_pcie(5), host_memory=2 * TB / 8, kinds=["B200"],
     ),
     _gpu(
         "gb200", "NVIDIA GB200 NVL72 186 GB", "GB200 NVL72",
         bfloat16=2500 * TFLOP, tf32=1250 * TFLOP, float8=5000 * TFLOP, vector=80 * TFLOP, cores=148, memory=186 * GB,
-        bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB, reach=72), network=400 * GBIT,
-        nodes="GB200 NVL72",
+        bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB, reach=72, summing=_SHARP),
+        network=400 * GBIT, nodes="GB200 NVL72",
         host_link=Link("NVLink-C2C", 225 * GB, latency=2e-6, reach=1, efficiency=0.8), host_memory=240 * GB,
         kinds=["GB200"],
         notes={

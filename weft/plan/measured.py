@@ -38,14 +38,15 @@ def hardware_from(figures: dict[str, Any]) -> Hardware:
     measured = figures["products"]
     for dtype, each in measured.items():
         flops[dtype] = _product_peak(base, dtype, each["n"], each["s"])
+    flops.setdefault("float32", flops.get("bfloat16", base.flops["float32"]))
     machine = dataclasses.replace(base, name="measured", title=f"{figures['device_kind']}, measured", flops=flops)
     sources = (dict(listed.sources) if listed else {}) | dict.fromkeys(measured, source)
     if stream := figures.get("stream"):
-        kernel = Kernel("elementwise", None, "forward", bytes=stream["bytes"], calls=0)
+        kernel = Kernel("elementwise", None, "forward", bytes=stream["bytes"])
         machine = dataclasses.replace(machine, bandwidth=base.bandwidth * _ratio(kernel, base, stream["s"]))
         sources["bandwidth"] = source
     if vector := figures.get("vector"):
-        kernel = Kernel("elementwise", None, "forward", work=vector["work"], calls=0)
+        kernel = Kernel("elementwise", None, "forward", work=vector["work"])
         machine = dataclasses.replace(machine, vector=base.vector * _ratio(kernel, base, vector["s"]))
         sources["vector"] = source
     if host := figures.get("host"):
@@ -67,13 +68,13 @@ class _Device:
 
 def _product_peak(base: Hardware, dtype: str, n: int, took: float) -> float:
     """The peak at which the plan of a square product takes so long."""
-    kernel = Kernel("product", None, "forward", flops=2.0 * n**3, dtype=dtype, shape=(1, n, n, n), calls=0)
+    kernel = Kernel("product", None, "forward", flops=2.0 * n**3, dtype=dtype, shape=(1, n, n, n))
     return base.flops_of(dtype) * _ratio(kernel, base, took)
 
 
 def _ratio(kernel: Kernel, base: Hardware, took: float) -> float:
     """By how much faster than planned a kernel was."""
-    return roofline.seconds(kernel, base, 1)[0] / took
+    return roofline.seconds(kernel, dataclasses.replace(base, call=0.0), 1)[0] / took
 
 
 def _links(rows: Rows, processors: int, known: Sequence[Link], host: Link | None) -> tuple[Link, ...]:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..mesh import Mesh
 from .machine import Link
 
 Axes = tuple[tuple[str, int], ...]
 """The axes of a mesh with their sizes."""
+Levels = tuple[tuple[str, ...], ...]
+"""The axes between the bars of a mesh, from the outermost in."""
 
-_FILLED = 7 / 8  # of a unit, that a mesh leaves no more of than this where it fills all alike
+_FILLED = 7 / 8  # of a unit: a mesh that uses more of all of them uses as many of each
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,8 @@ class Crossing:
     """Of a torus."""
 
 
-def levels_of(mesh: Mesh) -> tuple[tuple[str, ...], ...]:
-    """The axes between the bars of a mesh, from the outermost in."""
-    inner = tuple(axis for axis in mesh.axes if axis not in mesh.slow)
-    levels: tuple[tuple[str, ...], ...] = getattr(mesh, "levels", (mesh.slow, inner))
-    return tuple(level for level in levels if level)
-
-
 @functools.lru_cache(maxsize=1 << 16)
-def place(
-    axes: Axes, levels: tuple[tuple[str, ...], ...], group: frozenset[str], links: tuple[Link, ...]
-) -> tuple[Crossing, ...]:
+def place(axes: Axes, levels: Levels, group: frozenset[str], links: tuple[Link, ...]) -> tuple[Crossing, ...]:
     """The crossings of the groups over some axes of a mesh, from the innermost out."""
     units = unit_sizes(axes, levels, links)
     ways = math.prod(size for name, size in axes if name in group)
@@ -82,7 +74,7 @@ def place(
     return tuple(crossings)
 
 
-def unit_sizes(axes: Axes, levels: tuple[tuple[str, ...], ...], links: Sequence[Link]) -> list[int]:
+def unit_sizes(axes: Axes, levels: Levels, links: Sequence[Link]) -> list[int]:
     """How many processors one unit of each link holds; all are in one of the last.
 
     A bar ends a unit of the first link that reaches as far; a torus goes on to the outermost bar it reaches.
@@ -107,7 +99,7 @@ def _unit_size(link: Link, count: int) -> int:
     if not link.reach or count <= link.reach:
         return count
     alike = next(size for size in range(link.reach, 0, -1) if count % size == 0)
-    return alike if link.is_torus or alike >= _FILLED * link.reach else link.reach
+    return alike if link.is_torus or alike > _FILLED * link.reach else link.reach
 
 
 def _members_inside(axes: Axes, group: frozenset[str], unit: int) -> int | None:

@@ -11,35 +11,39 @@ out that could be the best:
 
 import functools
 import math
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from ..checks import is_real
 from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..program import Program, trace
-from ..text import size_text
-from .candidates import Candidates, Trial
-from .choices import AXES, Choices, named_axes, shapes
+from .best_first import BestFirst, Refusal
+from .candidates import Candidates, Place, Trial
+from .capacity import capacity_of
+from .choices import AXES, Choices, named_axes, searched_dims, shapes
 from .compose import Composer, Facts
 from .cost import Plan
 from .facts import facts_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
-from .ranking import Ranked, Ranking
+from .misfits import nothing_fits, too_many
+from .ranking import LayoutClass, Ranked, Ranking
 from .roofline import BESIDE
+from .variants import Choice, Variant, build_with, combine
 from .workers import Workers
 
 KEPT = 20
-_EXAMPLES = {"processors": 512, "memory": 80_000_000_000}
+_EXAMPLES = {"processors": 512, "memory": 80_000_000_000, "seconds": 60}
 MOST_AXES = 3
-SLACK = 0.97
-"""What a bound is multiplied by: kernels work in whole tiles, which do not divide quite as dims do."""
+MOST_CLASSES = 12
+"""Of how many classes the best is traced to say why it lost, those of one parallelism first."""
+MOST_FRONT = 12
+"""How many layouts are traced for the front of time against memory, evenly spread over the front of the bounds."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,11 @@ def search(
     processors: int | None = None,
     hardware: Any = "h100",
     dims: Sequence[str] | None = None,
+    choices: Mapping[str, Choice | Sequence[Any]] | None = None,
     memory: int | None = None,
     most_axes: int = MOST_AXES,
     keep: int = KEPT,
+    seconds: float | None = None,
     workers: int | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
     **kwargs: Any,
@@ -70,8 +76,10 @@ def search(
     """The best layouts on a mesh, or on every mesh of so many processors, ranked.
 
     `dims` names what may be split (`params.d_model`: how parameters are stored): all dims unless given, or for a model
-    of `weft.models` those worth it. `memory` is what a processor has, in bytes, where it is not all of the hardware's.
-    Interrupted (Ctrl-C), it gives the best so far.
+    of `weft.models` those worth it. With `choices`, lists of values by name, `fn(*args, **values)` builds the program,
+    a function and a tuple of its arguments, and the best values are searched too. `memory` is what a program may use of
+    a processor's, in bytes; unless given JAX's share of the hardware's. Interrupted (Ctrl-C) or after so many `seconds`
+    it gives the best so far, and `not_seen` says how many layouts could be better.
     """
     if (mesh is None) == (processors is None):
         raise MeshError(
@@ -80,180 +88,299 @@ def search(
             else "search got both a mesh and a number of processors",
             fix="give one: `mesh='rows=16,cols=32'`, or `processors=512` for every shape of mesh",
         )
-    for what, value in (("processors", processors), ("memory", memory)):
+    for what, value in (("processors", processors), ("memory", memory), ("seconds", seconds)):
         if value is not None and not is_real(value):
             raise WeftError(f"search got {value!r} for `{what}`", fix=f"give a number, e.g. `{what}={_EXAMPLES[what]}`")
     machine = find_hardware(hardware)
-    trace_on = functools.partial(_trace_on, fn, args, kwargs)
     if processors is not None and processors < 1:
         raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
     on = as_mesh(mesh) if mesh is not None else None
-    sharing = (on.size if on is not None else processors or 1) if machine.is_shared else 1
-    capacity = machine.memory // sharing if memory is None else memory
-    layouts = _LayoutSearch(trace_on, args, machine, capacity, dims, progress or (lambda _: None))
-    return layouts.run(on, processors, most_axes, keep, workers)
+    count = on.size if on is not None else processors or 1
+    capacity = capacity_of(machine, processors=count, memory=memory).bytes
+    build = functools.partial(build_with, fn, args) if choices else lambda values: (fn, args)
+    layouts = _LayoutSearch(
+        build, kwargs, combine(choices or {}), machine, capacity, dims, progress or (lambda _: None)
+    )
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    return layouts.run(on, processors, most_axes, keep, workers, deadline)
 
 
-def _trace_on(fn: Any, args: Any, kwargs: Any, mesh: Mesh, layout: Layout) -> Program:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WeftWarning)  # of axes that split nothing
-        return trace(fn, *args, mesh=mesh, layout=layout, **kwargs)
+class _SearchedProgram:
+    """A variant of the program: its choices of rules, and what it does unsplit."""
 
+    def __init__(self, variant: Variant, needs: str | None, choices: Choices, whole: Facts):
+        self.variant, self.needs, self.choices, self.whole = variant, needs, choices, whole
 
-@dataclass(frozen=True)
-class _Refusal:
-    """Why a layout could not be traced."""
-
-    reason: str
+    @property
+    def ideal(self) -> float:
+        """Seconds of its work on one processor."""
+        return sum(map(max, self.whole.work.values()))
 
 
 class _LayoutSearch:
-    """The search of one program's layouts on some hardware."""
+    """The search of one program's layouts, and of its variants, on some hardware."""
 
     def __init__(
         self,
-        trace_on: Callable[[Mesh, Layout], Program],
-        args: Any,
+        build: Callable[[Mapping[str, Any]], tuple[Callable[..., Any], tuple[Any, ...]]],
+        kwargs: Mapping[str, Any],
+        variants: Sequence[Variant],
         hardware: Hardware,
         capacity: int,
         dims: Sequence[str] | None,
         report: Callable[[SearchProgress], None],
     ):
-        self.trace_on, self.hardware, self.capacity, self.report = trace_on, hardware, capacity, report
-        program = trace_on(Mesh({AXES[0]: 1}), Layout(""))
-        rules = dims.replace(",", " ").split() if isinstance(dims, str) else dims
-        self.choices = Choices(program, args, rules, self._trace_named(program, rules or ()))
-        self.unsplit = facts_of(Plan(program, hardware))
-        self._refusal = ""
+        self.build, self.kwargs, self.variants = functools.cache(lambda i: build(variants[i].values)), kwargs, variants
+        self.hardware, self.capacity, self.report = hardware, capacity, report
+        self.dims = dims.replace(",", " ").split() if isinstance(dims, str) else dims
+        self.programs: list[_SearchedProgram] = []
+        """Those that were taken up, by the number that places of candidates name."""
+        self.opened: dict[int, list[int]] = {}
+        """For each variant taken up its programs."""
+        self.refusal = ""
 
-    def _trace_named(self, program: Program, rules: Sequence[str]) -> Program | None:
-        """The program where rules name what it has not without them: `queries`, say."""
+    def _trace_on(self, variant: int, mesh: Mesh, layout: Layout) -> Program:
+        fn, args = self.build(variant)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WeftWarning)  # of axes that split nothing
+            return trace(fn, *args, mesh=mesh, layout=layout, **self.kwargs)
+
+    # Programs of a variant.
+
+    def _programs(self, variant: Variant) -> list[_SearchedProgram]:
+        """The variant, and with each rule that makes another program (`queries`)."""
+        one, args = Mesh({AXES[0]: 1}), self.build(variant.number)[1]
+        program = self._trace_on(variant.number, one, Layout(""))
         there = {dim.name for placed in program.tensors for dim in placed.dims}
-        missing = [rule for rule in rules if "." not in rule and rule not in there]
-        try:
-            return self.trace_on(Mesh({AXES[0]: 1}), Layout(dict.fromkeys(missing, AXES[0]))) if missing else None
-        except WeftError:
-            return None  # there is no such dim, which is said of all that are named at once
+        wanted = self.dims if self.dims is not None else searched_dims(args) or ()
+        missing = [rule for rule in wanted if "." not in rule and rule not in there]
+        named = {rule: traced for rule in missing if (traced := self._trace_named(variant.number, rule)) is not None}
+        rules = None if self.dims is None else [rule for rule in self.dims if rule not in named]
+        needs = variant.needs[0] if variant.needs else None
+        found = []
+        if rules is None or rules or not named:
+            choices = Choices(program, args, rules, also=[*named, *variant.needs])
+            found.append(_SearchedProgram(variant, needs, choices, self._facts(program)))
+        for rule, traced in named.items():
+            if needs is None:
+                rules = None if self.dims is None else [r for r in self.dims if r == rule or r not in named]
+                choices = Choices(traced, args, rules, also=[rule])
+                found.append(_SearchedProgram(variant, rule, choices, self._facts(traced)))
+        return found
 
-    def run(self, mesh: Mesh | None, processors: int | None, most_axes: int, keep: int, workers: int | None) -> Ranking:
+    def _trace_named(self, variant: int, rule: str) -> Program | None:
+        """The program where a rule names what it has not without it."""
+        try:
+            return self._trace_on(variant, Mesh({AXES[0]: 1}), Layout({rule: AXES[0]}))
+        except WeftError:
+            return None  # there is no such dim
+
+    def _facts(self, program: Program) -> Facts:
+        return facts_of(Plan(program, self.hardware))
+
+    # The search.
+
+    def run(
+        self, mesh: Mesh | None, processors: int | None, most_axes: int, keep: int, workers: int | None, deadline: float
+    ) -> Ranking:
         """The ranking of all layouts on one mesh, or on every mesh of so many processors."""
         meshes = [mesh] if mesh is not None else [Mesh(named_axes(s)) for s in shapes(processors or 1, most_axes)]
-        machine = self.hardware
+        first = self._programs(self.variants[0])
         with Workers(self._cost, workers) as pool:
-            alone = self._trace_sets(pool, meshes)
-            beside = BESIDE[machine.kind]
-            composer = Composer(self.choices, self.unsplit, alone, beside, is_shared=machine.is_shared)
-            candidates = Candidates(composer, meshes, machine, all_axes=mesh is None)
-            if not len(candidates):
-                raise self._too_many(meshes[0].size)
-            return self._rank(pool, composer, candidates, keep)
+            self._pool, self._meshes, self._all_axes = pool, meshes, mesh is None
+            self._waiting = self.variants[1:]
+            candidates = Candidates(self.hardware, self.capacity)
+            self._open(self.variants[0], first, candidates)
+            if not candidates.searched and not self._waiting:
+                raise too_many(first[0].choices, meshes[0].size, MOST_AXES, self.refusal)
+            return self._rank(candidates, keep, deadline)
 
-    def _cost(self, trial: Trial) -> Facts | dict[str, Any] | _Refusal:
+    def _open(self, variant: Variant, programs: Sequence[_SearchedProgram], candidates: Candidates) -> None:
+        """Traces the sets of rules of a variant, and takes up its layouts."""
+        beside = BESIDE[self.hardware.kind]
+        self.opened[variant.number] = []
+        for program in programs:
+            number = len(self.programs)
+            self.programs.append(program)
+            self.opened[variant.number].append(number)
+            alone = self._trace_sets(program)
+            composer = Composer(program.choices, program.whole, alone, beside, is_shared=self.hardware.is_shared)
+            report = lambda done: self.report(SearchProgress("meshes", done, len(self._meshes)))  # noqa: E731
+            candidates.add(number, composer, self._meshes, all_axes=self._all_axes, needs=program.needs, report=report)
+
+    def _trace_sets(self, program: _SearchedProgram) -> dict[int, tuple[int, Facts]]:
+        """What each set of rules does alone on one axis, of the largest size it may have."""
+        choices = program.choices
+        sizes = sorted({size for mesh in self._meshes for size in mesh.axes.values() if size > 1})
+        trials = []
+        for index, rules in enumerate(choices.sets):
+            fitting = [n for n in sizes if all(choices.divisor(rule) % n == 0 for rule in rules)]
+            if rules and fitting:
+                layout = choices.layout([rules], AXES[:1])
+                mesh = Mesh({AXES[0]: fitting[-1]})
+                trials.append(Trial(mesh, layout, program.variant.number, index, is_alone=True))
+        alone = {}
+        for trial, facts in self._pool.results(iter(trials)):
+            if isinstance(facts, Refusal):
+                self.refusal = f"{trial.layout}: {facts.reason}"
+            else:
+                alone[trial.place] = (trial.mesh.size, facts)
+            self.report(SearchProgress("rules of one axis", len(alone), len(trials)))
+        return alone
+
+    def _cost(self, trial: Trial) -> Facts | dict[str, Any] | Refusal:
         """Traces and costs one layout; in a copy of this process."""
         try:
             plan = self._plan(trial)
         except WeftError as error:
-            return _Refusal(error.fact)
+            return Refusal(error.fact)
         except Exception as error:  # the user's own; under the empty layout the function did not fail
-            return _Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+            return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
         if trial.is_alone:
             return facts_of(plan)
         figures = dict(seconds=plan.seconds, fits=plan.fits, mfu=plan.mfu, why=plan.why, tokens_per_s=plan.tokens_per_s)
         return figures | dict(memory_bytes=plan.memory.range[1], bytes=plan.program.ledger.bytes())
 
     def _plan(self, trial: Trial) -> Plan:
-        return Plan(self.trace_on(trial.mesh, trial.layout), self.hardware, memory=self.capacity)
+        return Plan(self._trace_on(trial.variant, trial.mesh, trial.layout), self.hardware, memory=self.capacity)
 
-    def _trace_sets(self, pool: Workers, meshes: Sequence[Mesh]) -> dict[int, tuple[int, Facts]]:
-        """What each set of rules does alone on one axis, of the largest size it may have."""
-        sizes = sorted({size for mesh in meshes for size in mesh.axes.values() if size > 1})
-        trials = []
-        for index, rules in enumerate(self.choices.sets):
-            fitting = [n for n in sizes if all(self.choices.divisor(rule) % n == 0 for rule in rules)]
-            if rules and fitting:
-                layout = self.choices.layout([rules], AXES[:1])
-                trials.append(Trial(Mesh({AXES[0]: fitting[-1]}), layout, index, is_alone=True))
-        alone = {}
-        for trial, facts in pool.results(iter(trials)):
-            if isinstance(facts, _Refusal):
-                self._refusal = f"{trial.layout}: {facts.reason}"
-            else:
-                alone[trial.number] = (trial.mesh.size, facts)
-            self.report(SearchProgress("rules of one axis", len(alone), len(trials)))
-        return alone
+    def trial_at(self, candidates: Candidates, place: Place) -> Trial:
+        return candidates.trial(place, self.programs[place[0]].variant.number)
 
-    def _rank(self, pool: Workers, composer: Composer, candidates: Candidates, keep: int) -> Ranking:
-        tracing = _BestFirst(candidates, self.capacity, keep)
-        is_complete = True
+    # Variants whose turn it is.
+
+    def _bound(self, variant: Variant, tracing: BestFirst) -> float:
+        """What the variant takes at least, on any layout that could win."""
+        bounds = []
+        for before in variant.after:
+            if before not in self.opened:
+                return math.inf  # not worth it before the one that is as fast
+            unfit = [tracing.candidates.unfit_seconds.get(number, math.inf) for number in self.opened[before]]
+            unfit += [r.seconds for p, r in tracing.ranked.items() if p[0] in self.opened[before] and not r.fits]
+            bounds.append(min(unfit))
+        if bounds:
+            return max(bounds)
+        work = min(self.programs[number].ideal for number in self.opened[0])
+        return work / (1 if self.hardware.is_shared else self._meshes[0].size)
+
+    def _open_next(self, tracing: BestFirst) -> bool:
+        """Takes up the variant of the lowest bound, if it may be the best."""
+        best = math.inf if tracing.best is None else tracing.best.seconds
+        bounds = {each.number: self._bound(each, tracing) * tracing.slack for each in self._waiting}
+        waiting = min(self._waiting, key=lambda each: bounds[each.number], default=None)
+        next_bound = tracing.next_bound
+        if waiting is None or bounds[waiting.number] >= best or not math.isfinite(bounds[waiting.number]):
+            return False
+        if next_bound is not None and waiting.after and next_bound < bounds[waiting.number]:
+            return False
+        self._waiting = [each for each in self._waiting if each is not waiting]
         try:
-            for trial, result in pool.results(tracing.trials()):
-                tracing.add(trial, result if isinstance(result, _Refusal) else self._rank_trial(trial, result))
-                self.report(SearchProgress("layouts", tracing.count, tracing.count + tracing.left, tracing.best))
+            programs = self._programs(waiting)
+        except WeftError as error:
+            self.opened[waiting.number] = []
+            tracing.refused.append(f"{waiting.values}: {error.fact}")
+            return True
+        self._open(waiting, programs, tracing.candidates)
+        return True
+
+    # What came out.
+
+    def _rank(self, candidates: Candidates, keep: int, deadline: float) -> Ranking:
+        is_late = lambda: time.monotonic() > deadline  # noqa: E731
+        trial = functools.partial(self.trial_at, candidates)
+        tracing = BestFirst(candidates, self.capacity, keep, trial, is_late=is_late, open_next=self._open_next)
+        extra: list[Trial] = []
+        try:
+            self._trace_all(tracing, tracing.trials())
+            if not tracing.stopped and tracing.best is not None:
+                extra = [trial(place) for place in _places_to_show(candidates) if place not in tracing.ranked]
+                self._trace_all(tracing, iter(extra))
         except KeyboardInterrupt:
-            is_complete = False
+            tracing.stopped = "interrupted"
             if tracing.best is None:
                 raise
-        plans = _drop_repeated(sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes))))
+        order = sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes)))
+        plans = _drop_repeated(order)
         if not plans or not plans[0].fits:
-            raise self._nothing_fits(pool, composer, candidates, plans)
+            small = [trial(place) for _, place in candidates.smallest if place not in tracing.ranked]
+            self._trace_all(tracing, iter(small))
+            if not tracing.ranked:
+                raise too_many(self.programs[0].choices, self._meshes[0].size, MOST_AXES, tracing.refused[0])
+            raise nothing_fits(list(tracing.ranked.values()), candidates.composers[0], self.capacity)
+        not_seen = tracing.not_seen
+        first = self.programs[0].choices
+        dims = tuple(dict.fromkeys(rule for program in self.programs for rule in program.choices.rules))
         return Ranking(
             plans[:keep], self.hardware, self.capacity,
-            searched=len(candidates), traced=tracing.count, pruned=len(candidates) - tracing.count,
-            refused=tracing.refused, losers=candidates.losers(tracing.ranked, plans[0], self.capacity),
-            is_complete=is_complete, dims=self.choices.rules, left_out=self.choices.left_out,
+            searched=candidates.searched, traced=tracing.count,
+            pruned=candidates.searched - tracing.count - not_seen, not_seen=not_seen, stopped=tracing.stopped,
+            refused=tracing.refused, losers=candidates.losers(tracing.ranked, plans[0]),
+            front=_front(order), classes=self._classes(candidates, tracing, plans[0]),
+            variants=self._told_variants(tracing), dims=dims,
+            left_out=tuple(name for name in first.left_out if name not in dims),
         )  # fmt: skip
 
-    def _rank_trial(self, trial: Trial, figures: dict[str, Any]) -> Ranked:
-        return Ranked(trial.mesh, trial.layout, make=functools.partial(self._plan, trial), **figures)
+    def _trace_all(self, tracing: BestFirst, trials: Any) -> None:
+        for trial, result in self._pool.results(trials):
+            tracing.add(trial, result if isinstance(result, Refusal) else self.rank_trial(trial, result))
+            self.report(SearchProgress("layouts", tracing.count, tracing.count + tracing.left, tracing.best))
 
-    def _nothing_fits(
-        self, pool: Workers, composer: Composer, candidates: Candidates, plans: list[Ranked]
-    ) -> WeftError:
-        """The error where no layout fits: what the smallest needs, and what would fit."""
-        trials = map(candidates.trial, np.argsort(candidates.memory)[:8])
-        small = [
-            self._rank_trial(trial, found) for trial, found in pool.results(trials) if not isinstance(found, _Refusal)
-        ]
-        smallest = min([*small, *plans], key=lambda ranked: ranked.memory_bytes)
-        memory = smallest.plan().memory
-        enough = self._enough_processors(composer, candidates.meshes[0].size)
-        more = f"take {enough:,} processors or more, or " if enough else ""
-        save = (
-            "an optimizer with less state (adafactor)"
-            if memory.arguments > self.capacity / 2
-            else "a smaller batch, or remat"
-        )
-        largest = ", ".join(f"{alive.name} {size_text(alive.bytes)}" for alive in memory.alive[:3])
-        return WeftError(
-            f"no layout fits: the smallest needs {size_text(smallest.memory_bytes)} on each processor, and "
-            f"{size_text(self.capacity)} is there",
-            state=f"layout: {smallest.layout}   mesh: {smallest.mesh}   largest at its peak: {largest}",
-            fix=f"{more}{save}, or name more dims to split (`dims=`)",
-        )
+    def rank_trial(self, trial: Trial, figures: dict[str, Any]) -> Ranked:
+        """What a trace found, with the way to trace it again."""
+        values = self.variants[trial.variant].values
+        return Ranked(trial.mesh, trial.layout, make=functools.partial(self._plan, trial), choices=values, **figures)
 
-    def _enough_processors(self, composer: Composer, count: int) -> int | None:
-        """The smallest number of processors, doubled from `count`, whose memory may do."""
-        for _ in range(8):
-            count *= 2
-            bounds = [composer.memory(s)[legal].min() for s in shapes(count, 2) if (legal := composer.legal(s)).any()]
-            if bounds and min(bounds) <= self.capacity:
-                return count
-        return None
+    def _classes(self, candidates: Candidates, tracing: BestFirst, winner: Ranked) -> list[LayoutClass]:
+        """The best of each class that was traced, the fastest that fits first."""
+        found = []
+        for names, best in candidates.classes.items():
+            place = best.place if best.place is not None else best.smallest
+            if place in tracing.ranked:
+                ranked = tracing.ranked[place]
+                found.append(LayoutClass(names, best.count, ranked, ranked.seconds / winner.seconds))
+        return sorted(found, key=lambda each: (not each.best.fits, each.times))
 
-    def _too_many(self, count: int) -> WeftError:
-        """The error where no layout uses all processors."""
-        if self._refusal:
-            return MeshError(
-                f"no layout of these dims can use {count:,} processors", state=f"refused: {self._refusal}",
-                fix="name other dims to split (`dims=`)",
-            )  # fmt: skip
-        dims = ", ".join(f"{rule} in {self.choices.divisor(rule):,}" for rule in self.choices.rules)
-        most = self.choices.most_ways(count, MOST_AXES)
-        return MeshError(
-            f"no layout of these dims can use {count:,} processors; the most below is {most:,}",
-            state=f"the dims divide at most: {dims}",
-            fix=f"take `processors={most}`, or name more dims to split (`dims=`), or make a dim larger",
-        )
+    def _told_variants(self, tracing: BestFirst) -> list[str]:
+        """What became of each variant, a line each; none where there is only one."""
+        lines = []
+        for variant in self.variants if len(self.variants) > 1 else ():
+            chosen = ", ".join(f"{name}={value}" for name, value in variant.values.items())
+            numbers = self.opened.get(variant.number)
+            if numbers is None:
+                why = (
+                    "not seen"
+                    if tracing.stopped
+                    else "ruled out: under no layout that does not fit with less of it is it faster"
+                )
+            elif not numbers:
+                why = "refused"
+            else:
+                fitting = [r.seconds for p, r in tracing.ranked.items() if p[0] in numbers and r.fits]
+                why = f"{min(fitting):.4g} s" if fitting else "nothing that could be the best fits"
+            lines.append(f"{chosen}: {why}")
+        return lines
+
+
+def _places_to_show(candidates: Candidates) -> list[Place]:
+    """Layouts traced to be shown: the front of the bounds, the best of classes."""
+    front = candidates.front()
+    step = max(len(front) / MOST_FRONT, 1.0)
+    places = [candidates.place(front[int(i * step)]) for i in range(min(len(front), MOST_FRONT))]
+    classes = sorted(candidates.classes.items(), key=lambda item: (len(item[0]) > 1, item[1].seconds))
+    for _, best in classes[:MOST_CLASSES]:
+        place = best.place if best.place is not None else best.smallest
+        if place is not None:
+            places.append(place)
+    return list(dict.fromkeys(places))
+
+
+def _front(plans: Sequence[Ranked]) -> list[Ranked]:
+    """Of plans that fit, fastest first, those that need less memory than all before."""
+    front: list[Ranked] = []
+    for plan in plans:
+        if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
+            front.append(plan)
+    return front
 
 
 def _drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
@@ -264,53 +391,5 @@ def _drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
         stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
         rules = {f"{store}{dim}": axes for store, kept in stores for dim, axes in kept.items()}
         ways = frozenset((rule, math.prod(plan.mesh.axes[a] for a in axes)) for rule, axes in rules.items())
-        distinct.setdefault((ways, plan.seconds, plan.memory_bytes), plan)
+        distinct.setdefault((ways, plan.seconds, plan.memory_bytes, plan.chosen), plan)
     return list(distinct.values())
-
-
-class _BestFirst:
-    """Best-first search with bounds: what is worth tracing, and what was traced."""
-
-    def __init__(self, candidates: Candidates, capacity: int, keep: int):
-        self.candidates, self.capacity, self.keep = candidates, capacity, keep
-        self.ranked: dict[int, Ranked] = {}
-        """What was traced, by its number among the candidates."""
-        self.best: Ranked | None = None
-        self.count = 0
-        self.refused: list[str] = []
-        self._rest = candidates.order
-        self._slack = SLACK
-
-    def trials(self) -> Iterator[Trial]:
-        """Layouts to trace, while any can be the best, and at least as many as are kept."""
-        order = self.candidates.order
-        fitting = order[self.candidates.memory[order] <= self.capacity]
-        seen: set[Any] = set()
-        distinct: set[Any] = set()
-        for done, candidate in enumerate(fitting):
-            bound = self.candidates.seconds[candidate] * self._slack
-            if self.best is not None and bound >= self.best.seconds and len(distinct) >= self.keep:
-                return
-            if (ways := self.candidates.ways(candidate)) not in seen:
-                seen.add(ways)
-                distinct.add(ways[0])
-                self._rest = fitting[done + 1 :]
-                yield self.candidates.trial(candidate)
-
-    @property
-    def left(self) -> int:
-        """How many may still be traced, as far as is known."""
-        bounds = self.candidates.seconds[self._rest] * self._slack
-        worth = 0 if self.best is None else int((bounds < self.best.seconds).sum())
-        return max(worth, min(self.keep - self.count, len(self._rest)), 0)
-
-    def add(self, trial: Trial, result: Ranked | _Refusal) -> None:
-        """Takes up what came of a trial; one cheaper than its bound widens the slack."""
-        self.count += 1
-        if isinstance(result, _Refusal):
-            self.refused.append(f"{trial.mesh} under {trial.layout}: {result.reason}")
-            return
-        self._slack = min(self._slack, result.seconds / self.candidates.seconds[trial.number])
-        self.ranked[trial.number] = result
-        if result.fits and (self.best is None or result.seconds < self.best.seconds):
-            self.best = result

@@ -20,13 +20,14 @@ The rules of fusion, which are XLA's in broad strokes:
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
+from ..program.transfers import transfers_of
 from ..program.update import implied
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
@@ -34,7 +35,7 @@ from .values import Array, Node, Routine, routines_of
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
-    Role.COLLECTIVE,
+    Role.COLLECTIVE, Role.TRANSFER,
 }  # fmt: skip
 _MOVED = frozenset(
     {
@@ -164,6 +165,8 @@ class _Fusion:
                 continue
             if node.kind is Role.COLLECTIVE:
                 yield from self._collectives(node, carried, only_carried)
+            elif node.kind is Role.TRANSFER:
+                yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node, has_ragged=self.kind == "tpu")
             elif node.kind is Role.ATTENTION:
@@ -197,6 +200,14 @@ class _Fusion:
             yield Kernel(
                 "sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside, is_ahead=is_ahead
             )
+
+    def _transfers(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+        """What is fetched from the host for something, or stored there."""
+        is_late = all(_is_late(value, carried) for value in node.outs)
+        for row in transfers_of(self.reading, node.step):
+            one = replace(row, count=1)
+            is_beside = node.stage == 0 or is_late
+            yield Kernel("sent", node.step.op, row.phase, bytes=row.bytes, row=one, is_beside=is_beside)
 
     def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
@@ -245,14 +256,14 @@ class _Fusion:
     def _copies(self, body: Routine) -> Iterator[Kernel]:
         """What a loop's turn copies out of stacks and into them."""
         for value in body.sliced:
-            if any(self._is_in_one_kernel(node) for node in value.uses):
+            if not value.bytes or any(self._is_in_one_kernel(node) for node in value.uses):
                 continue
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
         for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
-            if maker is None or self._is_score(value) or self._is_in_one_kernel(maker):
+            if maker is None or not value.bytes or self._is_score(value) or self._is_in_one_kernel(maker):
                 continue
             if not maker.is_joined or any(not node.is_joined for node in value.uses):
                 yield Kernel("moved", maker.step.op, maker.step.phase, bytes=2 * value.bytes)

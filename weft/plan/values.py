@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
 from ..primitives import VIEWS, Role
 from ..program.reading import Reading
@@ -31,6 +32,9 @@ class Array:
 
 
 def _itemsize(aval: Any) -> int:
+    """Bytes of one number; of what lies on the host none is in this memory."""
+    if is_on_host(aval):
+        return 0
     dtype = getattr(aval, "dtype", None)
     return int(getattr(dtype, "itemsize", 0) or 0)
 
