@@ -30,9 +30,14 @@ FAULTS: list[Fault] = []
 def fault(name: str, file: str, old: str, new: str, *near: str) -> None:
     """Adds a fault to the table, under the room of its file."""
     room = file.split("/")[0]
-    room = {"lower": "ops", "graph.py": "program", "primitives.py": "program", "nn": "train", "optim.py": "train"}.get(
-        room, room
-    )
+    room = {
+        "lower": "ops",
+        "graph.py": "program",
+        "primitives.py": "program",
+        "schedule.py": "plan",
+        "nn": "train",
+        "optim.py": "train",
+    }.get(room, room)
     FAULTS.append(Fault(room, name, f"weft/{file}", old, new, tuple(f"tests/{path}" for path in near)))
 
 
@@ -508,6 +513,18 @@ fault("few-rows-fill-a-whole-tile-of-a-tpu", "program/liveness.py",
 
 # ---- plans
 
+fault("a-loop-of-a-tpu-counts-one-turn", "plan/sent.py",
+      "return max(last - ((_number(first) if first is not None else None) or 0), 0)", "return 1",
+      "plan/test_compile.py -k counted_by_its_test")
+fault("a-recomputed-gather-is-merged", "plan/merged.py",
+      "str(step.eqn.params), id(step.remat), tuple", "str(step.eqn.params), tuple",
+      "plan/test_compile.py -k recomputation")
+fault("a-compilers-message-is-cut", "plan/compile.py",
+      "failed: {_whole(said, machine)}", "failed: {said.splitlines()[-1]}",
+      "plan/test_compile.py -k comes_through_whole")
+fault("a-drawn-ring-turns-the-other-way", "schedule.py",
+      "return (place - turn) % self.ways", "return (place + turn) % self.ways",
+      "plan/test_page.py -k turn_by_turn", "test_schedule.py")
 fault("latency-is-dropped", "plan/links.py",
       "return calls + sum(link.latency * steps for link, steps, _ in parts), a_byte", "return calls, a_byte",
       "plan/test_links.py -k 'ring or collectives'")

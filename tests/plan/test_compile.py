@@ -169,8 +169,9 @@ def test_a_program_that_calls_back_to_python_is_refused(monkeypatch):
         wf.print("x {}", x)
         return x
 
-    with pytest.raises(wf.WeftError, match="cannot be compiled in a process of its own"):
+    with pytest.raises(wf.WeftError, match="cannot be compiled in a process of its own") as error:
         compiled_for(checked, (shape(B, D),), MESH, "batch:rows", "h100:1x1x8")
+    assert error.value.fix.startswith("leave out what calls back to Python")
 
 
 # ---- what is read off the compiled code

@@ -145,9 +145,12 @@ def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> 
         allowed = [jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
         exported = jax.export.export(jax.jit(run), platforms=[machine.platform], disabled_checks=allowed)(*arrays)
     except (NotImplementedError, ValueError) as error:
+        calls_back = any(
+            word in str(error) for word in ("callback", "effect", "the platform for the specified backend")
+        )
         raise WeftError(
-            f"the program cannot be compiled in a process of its own: {str(error).splitlines()[0]}",
-            fix="leave out what calls back to Python while it runs (`wf.check`, `wf.print`, callbacks)",
+            f"the program cannot be compiled in a process of its own: {_whole(str(error), machine)}",
+            fix=_CALLS_BACK if calls_back else _NOT_KNOWN,
         ) from error
     functions: dict[str, Any] = {
         field.name: None for field in dataclasses.fields(exported) if callable(getattr(exported, field.name, None))
@@ -186,6 +189,7 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
     )
 
 
+_CALLS_BACK = "leave out what calls back to Python while it runs (`wf.check`, `wf.print`, callbacks)"
 _DOES_NOT_FIT = "split what is largest (`program.memory`), or use fewer examples at once"
 _NO_SUCH_SHAPE = "compile for another shape of the machine; not every shape exists"
 _NOT_KNOWN = "none is known to Weft; what the compiler says stands above, whole or with the file that has all of it"

@@ -2,7 +2,8 @@
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
-for nothing there (the gather of a stored weight), hides under a stated share of the body's compute.
+for nothing there (the gather of a stored weight), hides under a stated share of the body's compute; one that only the
+next turn of a loop needs (a gather ahead, a ring's permute) under nearly all of it.
 """
 
 import functools
