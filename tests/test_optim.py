@@ -125,10 +125,16 @@ def trained(layout, rule, count):
     return state, float(wf.get(metrics["loss"]))
 
 
-def test_a_layout_does_not_change_the_moments_nor_the_parameters():
+ON_HOST = {"on the host": "batch:rows+cols,params.d_model:rows,optimizer.*:host"}
+
+
+@pytest.mark.parametrize(
+    "layouts", [LAYOUTS, pytest.param(ON_HOST, marks=pytest.mark.slow)], ids=["here", "on the host"]
+)
+def test_a_layout_does_not_change_the_moments_nor_the_parameters(layouts):
     rule = wf.optim.adamw8bit(1e-2)
     wanted, reached = trained(None, rule, 3)
-    for name, layout in LAYOUTS.items():
+    for name, layout in layouts.items():
         found, own = trained(layout, rule, 3)
         assert own == pytest.approx(reached, rel=1e-5), name
         for mine, other in zip(*(jax.tree.leaves(wf.get(s.optimizer)) for s in (found, wanted)), strict=True):

@@ -118,7 +118,7 @@ def _beside_one(chosen: Model, planned: Plan, context: int) -> DecodePlan:
 
 
 def _remedies(chosen: Model, planned: Plan) -> Remedies:
-    """The cheapest changes with which it would fit: of the layout, and of a model its options."""
+    """The cheapest changes of the layout and of a model's options that make it fit."""
 
     def retrace(layout: str, options: Mapping[str, Any]) -> Program:
         changed = chosen.change(**options) if options and chosen.change is not None else chosen

@@ -160,7 +160,8 @@ class TransformerConfig(ModelConfig):
     prefetch: bool = False
     """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept, with
+    `@host` in the memory of the host: `attention`, `feed_forward`, and `stream`, what goes into a layer. A stage
     of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
@@ -325,7 +326,7 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
 
 
 def check_kept(remat: bool | str, names: Sequence[str]) -> None:
-    """Raises where remat is to keep what has another name than these, here or on the host."""
+    """Raises where remat is to keep, here or on the host, what is none of these."""
     kept = [word.removesuffix("@host") for word in remat.split()] if isinstance(remat, str) else []
     if unknown := next((name for name in kept if name not in names), None):
         named = " or ".join(f"`{name}`" for name in names)

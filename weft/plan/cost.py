@@ -2,7 +2,8 @@
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
-for nothing there (the gather of a stored weight), hides under a stated share of the body's compute.
+for nothing there (the gather of a stored weight), hides under a stated share of the body's compute; one that only the
+next turn of a loop needs (a gather ahead, a ring's permute) under nearly all of it.
 """
 
 import functools
@@ -365,7 +366,7 @@ class Plan:
 def _shares_left(
     computing: Mapping[int, float], beside: Mapping[int, float], ahead: Mapping[int, float], kind: str
 ) -> dict[tuple[int, bool], float]:
-    """By body, and whether they run ahead: the share of its collectives that its work does not hide."""
+    """Of each body's collectives the share its work does not hide; True: those ahead."""
     left: dict[tuple[int, bool], float] = {}
     for body in {*beside, *ahead}:
         room = roofline.BESIDE[kind] * computing.get(body, 0.0)

@@ -1,4 +1,4 @@
-"""The cheapest change with which a program that does not fit would, and its price.
+"""The cheapest change with which a program would fit, and its price.
 
 Tried are rules that store parameters or the optimizer's state in slices, or on the host, and of a model its options:
 recomputation, the loss in pieces, microbatches. First each alone; where none is enough, those that save most together.
@@ -17,6 +17,7 @@ from .cost import Plan
 
 Retrace = Callable[[str, Mapping[str, Any]], Program]
 """The program under another layout, its model with other options."""
+_PARAMS, _OPTIMIZER = "params", "optimizer"
 _MOST_DIMS = 2
 _MOST_TOGETHER = 4
 _SHOWN = 3
@@ -31,7 +32,7 @@ OPTIONS: tuple[Mapping[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Change:
+class Remedy:
     """What to say otherwise, and the plan with it."""
 
     rules: tuple[str, ...]
@@ -73,10 +74,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Remedies:
-    """The changes with which a program fits, the cheapest first, or the one that comes nearest."""
+    """The changes with which a program fits, the fastest first; or the nearest."""
 
-    changes: list[Change]
-    nearest: Change | None = None
+    changes: list[Remedy]
+    nearest: Remedy | None = None
 
     def __str__(self) -> str:
         if self.changes:
@@ -123,28 +124,20 @@ def find_remedies(plan: Plan, retrace: Retrace, options: Sequence[Mapping[str, A
 
 def rules_to_try(program: Program) -> list[str]:
     """Rules that store what the program is given in slices, or on the host."""
-    by_dim: dict[tuple[str, str], int] = {}
+    bytes_of: dict[str, int] = {}
     for given, held in zip(program.inputs, program.memory.given, strict=False):
-        if given.store is not None and given.dims is not None:
-            for dim in given.dims:
-                by_dim[given.store, dim.name] = by_dim.get((given.store, dim.name), 0) + held.bytes
-    layout = str(program.layout)
-    said = {rule.split(":")[0] for rule in layout.split(",")}
-    axes = "+".join(axis for axis, size in program.mesh.axes.items() if size > 1)
+        for dim in given.dims if given.store is not None and given.dims is not None else ():
+            bytes_of[dim.name] = bytes_of.get(dim.name, 0) + held.bytes
+    has_optimizer = any(given.name.startswith(_OPTIMIZER) for given in program.inputs)
+    layout, sizes = program.layout, program.mesh.axes
+    axes = "+".join(layout.rules.get("batch") or [axis for axis, size in sizes.items() if size > 1])
     rules = []
-    for store in dict.fromkeys(store for store, _ in by_dim):
-        dims = sorted((dim for where, dim in by_dim if where == store), key=lambda dim: -by_dim[store, dim])
-        free = [dim for dim in dims if f"{store}.{dim}" not in said][:_MOST_DIMS]
-        rules += [f"{store}.{dim}:{axis}" for dim in free for axis in _axes_for(program, axes)]
+    stores = [(_PARAMS, layout.params), *[(_OPTIMIZER, layout.optimizer)] * has_optimizer] if bytes_of else []
+    for store, said in stores:
+        dims = sorted((dim for dim in bytes_of if dim not in said), key=lambda dim: -bytes_of[dim])
+        rules += [f"{store}.{dim}:{axes}" for dim in dims[:_MOST_DIMS] if axes]
         rules.append(f"{store}.*:host")
     return rules
-
-
-def _axes_for(program: Program, axes: str) -> list[str]:
-    """The axes to store over: those the batch is split on, or else all."""
-    rules = dict(rule.split(":", 1) for rule in str(program.layout).split(",") if ":" in rule)
-    chosen = rules.get("batch", axes)
-    return [chosen] if chosen else []
 
 
 class _Trials:
@@ -153,7 +146,7 @@ class _Trials:
     def __init__(self, plan: Plan, retrace: Retrace):
         self.plan, self.retrace = plan, retrace
 
-    def of(self, rules: tuple[str, ...], options: Mapping[str, Any]) -> Change | None:
+    def of(self, rules: tuple[str, ...], options: Mapping[str, Any]) -> Remedy | None:
         layout = ",".join([*filter(None, [str(self.plan.layout)]), *rules])
         try:
             as_layout(layout)
@@ -161,7 +154,7 @@ class _Trials:
         except WeftError:
             return None
         again = Plan(program, self.plan.hardware, memory=self.plan.capacity, fused=self.plan.fused)
-        return Change(rules, options, again, self.plan) if math.isfinite(again.seconds) else None
+        return Remedy(rules, options, again, self.plan) if math.isfinite(again.seconds) else None
 
 
 def _high(plan: Plan) -> int:

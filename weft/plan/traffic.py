@@ -70,8 +70,8 @@ class Kernel:
     """Elementwise operations."""
     is_looped: bool = False
     """Whether a loop runs it, and not the host."""
-    is_part: bool = False
-    """Whether it is a part of a kernel that goes on, and is not started by itself."""
+    calls: int = 1
+    """How often it is started; 0 for a part of a kernel that goes on."""
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
@@ -120,6 +120,7 @@ class _Fusion:
         in_place: set[Array] = set()
         for node in body.nodes:
             node.is_joined = node.step.op not in self.groups and node.kind not in _ALONE
+            node.is_early = node.is_joined and all(map(_is_at_start, node.ins))
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
@@ -131,6 +132,7 @@ class _Fusion:
                 in_place |= {*node.outs, *_zeros_below(node)}
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
+            node.is_early &= not node.is_hard
             if node.is_hard:
                 stored.update(node.outs)
         stored.update(body.kept)
@@ -155,13 +157,14 @@ class _Fusion:
 
     def _lone_kernels(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
+        only_carried = _only_carried(body, carried)
         for node in body.nodes:
             if node.step.is_global and node.kind not in LOOPS:
                 yield from self._implied_collectives(node)
             if node.step.op in self.groups and node.kind is not Role.COLLECTIVE:
                 continue
             if node.kind is Role.COLLECTIVE:
-                yield from self._collectives(node, carried)
+                yield from self._collectives(node, carried, only_carried)
             elif node.kind is Role.TRANSFER:
                 yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
@@ -179,7 +182,7 @@ class _Fusion:
             row = _row(sent.collective, sent.axes, sent.dtype, sent.bytes, ways, "update")
             yield Kernel("sent", None, "update", bytes=sent.bytes, row=row)
 
-    def _collectives(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+    def _collectives(self, node: Node, carried: set[Array], only_carried: set[Array]) -> Iterator[Kernel]:
         collective = node.step.collective
         if collective is None:
             return
@@ -188,7 +191,7 @@ class _Fusion:
         if ways == 1:
             return
         is_gradient = node.step.phase == "backward"  # what leaves a forward pass is waited for
-        is_ahead = all(map(_is_at_start, node.ins)) and all(_is_only_carried(value, carried) for value in node.outs)
+        is_ahead = all(map(_is_at_start, node.ins)) and only_carried.issuperset(node.outs)
         is_late = is_gradient and all(_is_late(value, carried) for value in node.outs)
         is_beside = node.stage == 0 or is_ahead or is_late
         for aval in avals:
@@ -225,7 +228,7 @@ class _Fusion:
                 nodes[0].step.op,
                 phase,
                 bytes=0 if group.is_one_kernel else ends_bytes,  # a long one computes all the time
-                is_part=group.is_one_kernel,
+                calls=0 if group.is_one_kernel else 1,
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
@@ -300,14 +303,18 @@ def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
 
 def _is_at_start(value: Array) -> bool:
     """Whether a value is there when a turn begins, but for elementwise work."""
-    maker = value.maker
-    return maker is None or (maker.is_joined and not maker.is_hard and all(map(_is_at_start, maker.ins)))
+    return value.maker is None or value.maker.is_early
 
 
-def _is_only_carried(value: Array, carried: set[Array]) -> bool:
-    """Whether nothing but the next turn of the loop needs a value."""
-    joined = all(n.is_joined and all(_is_only_carried(out, carried) for out in n.outs) for n in value.uses)
-    return joined and bool(value in carried or value.uses)
+def _only_carried(body: Routine, carried: set[Array]) -> set[Array]:
+    """The values that nothing but the next turn of the loop needs."""
+    found: set[Array] = set()
+    for node in reversed(body.nodes) if carried else ():
+        for value in node.outs:
+            is_needed = value in carried or value.uses
+            if is_needed and all(use.is_joined and found.issuperset(use.outs) for use in value.uses):
+                found.add(value)
+    return found
 
 
 def _is_late(value: Array, carried: set[Array]) -> bool:

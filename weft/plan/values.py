@@ -42,14 +42,14 @@ def _itemsize(aval: Any) -> int:
 class Node:
     """One step: the arrays it reads and those it makes."""
 
-    __slots__ = ("ins", "is_hard", "is_joined", "leaves", "outs", "stage", "step")
+    __slots__ = ("ins", "is_early", "is_hard", "is_joined", "leaves", "outs", "stage", "step")
 
     def __init__(self, step: Step, ins: list[Array]):
         self.step, self.ins = step, ins
         self.outs: list[Array] = []
         self.stage = 0
         self.leaves: frozenset[Array] = frozenset()
-        self.is_joined = self.is_hard = False
+        self.is_joined = self.is_hard = self.is_early = False
 
     @property
     def kind(self) -> Role:

@@ -213,3 +213,22 @@ def cast_before_remats(schedule: TaskOrder) -> None:
             remat.operands[i] = uses[0].results[0]
             schedule.tasks.remove(uses[0])
             schedule.tasks.insert(schedule.tasks.index(remat), uses[0])
+
+
+def recompute_first(schedule: TaskOrder) -> None:
+    """Computes again all at once, before the first gradient: the latest a compiler lets go of it.
+
+    Outside of loops nothing bounds how early it begins with what is to be computed again.
+    """
+    tasks = schedule.tasks
+    first = next((at for at, task in enumerate(tasks) if task.step.phase == "backward"), len(tasks))
+    early, late = tasks[:first], list[Task]()
+    made = {id(task) for task in early}
+    for task in tasks[first:]:
+        is_ready = all(value.maker is None or id(value.maker) in made for value in task.operands)
+        if is_ready and task.step.phase == "recompute":
+            early.append(task)
+            made.add(id(task))
+        else:
+            late.append(task)
+    schedule.tasks = early + late

@@ -5,7 +5,7 @@ over what is alive around it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..graph import Loop
@@ -33,6 +33,8 @@ class Rules:
     """Whether arrays are stored in tiles: a TPU."""
     scatters_last: bool = False
     """Whether products whose results are scattered wait for the last loop."""
+    stores_in_turns: bool = False
+    """Whether a loop's turn may store what could be folded: long rows that are summed and then used again."""
     turns_stacks: bool = False
     """Whether what one loop saves for another is transposed as a whole between them, where products want it so."""
 
@@ -101,6 +103,11 @@ class Point:
     base: int = 0
     """Of these, the bytes alive around its bodies."""
     inner: "list[Point]" = field(default_factory=list)
+
+
+def at_most(rules: Rules) -> Rules:
+    """The rules of a compiler that folds as little as it may."""
+    return replace(rules, stores_in_turns=rules.turns_stacks)
 
 
 class Course:
@@ -348,11 +355,12 @@ class Course:
                 yield value
 
     def _course(self, task: Task, body: TaskOrder) -> "Course":
+        rules = replace(self.rules, fuses=False) if self.rules.stores_in_turns else self.rules
         if isinstance(task.step, Loop) and task.step.is_scan:
             fixed, carried = task.step.parts
             streamed = [*body.inputs[fixed + carried :], *body.results[carried:]]
-            return Course(body, self.rules, (), streamed, around=(self, task))
-        return Course(body, self.rules, (), around=(self, task))
+            return Course(body, rules, (), streamed, around=(self, task))
+        return Course(body, rules, (), around=(self, task))
 
     def inner(self, task: Task) -> "Course":
         """The course of a body that gives the results of a task."""
@@ -372,9 +380,15 @@ class Course:
         return len(self._loops)
 
     @property
-    def has_turned_stacks(self) -> bool:
-        """Whether what one loop saves is transposed as a whole before another reads it."""
-        return any(True for task in self.body.tasks for _ in self._turned_stacks(task))
+    def turned_stacks(self) -> list[Buffer]:
+        """What one loop saves that is transposed as a whole before another reads it."""
+        return [value for task in self.body.tasks for value in self._turned_stacks(task)]
+
+    @property
+    def writes_after_loops(self) -> bool:
+        """Whether a slice is written into what a loop has carried: of a turn outside it."""
+        written = (task.operands[0].maker for task in self.body.tasks if task.kind is Role.WRITE)
+        return any(maker is not None and maker.kind is Role.SCAN for maker in written)
 
     @property
     def recomputes_outside_loops(self) -> bool:
