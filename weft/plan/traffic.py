@@ -37,16 +37,7 @@ _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
     Role.COLLECTIVE, Role.TRANSFER,
 }  # fmt: skip
-_MOVED = frozenset(
-    {
-        Role.GATHER,
-        Role.SCATTER,
-        Role.WRITE,
-        Role.RANDOM,
-        Role.KERNEL,
-        Role.CALLBACK,
-    }
-)
+_MOVED = frozenset({Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK})
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
 _HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
