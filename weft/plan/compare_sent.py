@@ -31,7 +31,7 @@ class _Total:
 
 
 def compare_sent(program: Program, compiled: Iterable[Sent], kind: str) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """A row for each group of axes, and notes on why they differ; `kind` is `gpu` or `tpu`."""
+    """A row for each group of axes, and why they differ on a `gpu` or a `tpu`."""
     compiled = list(compiled)
     ours, xlas, merged = (_by_axes(program, rows) for rows in (program.ledger, compiled, merged_rows(program)))
     rows, notes = [], []
