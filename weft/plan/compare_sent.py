@@ -87,7 +87,7 @@ def _not_known(axes: str, more: int) -> str:
 
 
 def _as_all_reduce(axes: str, own: _Total, other: _Total) -> Iterator[str]:
-    """What XLA sums whole and then slices, though the program scatters it: twice on the wire."""
+    """What XLA sums whole and slices, where the program scatters: twice on the wire."""
     added = other.by_kind["all_reduce"] - own.by_kind["all_reduce"]
     gone = own.by_kind["reduce_scatter"] - other.by_kind["reduce_scatter"]
     if (moved := min(added, gone)) > 0:
