@@ -18,9 +18,9 @@ from .memory_course import RULES, Course, Point, Rules, at_most
 from .memory_names import Names
 
 _SHOWN = 8
-_OTHER = 0.5
-_AGAIN = 0.5
-_MORE = 1.1
+_OTHER = 0.7
+_AGAIN = 0.9
+_MORE = 1.25
 _SMALL = 2**20  # what alignment and many small buffers may add
 
 
@@ -106,15 +106,17 @@ class Memory:
     def range(self) -> tuple[int, int]:
         """The least and most the compiler's own peak may be; only arguments are exact."""
         low, high = RULES[self.target].margins
-        if self._course.loops not in (1, 2):
-            low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
+        if not self._course.is_usual:
+            low, high = low - _OTHER, high + _OTHER
         if self._course.writes_after_loops:
             high += _AGAIN  # what a loop carried may be copied before it is written to
         # A second copy of a stack may be there, and a turn may store what it could fold. What is computed again may
         # all be there at a time outside of loops: no loop's end bounds how early the compiler begins with it.
         most = self._most - self.arguments + max((value.bytes for value in self._course.turned_stacks), default=0)
         rest = self.peak - self.arguments
-        return self.arguments + int(rest * low), self.arguments + max(int(rest * high), int(most * _MORE)) + _SMALL
+        return self.arguments + int(rest * max(low, 0)), self.arguments + max(
+            int(rest * high), int(most * _MORE)
+        ) + _SMALL
 
     def fits(self, capacity: int) -> bool:
         """Whether the program surely fits into so many bytes."""

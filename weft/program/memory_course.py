@@ -43,13 +43,13 @@ RULES = {
     "gpu": Rules(
         fuses=True,
         sums_in_place=False,
-        margins=(0.75, 1.2),
+        margins=(0.65, 1.25),
         fills_early=True,
         keeps_masks=True,
         scatters_last=True,
         turns_stacks=True,
     ),
-    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.35), into_products=2, is_tiled=True),
+    "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.45), into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
 }
 
@@ -375,9 +375,13 @@ class Course:
         return (task.operands[at], outer) if 0 <= at < len(task.operands) else None
 
     @property
-    def loops(self) -> int:
-        """How many loops stand in the body itself."""
-        return len(self._loops)
+    def is_usual(self) -> bool:
+        """Whether it is one loop over layers, and one for their gradients.
+
+        With no loops inside (microbatches, a pipeline, a ring), nor what runs by itself there (experts' dispatch).
+        """
+        inside = [task for at in self._loops for body in self.body.tasks[at].bodies for task in body.tasks]
+        return len(self._loops) in (1, 2) and not any(task.bodies or task.kind is Role.KERNEL for task in inside)
 
     @property
     def turned_stacks(self) -> list[Buffer]:
