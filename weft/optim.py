@@ -179,6 +179,11 @@ def _decode(codes: Any, scale: Any, *, signed: bool) -> Any:
     return jnp.square(jnp.square(blocks) * scale[..., None]).reshape(codes.shape)
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    """A tree's leaves, and its structure, which JAX's types say little of."""
+    return jax.tree.flatten(tree)
+
+
 def _check_whole_blocks(path: str, leaf: Any, block: int) -> None:
     """Raises where a slice of the array, by the type JAX gives it, would cut blocks."""
     sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
@@ -197,10 +202,6 @@ def _check_whole_blocks(path: str, leaf: Any, block: int) -> None:
             fix=f"{smaller}store this parameter split along another dim, or keep its moments in float32 "
             "(`keep_float32`)",
         )
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    return jax.tree.flatten(tree)
 
 
 def _paths(tree: Any) -> list[str]:

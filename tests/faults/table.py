@@ -308,7 +308,7 @@ fault("remat-recomputes-nothing", "ops/remat.py",
       "return jax.checkpoint(run, policy=policy)(values)", "return run(values)",
       "program/test_work.py -k recomputation", "program/test_memory.py -k recomputing")
 fault("remat-keeps-nothing-by-name", "ops/remat.py",
-      "policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None", "policy = None",
+      "policy = _policy(kept, on_host) if save else None", "policy = None",
       "program/test_work.py -k by_name")
 fault("accumulate-loses-the-slope-of-its-weight", "ops/accumulate.py",
       "return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)", "return (of_sum,)",

@@ -326,7 +326,7 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
 
 
 def check_kept(remat: bool | str, names: Sequence[str]) -> None:
-    """Raises where remat is to keep what has another name than these, here or on the host."""
+    """Raises where remat is to keep, here or on the host, what is none of these."""
     kept = [word.removesuffix("@host") for word in remat.split()] if isinstance(remat, str) else []
     if unknown := next((name for name in kept if name not in names), None):
         named = " or ".join(f"`{name}`" for name in names)

@@ -2,7 +2,7 @@
 
 The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps and to steps
 of decoding measured on one H200, those of virtual processors to steps on one machine of two cores
-(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates, held against published runs.
+(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
 """
 
 import math

@@ -31,7 +31,7 @@ from ..program.transfers import transfers_of
 from ..program.update import implied
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
-from .values import Array, Node, Routine, routines_of
+from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
@@ -128,8 +128,8 @@ class _Fusion:
                 if self._is_in_place(node, body):
                     in_place.update(node.outs)
                 continue
-            if node.kind is Role.ADD_GRADIENTS and any(map(_is_among_zeros, node.ins)):
-                in_place |= {*node.outs, *_zeros_below(node)}
+            if node.kind is Role.ADD_GRADIENTS and any(map(is_among_zeros, node.ins)):
+                in_place |= {*node.outs, *zeros_below(node)}
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
             node.is_early &= not node.is_hard
@@ -339,21 +339,6 @@ def _beside_products(body: Routine, leaves: frozenset[Array], written: list[Arra
     made = {leaf for leaf in leaves - taken if leaf.maker is not None and leaf.maker.kind is Role.PRODUCT}
     taken |= made  # the first group that reads a product's result is part of the product
     return _bytes(leaves - made) + max(_bytes(stays) - _bytes(made), 0) if stays else 0
-
-
-def _is_among_zeros(value: Array) -> bool:
-    """Whether a value is a slice written into zeros."""
-    maker = value.maker
-    return maker is not None and maker.kind is Role.WRITE and _is_constant(maker.ins[0])
-
-
-def _is_constant(value: Array) -> bool:
-    return value.maker is not None and not value.maker.ins
-
-
-def _zeros_below(node: Node) -> Iterator[Array]:
-    """The zeros that a slice is written into before it is added."""
-    yield from (value.maker.ins[0] for value in node.ins if value.maker is not None and _is_among_zeros(value))
 
 
 def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
