@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..errors import LayoutError, WeftError, closest
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..models.running import without_rules
+from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, read
@@ -183,11 +184,22 @@ def load_run(name: str) -> Model:
 
 def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
     """The train step of a preset with an optimizer of Optax's, or its loss alone."""
-    config = find_preset(name, **sizes)
+    return load_config(name, find_preset(name, **sizes), optimizer)
+
+
+def load_config(name: str, config: models.ModelConfig, optimizer: str | None, microbatches: int = 1) -> Model:
+    """The train step of a configuration, or its loss alone; in so many microbatches."""
     batch, key = config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(model: Any, batch: Any, key: Any) -> Any:
-        return model.loss(batch, key)
+        if microbatches == 1:
+            return model.loss(batch, key)
+
+        def part(model: Any, rows: Any) -> Any:
+            value, metrics = model.loss_and_metrics(rows, key)
+            return value * metrics["tokens"], metrics["tokens"]
+
+        return accumulate(part, model, batch, count=microbatches)
 
     if optimizer is None:
         return Model(name, loss, (models.shapes(config), batch, key), sizes=_TRAINED)
@@ -227,6 +239,11 @@ def find_preset(name: str, **sizes: int) -> models.ModelConfig:
 
 def load_function(name: str) -> Model:
     """What `package.module:function` or `file.py:function` returns when called."""
+    return Model(name, *load_maker(name)())
+
+
+def load_maker(name: str, values: Sequence[str] = ()) -> Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The function that MODEL names, to be called with values of these names."""
     place, _, wanted = name.rpartition(":")
     if not place or not wanted:
         raise WeftError(
@@ -235,10 +252,13 @@ def load_function(name: str) -> Model:
         )
     is_file = place.endswith(".py") or os.sep in place
     module = _import_file(place, name) if is_file else _import_module(place, name)
-    make = _find_function(module, wanted, name)
-    with users_code(f"`{name}` failed while it was called"):
-        returned = make()
-    return Model(name, *_check_returned(returned, name))
+    make = _find_function(module, wanted, name, values)
+
+    def call(**values: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        with users_code(f"`{name}` failed while it was called"):
+            return _check_returned(make(**values), name)
+
+    return call
 
 
 def _import_module(place: str, name: str) -> ModuleType:
@@ -276,7 +296,7 @@ def _import_file(place: str, name: str) -> ModuleType:
     return module
 
 
-def _find_function(module: ModuleType, wanted: str, name: str) -> Callable[[], Any]:
+def _find_function(module: ModuleType, wanted: str, name: str, values: Sequence[str] = ()) -> Callable[..., Any]:
     functions = [
         key
         for key, value in vars(module).items()
@@ -287,7 +307,7 @@ def _find_function(module: ModuleType, wanted: str, name: str) -> Callable[[], A
         fact = f"`{wanted}` in `{module.__name__}` is no function" if function is not None else ""
         fact = fact or f"there is no function `{wanted}` in `{module.__name__}`"
         raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, functions))
-    if needed := _arguments_needed(function):
+    if needed := [each for each in _arguments_needed(function) if each not in values]:
         raise WeftError(
             f"`{wanted}` in `{module.__name__}` needs arguments ({', '.join(needed)}); it is called with none",
             state=f"model: {name}",
