@@ -172,7 +172,7 @@ def main() -> int:
     jax.config.update("jax_num_cpu_devices", 8)
     if args.fresh:
         this_machine.cache_file().unlink(missing_ok=True)
-    figures = this_machine.measured()
+    figures = this_machine.machine_figures()
     print(
         f"{figures['cpu']}, {figures['cores']} cores, JAX {jax.__version__}, mesh {MESH}, load {os.getloadavg()[0]:.1f}"
     )

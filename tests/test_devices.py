@@ -83,7 +83,7 @@ def test_groups_of_different_sizes_are_taken_as_they_come():
 
 def test_a_description_says_which_links_each_axis_goes_over():
     axes = {"hosts": 2, "cols": 8}
-    text = describe(axes, ("hosts",), "hosts=2|cols=8", arrange(gpus(2), axes, ("hosts",), "m"))
+    text = describe(axes, (("hosts",), ("cols",)), "hosts=2|cols=8", arrange(gpus(2), axes, ("hosts",), "m"))
     assert text.splitlines() == [
         "mesh hosts=2|cols=8: 16 processors",
         "  hosts     2  slower links, from group to group",
@@ -103,12 +103,38 @@ def test_a_bar_in_a_mesh():
     assert int(doubled) == 56
 
 
+def test_a_mesh_of_three_levels():
+    mesh = wf.Mesh("pods=2 | hosts=2,rows=1 | cols=2")
+    assert mesh.levels == (("pods",), ("hosts", "rows"), ("cols",)) and mesh.slow == ("pods", "hosts", "rows")
+    assert str(mesh) == "pods=2|hosts=2,rows=1|cols=2" and mesh == wf.Mesh(str(mesh))
+    assert mesh != wf.Mesh("pods=2,hosts=2,rows=1|cols=2") and hash(mesh) == hash(wf.Mesh(str(mesh)))
+    assert wf.Mesh("hosts=2 | cols=2", rows=2) == wf.Mesh("hosts=2 | cols=2,rows=2")
+    assert wf.Mesh("a=2,b=4").levels == wf.Mesh({"a": 2, "b": 4}).levels == (("a", "b"),)
+    assert mesh.jax_mesh().devices.shape == (2, 2, 1, 2)
+    assert mesh.describe().splitlines()[1:5] == [
+        "  pods      2  slower links, level 1 of 3",
+        "  hosts     2  slower links, level 2 of 3",
+        "  rows      1  slower links, level 2 of 3",
+        "  cols      2  fast links, level 3 of 3",
+    ]
+
+
+def test_pods_are_hosts_that_follow_each_other():
+    grid = hosts_of(arrange(gpus(4), {"pods": 2, "hosts": 2, "cols": 8}, ("pods", "hosts"), "m"))
+    assert [[{*hosts} for hosts in pod] for pod in grid.tolist()] == [[{0}, {1}], [{2}, {3}]]
+
+
 def test_a_mesh_without_enough_devices_can_still_be_described():
     text = wf.Mesh("hosts=64 | cols=8").describe()
     assert "mesh hosts=64|cols=8: 512 processors" in text and "slower links" in text and "wf.trace" in text
 
 
-@pytest.mark.parametrize("written", ["| cols=8", "hosts=4 |", "a=2 | b=2 | c=2"])
+@pytest.mark.parametrize("written", ["| cols=8", "hosts=4 |", "a=2 || c=2", "a=2 | b=2 |", "a=2 | , | b=2"])
 def test_a_bar_must_stand_between_axes(written):
     error = error_of(lambda: wf.Mesh(written), wf.MeshError)
     assert "bar" in error.fact and "`hosts=4 | cols=8`" in error.fix
+
+
+def test_an_axis_stands_on_one_level():
+    error = error_of(lambda: wf.Mesh("a=2 | b=2 | a=2"), wf.MeshError)
+    assert "names axis `a` twice" in error.fact and "`a_2`" in error.fix

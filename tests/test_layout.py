@@ -183,3 +183,49 @@ def test_stored_optimizer_state_lies_as_the_rules_say():
     state = step.init(params)
     assert tuple(state.params["w"].array.sharding.spec) == (None, "cols")
     assert tuple(state.optimizer[0].mu["w"].sharding.spec) == ("rows", "cols")
+
+
+def test_storage_rules_may_end_on_the_host():
+    layout = wf.Layout("batch:x, params.d_model:y+host, params.d_ff:x, optimizer.*:host")
+    assert layout.params == {"d_model": ("y",), "d_ff": ("x",)} and layout.optimizer == {}
+    assert layout.host == {"params": ("d_model",), "optimizer": ("*",)} and layout.axes == {"x", "y"}
+    assert str(layout) == "batch:x,params.d_model:y+host,params.d_ff:x,optimizer.*:host"
+    assert layout == wf.Layout(str(layout)) == wf.Layout({rule: list(axes) for rule, axes in layout.written.items()})
+    assert layout != wf.Layout("batch:x,params.d_model:y,params.d_ff:x,optimizer.*:host") and hash(layout)
+    assert layout.drop("optimizer.*").host["optimizer"] == ()
+
+
+def test_where_what_is_stored_lies_follows_from_its_dims():
+    d_model, d_ff = wf.Dim("d_model", 4), wf.Dim("d_ff", 8)
+    region = Region(wf.Mesh("x=2"), wf.Layout("params.d_ff:x+host"))
+    assert region.is_on_host([d_model, d_ff], "params") and region.is_on_host([d_ff], "optimizer")
+    assert not region.is_on_host([d_model], "params") and not region.is_on_host([d_ff], None)
+    for_all = Region(wf.Mesh("x=2"), wf.Layout("optimizer.*:host"))
+    assert for_all.is_on_host([d_model], "optimizer") and not for_all.is_on_host([d_model], "params")
+    assert not for_all.is_on_host([], "optimizer")  # a number
+
+
+@pytest.mark.parametrize(
+    "rule, said",
+    [
+        ("batch:host", r"`batch:host` puts `batch` on the host.*fix: store parameters there \(`params.batch:host`"),
+        ("params.*:x", r"`params.\*:x` splits `\*`.*fix: name the dim that is split \(`params.d_model:x`\)"),
+        ("*:x", r"`\*:x` splits `\*`, all dims"),
+        ("params.d:host+x", r"goes on after `host`.*fix: end on it: `params.d:x\+host`"),
+        ("params.d:x,params.d:host", r"two rules.*write one, e.g. `params.d:x\+host`"),
+    ],
+)
+def test_rules_that_cannot_end_on_the_host_say_what_can(rule, said):
+    with pytest.raises(wf.LayoutError, match=f"(?s){said}"):
+        wf.Layout(rule)
+
+
+def test_no_axis_is_named_host():
+    with pytest.raises(wf.MeshError, match=r"(?s)named `host`, which is the memory of the host.*fix:.*`hosts=2`"):
+        wf.Mesh("host=2,x=4")
+
+
+def test_a_rule_for_parameters_on_the_host_needs_parameters():
+    fn = wf.spmd(lambda x: x, mesh="x=2", layout="batch:x,params.*:host")
+    with pytest.raises(wf.LayoutError, match=r"rule `params.\*:host` matches nothing"):
+        fn(wf.tensor(np.ones(4), "batch"))

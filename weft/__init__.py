@@ -12,7 +12,7 @@ Tensor dims have names, mesh axes have names, and one line of layout says which 
 What `wf` has, by family; `help(wf.einsum)` says more of one.
 """
 
-from . import data, decode, interop, models, nn, ops, train
+from . import data, decode, interop, models, nn, ops, optim, train
 from .dims import Dim, dims
 from .elsewhere import FUNCTIONS as _FUNCTIONS
 from .errors import (
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckError", "Dim", "DimError", "Layout", "LayoutError", "Mesh", "MeshError", "Plan", "Program", "RegionError",
     "Tensor", "TensorError", "TrainState", "UnknownNameError", "WeftError", "WeftWarning", "data", "decode", "dims",
-    "get", "grad", "interop", "models", "nn", "parameter", "put", "search", "spmd", "tensor", "trace", "train",
+    "get", "grad", "interop", "models", "nn", "optim", "parameter", "put", "search", "spmd", "tensor", "trace", "train",
     "train_step", "value_and_grad", *ops.__all__,
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -40,6 +40,12 @@ def with_variation_of(aval: Any, like: Any, sharding: Any) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=like.manual_axis_type)
 
 
+def with_more_varying(aval: Any, axes: Iterable[str]) -> Any:
+    """An abstract value inside a region, varying over these axes too."""
+    varies = aval.manual_axis_type.update(varying=varying(aval) | frozenset(axes))  # as JAX's own cast does it
+    return aval.update(sharding=aval.sharding.update(mesh=jax.sharding.get_abstract_mesh()), manual_axis_type=varies)
+
+
 def trace_of(tracer: jax.core.Tracer) -> Any:
     """The trace that a value was made in, to work in it again."""
     return tracer._trace  # set_current_trace is public; what to give it is not
@@ -49,6 +55,39 @@ def is_differentiated(array: Any) -> bool:
     """Whether a gradient is being taken through this value."""
     # Only the first of the classes has a public name, and neither says what it is for.
     return type(array).__name__ in ("JVPTracer", "LinearizeTracer")
+
+
+# The memory of the host, beside that of the processors. JAX types a value with the memory it lies in.
+
+PINNED = "pinned_host"
+"""The kind of memory that stored values lie in on the host: a processor's link reads and writes it by itself."""
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether an array, or an abstract value, lies in the memory of the host."""
+    if not isinstance(value, jax.Array | jax.core.ShapedArray):
+        return False
+    aval = value if isinstance(value, jax.core.ShapedArray) else jax.typeof(value)
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # the field is in no documentation
+
+
+def to_host(array: Any) -> Any:
+    """The array in the memory of the host."""
+    return array if is_on_host(array) else jax.device_put(array, jax.memory.Space.Host)
+
+
+def to_device(array: Any) -> Any:
+    """The array in the memory of the processors."""
+    return jax.device_put(array, jax.memory.Space.Device) if is_on_host(array) else array
+
+
+def has_host_memory(mesh: Any) -> bool:
+    """Whether a mesh has pinned memory beside its own; one without devices has."""
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return True
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    return PINNED in kinds if kinds else device.platform != "cpu"  # one that is only compiled for says nothing
 
 
 # Who asks a tensor for `__jax_array__`. JAX does not say, and the answer differs.

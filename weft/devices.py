@@ -1,7 +1,8 @@
 """The physical order of devices: which of them stand where in a mesh.
 
 Imports errors. Devices that reach each other over fast links (one host, one TPU slice) form a group. Later axes of a
-mesh are inside groups and earlier ones go between them; inside a group JAX knows the wiring.
+mesh are inside groups and earlier ones go between them, the first of them the farthest: groups stand in the order of
+their numbers, so neighbouring hosts share a pod. Inside a group JAX knows the wiring.
 """
 
 import math
@@ -47,9 +48,9 @@ def arrange(devices: Sequence[Any], axes: Mapping[str, int], slow: Sequence[str]
     if slow and not _is_even(groups, math.prod(axes[name] for name in slow)):
         sizes = ", ".join(str(len(group)) for group in groups)
         raise MeshError(
-            f"mesh {mesh} cannot keep what is after the bar inside groups of fast links: {len(groups)} groups have "
-            f"{sizes} of its devices",
-            fix=f"give the axes before the bar a product of {len(groups)}, or leave the bar out",
+            f"mesh {mesh} cannot keep what is after the last bar inside groups of fast links: {len(groups)} groups "
+            f"have {sizes} of its devices",
+            fix=f"give the axes before it a product of {len(groups)}, or leave the bar out",
         )
     between = _crossings(axes, slow or tuple(axes), len(groups))
     if math.prod(between) != len(groups) or not _is_even(groups, len(groups)):
@@ -94,13 +95,13 @@ def in_given_order(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray
 _MOST_SHOWN = 64
 
 
-def describe(axes: Mapping[str, int], slow: Sequence[str], mesh: str, grid: np.ndarray | None) -> str:
+def describe(axes: Mapping[str, int], levels: Sequence[Sequence[str]], mesh: str, grid: np.ndarray | None) -> str:
     """A mesh as a text: its axes, their links, and where each device stands."""
     count = math.prod(axes.values())
     lines = [f"mesh {mesh}: {count} processor{'s' if count > 1 else ''}"]
     width = max(map(len, axes))
     for position, (name, size) in enumerate(axes.items()):
-        lines.append(f"  {name:<{width}}  {size:>4}  {_describe_links(name, position, slow, grid)}".rstrip())
+        lines.append(f"  {name:<{width}}  {size:>4}  {_describe_links(name, position, levels, grid)}".rstrip())
     if grid is None:
         return "\n".join([*lines, "not enough devices here to run on; `wf.trace` needs none"])
     devices = grid.reshape(-1).tolist()
@@ -115,14 +116,16 @@ def describe(axes: Mapping[str, int], slow: Sequence[str], mesh: str, grid: np.n
     return "\n".join(lines)
 
 
-def _describe_links(name: str, position: int, slow: Sequence[str], grid: np.ndarray | None) -> str:
+def _describe_links(name: str, position: int, levels: Sequence[Sequence[str]], grid: np.ndarray | None) -> str:
     """Over which links an axis goes: what the mesh says, or what the devices show."""
-    said = ("slower links" if name in slow else "fast links") if slow else ""
+    level = next(i for i, names in enumerate(levels) if name in names)
+    said = "slower links" if level < len(levels) - 1 else "fast links" if level else ""
+    which = f", level {level + 1} of {len(levels)}" if len(levels) > 2 else ""
     if grid is None:
-        return said
+        return said + which
     number = {id(device): i for i, group in enumerate(groups_of(grid.reshape(-1).tolist())) for device in group}
     if len(set(number.values())) == 1:
-        return said
+        return said + which
     places = np.array([number[id(device)] for device in grid.reshape(-1)]).reshape(grid.shape)
     crosses = bool((places != places.take([0], axis=position)).any())
-    return "slower links, from group to group" if crosses else "fast links, inside a group"
+    return ("slower links, from group to group" if crosses else "fast links, inside a group") + which

@@ -138,9 +138,10 @@ _TRIVIAL = VIEWS | {
     Role.CAST,
     Role.AXIS_INDEX,
     Role.ADD_GRADIENTS,
+    Role.TRANSFER,
 }
 # What leaves a value what it was: the name of the argument still fits.
-_SAME_VALUE = VIEWS | {Role.CAST, Role.TRANSPOSE, Role.SLICE}
+_SAME_VALUE = VIEWS | {Role.CAST, Role.TRANSPOSE, Role.SLICE, Role.TRANSFER}
 
 
 def graph(closed: Any, arguments: Sequence[ArgumentName] = ()) -> Body:
@@ -157,6 +158,8 @@ class _Around:
     count: int = 1
     is_each_turn: bool = False
     is_global: bool = True
+    is_update: bool = False
+    """In a region of the optimizer's update, which works on slices by itself."""
     remat: Step | None = None
 
 
@@ -200,10 +203,11 @@ class _Builder:
         self, scopes: str, around: _Around
     ) -> tuple[str, int | None, int | None, str, int, bool, bool, Step | None]:
         """What a step's scopes and surroundings say of it."""
-        known = self._known.get((scopes, around.is_global))
+        is_outside = around.is_global or around.is_update
+        known = self._known.get((scopes, is_outside))
         if known is None:
-            known = (*entry_and_operand(scopes), phase_of(scopes, around.is_global))
-            self._known[scopes, around.is_global] = known
+            known = (*entry_and_operand(scopes), phase_of(scopes, is_outside))
+            self._known[scopes, is_outside] = known
         return scopes, *known, around.count, around.is_each_turn, around.is_global, around.remat
 
     def _call(
@@ -220,8 +224,9 @@ class _Builder:
         if row.kind is Role.REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
             inside = replace(inside, remat=Step(eqn, row, *self._said(scopes, around), operands=operands))
         if row.kind is Role.REGION:
-            inside = replace(inside, is_global=False)
-            self._enter(eqn, jaxpr, operands)
+            is_update = phase_of(scopes, around.is_global) == "update"
+            inside = replace(inside, is_global=False, is_update=is_update)
+            self._enter(eqn, jaxpr, operands, [] if is_update else self.arguments)
         values = dict(zip(jaxpr.invars, operands, strict=True))
         values |= dict(zip(jaxpr.constvars, _constants(jaxpr, closed.consts), strict=True))
         results = self._inline(jaxpr, values, inside, steps)
@@ -230,12 +235,12 @@ class _Builder:
                 value.spec = spec
         return results
 
-    def _enter(self, eqn: Any, jaxpr: Any, operands: list[Value]) -> None:
+    def _enter(self, eqn: Any, jaxpr: Any, operands: list[Value], arguments: list[ArgumentName]) -> None:
         """Says of the values that go into a region what they are inside."""
         for value, var, spec in zip(operands, jaxpr.invars, eqn.params["in_specs"], strict=True):
             value.local, value.spec = var.aval, spec
         # What the region closes over comes before its arguments.
-        for value, argument in zip(operands[-len(self.arguments) :], self.arguments, strict=False):
+        for value, argument in zip(operands[-len(arguments) :], arguments, strict=False):
             value.origin = argument
 
     def _loop(

@@ -23,6 +23,10 @@ Rules = dict[str, Axes]
 
 _STORES = ("params", "optimizer")
 _STORED_BY: dict[str | None, tuple[str, ...]] = {None: (), "params": ("params",), "optimizer": _STORES}
+HOST = "host"
+"""Where a storage rule may end: in the pinned memory of the host, beside that of the processors."""
+ALL = "*"
+"""In a storage rule that ends there: all dims."""
 
 
 @public(form="wf.Layout('batch:rows, d_ff:cols')")
@@ -31,19 +35,29 @@ class Layout:
 
     >>> Layout("batch:rows, d_ff:cols").rules
     {'batch': ('rows',), 'd_ff': ('cols',)}
+
+    Rules of `params.` and `optimizer.` say how parameters and the optimizer's state are stored, and may end on `host`:
+    in the host's memory, whence each is fetched for its use. `optimizer.*:host` says it of all, `params.d_ff:cols+host`
+    of parameters that have a `d_ff`, split over `cols` too. Optimizer state lies on the host where its parameter does.
     """
 
     def __init__(self, rules: "str | Mapping[str, Any] | Layout" = "", *, dims: Dims | None = None):
         parsed = _parse(rules)
-        self.rules: Rules = {dim: axes for (store, dim), axes in parsed.items() if store is None}
-        self.params: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "params"}
-        self.optimizer: Rules = {dim: axes for (store, dim), axes in parsed.items() if store == "optimizer"}
+        self.rules: Rules = _split(parsed, None)
+        self.params: Rules = _split(parsed, "params")
+        self.optimizer: Rules = _split(parsed, "optimizer")
+        self.host = {s: tuple(dim for (of, dim), axes in parsed.items() if of == s and HOST in axes) for s in _STORES}
+        """For `params` and `optimizer` the dims (`*` for all) of what is stored in the memory of the host."""
         if dims is not None:
             self.check_dims(dims)
 
+    @property
+    def written(self) -> Rules:
+        """All rules as written: for `params.d_ff` its axes, and `host` at their end."""
+        return {_rule_text(key): axes for key, axes in _parse(self).items()}
+
     def __str__(self) -> str:
-        stores = (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer))
-        return ",".join(f"{store}{dim}:{'+'.join(axes)}" for store, rules in stores for dim, axes in rules.items())
+        return ",".join(f"{rule}:{'+'.join(axes)}" for rule, axes in self.written.items())
 
     def __repr__(self) -> str:
         return f"Layout({str(self)!r})"
@@ -55,8 +69,8 @@ class Layout:
         return hash(self._content)
 
     @property
-    def _content(self) -> tuple[frozenset[Any], ...]:
-        return tuple(frozenset(rules.items()) for rules in (self.rules, self.params, self.optimizer))
+    def _content(self) -> frozenset[Any]:
+        return frozenset(self.written.items())
 
     @property
     def axes(self) -> frozenset[str]:
@@ -82,11 +96,9 @@ class Layout:
     def check_dims(self, dims: Dims) -> None:
         """Raises if a rule names none of these dims."""
         names = [dim.name if isinstance(dim, Dim) else dim for dim in list_dims(dims, "dims")]
-        for store, rules in (("", self.rules), ("params.", self.params), ("optimizer.", self.optimizer)):
-            for dim in rules:
-                if dim not in names:
-                    why = "no dim of the model has that name"
-                    raise unmatched(store + dim, rules[dim], names, f"layout: {self}", why)
+        for rule, axes in self.written.items():
+            if rule.rpartition(".")[2] not in (*names, ALL):
+                raise unmatched(rule, axes, names, f"layout: {self}", "no dim of the model has that name")
 
 
 def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str) -> LayoutError:
@@ -147,9 +159,11 @@ def as_layout(layout: LayoutLike | None) -> Layout:
 
 def _parse(rules: Any) -> dict[tuple[str | None, str], Axes]:
     if isinstance(rules, Layout):
-        stores: tuple[tuple[str | None, Rules], ...]
-        stores = ((None, rules.rules), ("params", rules.params), ("optimizer", rules.optimizer))
-        return {(store, dim): axes for store, kept in stores for dim, axes in kept.items()}
+        by_key: dict[tuple[str | None, str], Axes] = {(None, dim): axes for dim, axes in rules.rules.items()}
+        for store in _STORES:
+            by_key |= {(store, dim): axes for dim, axes in getattr(rules, store).items()}
+            by_key |= {(store, dim): (*by_key.get((store, dim), ()), HOST) for dim in rules.host[store]}
+        return by_key
     if isinstance(rules, Mapping):
         pairs = [(name, list(axes) if isinstance(axes, list | tuple) else axes) for name, axes in rules.items()]
     elif isinstance(rules, str):
@@ -160,11 +174,11 @@ def _parse(rules: Any) -> dict[tuple[str | None, str], Axes]:
         pairs = [tuple(part.split(":", 1)) for part in re.split(r"[,;\s]+", text) if part]
     else:
         raise LayoutError(f"a layout cannot be made of {rules!r}", fix="write it like `Layout('batch:rows,d_ff:cols')`")
-    by_key: dict[tuple[str | None, str], Axes] = {}
+    by_key = {}
     for pair in pairs:
         key, axes = _parse_rule(pair, rules)
         if key in by_key:
-            both = f"{_rule_text(key)}:{'+'.join(dict.fromkeys(by_key[key] + axes))}"
+            both = f"{_rule_text(key)}:{'+'.join(sorted(dict.fromkeys(by_key[key] + axes), key=HOST.__eq__))}"
             raise LayoutError(
                 f"layout {rules!r} has two rules for `{_rule_text(key)}`", fix=f"write one, e.g. `{both}`"
             )
@@ -182,12 +196,42 @@ def _parse_rule(pair: Sequence[Any], rules: Any) -> tuple[tuple[str | None, str]
         )
     if len(set(axes)) < len(axes):
         raise LayoutError(f"rule `{written}` names an axis twice", fix="name each axis once")
-    return _parse_key(pair[0], rules), tuple(axes)
+    key = _parse_key(pair[0], rules)
+    _check_host(key, axes, written, rules)
+    return key, tuple(axes)
+
+
+def _check_host(key: tuple[str | None, str], axes: Sequence[str], written: str, rules: Any) -> None:
+    """Raises where a rule ends on the host, or begins with `*`, that may not."""
+    store, dim = key
+    if HOST in axes and store is None:
+        raise LayoutError(
+            f"rule `{written}` puts `{dim}` on the host, where only what is stored may lie",
+            state=f"layout: {rules}",
+            fix=f"store parameters there (`params.{dim}:host`, `params.*:host`) or the optimizer's state "
+            f"(`optimizer.*:host`); activations go there by `remat`, e.g. `remat='attention@host'`",
+        )
+    if HOST in axes[:-1]:
+        right = "+".join(sorted(axes, key=HOST.__eq__))
+        raise LayoutError(f"rule `{written}` goes on after `host`", fix=f"end on it: `{_rule_text(key)}:{right}`")
+    if dim == ALL and list(axes) != [HOST]:
+        raise LayoutError(
+            f"rule `{written}` splits `*`, all dims, over an axis",
+            state=f"layout: {rules}",
+            fix=f"name the dim that is split (`{store or 'params'}.d_model:{axes[0]}`); "
+            "`*` is for the host: `params.*:host`, `optimizer.*:host`",
+        )
+
+
+def _split(parsed: Mapping[tuple[str | None, str], Axes], store: str | None) -> Rules:
+    """The rules of a store that split dims over axes, and those axes."""
+    split = {dim: axes[:-1] if axes[-1] == HOST else axes for (of, dim), axes in parsed.items() if of == store}
+    return {dim: axes for dim, axes in split.items() if axes}
 
 
 def _parse_key(name: Any, rules: Any) -> tuple[str | None, str]:
     store, dot, dim = name.rpartition(".") if isinstance(name, str) else ("", "", "")
-    if not NAME.match(dim) or (dot and store not in _STORES):
+    if not (NAME.match(dim) or dim == ALL) or (dot and store not in _STORES):
         raise LayoutError(
             f"`{name}` in layout {str(rules)!r} is not the left side of a rule",
             fix="write `dim`, `params.dim` or `optimizer.dim`",
@@ -254,6 +298,11 @@ class Region:
         except LayoutError:
             return False
         return True
+
+    def is_on_host(self, dims: Sequence[Dim], store: str | None) -> bool:
+        """Whether what is stored of these dims lies on the host; a number does not."""
+        names = {ALL, *(dim.name for dim in dims)}
+        return bool(dims) and any(dim in names for level in _STORED_BY[store] for dim in self.layout.host[level])
 
     def local_sizes(self, dims: Sequence[Dim], placement: Placement) -> tuple[int, ...]:
         return tuple(dim.size // self.ways(axes) for dim, axes in zip(dims, placement, strict=True))
@@ -325,14 +374,13 @@ class Region:
                 (f"{s}.{dim.name}" for s in reversed(_STORED_BY[store]) if dim.name in getattr(self.layout, s)),
                 dim.name,
             )
-            rules = {_rule_text(key): rule for key, rule in _parse(self.layout).items()}
             raise LayoutError(
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
                 f"pad it before it comes here ({_how_to_pad(dim, ways)}), "
                 f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), "
-                f"or drop `{name}:{'+'.join(rules.get(name, axes))}`",
+                f"or drop `{name}:{'+'.join(self.layout.written.get(name, axes))}`",
             )
         return axes
 
@@ -345,14 +393,13 @@ class Region:
         for dim, axes in self.layout.rules.items():
             if dim not in self.seen:
                 raise unmatched(dim, axes, self.seen, self.state, "no tensor of this program has that dim")
-        for dim, axes in self.layout.params.items():
-            if dim not in self.seen_params:
+        for (store, dim), axes in _parse(self.layout).items():
+            if store == "params" and dim not in self.seen_params and not (dim == ALL and self.seen_params):
                 why = (
                     "no parameter among the arguments has that dim (`wf.parameter` makes one; closed over it is whole)"
                 )
                 raise unmatched(f"params.{dim}", axes, self.seen_params, self.state, why)
-        for dim, axes in self.layout.optimizer.items():
-            if dim not in self.seen:
+            if store == "optimizer" and dim not in self.seen and dim != ALL:
                 raise unmatched(
                     f"optimizer.{dim}", axes, self.seen, self.state, "no tensor of this program has that dim"
                 )

@@ -27,16 +27,18 @@ LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
 class Mesh:
     """A mesh of processors with named axes.
 
-    Axes before a bar go over slower links, from host to host.
+    Axes before a bar go over slower links, from host to host; more bars are more levels, the slowest first.
 
     >>> Mesh("rows=4, cols=2")
     Mesh('rows=4,cols=2')
-    >>> Mesh("hosts=4 | cols=8").slow
-    ('hosts',)
+    >>> Mesh("pods=2 | hosts=4 | cols=8").levels
+    (('pods',), ('hosts',), ('cols',))
+    >>> Mesh("pods=2 | hosts=4 | cols=8").slow
+    ('pods', 'hosts')
     """
 
     axes: dict[str, int]
-    slow: tuple[str, ...]
+    levels: tuple[tuple[str, ...], ...]
 
     def __init__(
         self,
@@ -46,10 +48,11 @@ class Mesh:
         devices: "str | Sequence[Any] | None" = None,
         **sizes: int,
     ):
-        parsed, self.slow = _parse(axes)
+        parsed, outer = _parse(axes)
         if twice := next((name for name in sizes if name in parsed), None):
             raise MeshError(f"axis `{twice}` is given twice", fix=f"give it once, e.g. `Mesh({twice}={sizes[twice]})`")
         self.axes = _check_axes({**parsed, **sizes})
+        self.levels = (*outer, tuple(self.axes)[sum(map(len, outer)) :])
         self.devices = devices if devices is None or isinstance(devices, str) else _check_devices(devices)
         self._jax_mesh: jax.sharding.Mesh | None = None
         if devices is None or devices == "cpu":
@@ -58,6 +61,11 @@ class Mesh:
     @property
     def size(self) -> int:
         return math.prod(self.axes.values())
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """The axes before the last bar, which go from host to host."""
+        return tuple(axis for level in self.levels[:-1] for axis in level)
 
     def abstract(self, kind: AxisType = AxisType.Auto) -> AbstractMesh:
         """This mesh without devices; with Explicit axes JAX types values with shardings."""
@@ -84,7 +92,7 @@ class Mesh:
 
     def describe(self) -> str:
         """The axes, the links they go over, and which device stands where, as a text."""
-        return describe(self.axes, self.slow, str(self), self._devices_or_none())
+        return describe(self.axes, self.levels, str(self), self._devices_or_none())
 
     def _devices_or_none(self) -> np.ndarray | None:
         try:
@@ -127,17 +135,15 @@ class Mesh:
         return (
             isinstance(other, Mesh)
             and list(self.axes.items()) == list(other.axes.items())
-            and self.slow == other.slow
+            and self.levels == other.levels
             and self.devices == other.devices
         )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.axes.items()), self.slow, self.devices))
+        return hash((tuple(self.axes.items()), self.levels, self.devices))
 
     def __str__(self) -> str:
-        written = [f"{name}={size}" for name, size in self.axes.items()]
-        parts = written[: len(self.slow)], written[len(self.slow) :]
-        return "|".join(",".join(part) for part in parts if part)
+        return "|".join(",".join(f"{name}={self.axes[name]}" for name in level) for level in self.levels)
 
     def __repr__(self) -> str:
         return f"Mesh({str(self)!r})"
@@ -154,8 +160,8 @@ def as_mesh(mesh: MeshLike | None) -> Mesh:
     return mesh if isinstance(mesh, Mesh) else Mesh(mesh)
 
 
-def _parse(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The axes, and the names of those before a bar."""
+def _parse(axes: Any) -> tuple[dict[str, Any], tuple[tuple[str, ...], ...]]:
+    """The axes, and the names of those before each bar."""
     if axes is None:
         return {}, ()
     if isinstance(axes, Mapping):
@@ -166,20 +172,26 @@ def _parse(axes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         )
     if len(axes) > LONGEST_TEXT:
         raise MeshError(f"a mesh of {len(axes):,} letters: {axes[:40]!r}...", fix="write it like `rows=4,cols=2`")
-    sides = axes.split("|")
-    if len(sides) > 2 or (len(sides) == 2 and not all(side.strip() for side in sides)):
-        raise MeshError(
-            f"mesh {axes!r} has a bar that does not stand between axes",
-            fix="put one bar after the axes that go from host to host: `hosts=4 | cols=8`",
-        )
-    sizes = _parse_side({}, sides[0], axes)
-    slow = tuple(sizes) if len(sides) == 2 else ()
-    return (_parse_side(sizes, sides[1], axes) if slow else sizes), slow
+    sizes: dict[str, Any] = {}
+    levels = []
+    for part in axes.split("|"):
+        found = _parse_level(part, axes)
+        if "|" in axes and not found:
+            raise MeshError(
+                f"mesh {axes!r} has a bar that does not stand between axes",
+                fix="put bars after the axes that go from host to host: `hosts=4 | cols=8`, `pods=2 | hosts=4 | x=8`",
+            )
+        if twice := next((name for name in found if name in sizes), None):
+            raise _named_twice(twice, axes)
+        sizes |= found
+        levels.append(tuple(found))
+    return sizes, tuple(levels[:-1])
 
 
-def _parse_side(sizes: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
-    """The axes read so far, and those on one side of the bar."""
-    for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", side.strip())):
+def _parse_level(level: str, axes: str) -> dict[str, Any]:
+    """The axes between two bars."""
+    sizes: dict[str, Any] = {}
+    for part in re.split(r"[,;\s]+", re.sub(r"\s*([=:])\s*", r"\1", level.strip())):
         name, sign, size = re.match(r"([^=:]*)([=:]?)(.*)", part).groups()  # type: ignore[union-attr]
         if not part:
             continue
@@ -188,9 +200,13 @@ def _parse_side(sizes: dict[str, Any], side: str, axes: str) -> dict[str, Any]:
                 f"`{part}` in mesh {axes!r} is not `axis=size`", fix="write it like `rows=4,cols=2` or `rows:4;cols:2`"
             )
         if name in sizes:
-            raise MeshError(f"mesh {axes!r} names axis `{name}` twice", fix=f"name each axis once, e.g. `{name}_2`")
+            raise _named_twice(name, axes)
         sizes[name] = int(size)
     return sizes
+
+
+def _named_twice(name: str, axes: str) -> MeshError:
+    return MeshError(f"mesh {axes!r} names axis `{name}` twice", fix=f"name each axis once, e.g. `{name}_2`")
 
 
 def _check_axes(axes: dict[str, Any]) -> dict[str, int]:
@@ -199,6 +215,12 @@ def _check_axes(axes: dict[str, Any]) -> dict[str, int]:
     for name, size in axes.items():
         if not isinstance(name, str) or not NAME.match(name):
             raise MeshError(f"an axis cannot be named {name!r}", fix="use letters, digits and `_`, e.g. `rows`")
+        if name == "host":
+            raise MeshError(
+                "an axis is named `host`, which is the memory of the host in a layout (`params.*:host`)",
+                state=f"mesh: {','.join(f'{name}={size}' for name, size in axes.items())}",
+                fix=f"name it otherwise: `hosts={axes[name]}`",
+            )
         if not is_whole(size, 1):
             raise MeshError(
                 f"axis `{name}` has size {size!r}", fix=f"give it a whole number of at least 1, e.g. `{name}=4`"

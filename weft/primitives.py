@@ -1,7 +1,7 @@
 """The table of JAX's primitives: the kind of each, its work and its FLOPs.
 
 The one file that knows primitives by name. Everyone else asks for the kind of an equation, so that a primitive JAX
-renames or adds is one row here. Imports nothing of weft.
+renames or adds is one row here. Imports compat.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 from typing import Any
+
+from .compat import is_on_host
 
 
 class Role(Enum):
@@ -32,6 +34,8 @@ class Role(Enum):
     """The same value, typed as different on each processor."""
     RESHARD = auto()
     """A global array split otherwise."""
+    TRANSFER = auto()
+    """From the memory of the host to that of the processors, or back."""
     TRANSPOSE = auto()
     BROADCAST = auto()
     SLICE = auto()
@@ -79,7 +83,7 @@ class Primitive:
     work: int = 1
     """Operations for each element."""
     does: str = ""
-    """Of a reduction: what it does, as a verb."""
+    """Of a reduction, or of a collective that sums nothing: what it does, as a verb."""
     collective: str | None = None
     """Of a collective: its name in a ledger."""
     products: int = 0
@@ -114,13 +118,13 @@ _TABLE = {
         _rows(Role.CAST, "convert_element_type", work=0),
         _rows(
             Role.VIEW,
-            """copy copy_p device_put expand_dims name optimization_barrier random_unwrap random_wrap squeeze
-            stop_gradient""",
+            """copy copy_p device_put expand_dims layout_constraint name optimization_barrier random_unwrap random_wrap
+            squeeze stop_gradient""",
             work=0,
         ),
         _rows(Role.RESHAPE, "reshape", work=0),
         _rows(Role.BITCAST, "bitcast_convert_type"),
-        _rows(Role.VARY, "pvary", work=0),
+        _rows(Role.VARY, "pvary vary_by_levels", work=0),
         _rows(Role.RESHARD, "reshard sharding_constraint", work=0),
         _rows(Role.TRANSPOSE, "transpose", work=0),
         _rows(Role.BROADCAST, "broadcast_in_dim", work=0),
@@ -165,7 +169,8 @@ _TABLE = {
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
-        _rows(Role.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
+        _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
         _rows(Role.COLLECTIVE, "reduce_scatter", collective="reduce_scatter"),
         _rows(Role.COLLECTIVE, "all_to_all", collective="all_to_all"),
@@ -180,6 +185,7 @@ _TABLE = {
     )
 }
 _UNKNOWN: dict[str, Primitive] = {}
+_TRANSFER = Primitive("device_put", Role.TRANSFER, work=0)
 
 # Sets of kinds that several readers go by.
 VIEWS = frozenset({Role.VIEW, Role.RESHAPE, Role.VARY, Role.RESHARD})
@@ -193,12 +199,14 @@ _BY_PLACE = frozenset(
 )  # fmt: skip
 FUSED = ELEMENTWISE | _BY_PLACE | {Role.BROADCAST}
 """What a compiler can fold into the kernel that uses it."""
-_OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BITCAST}
+_OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BITCAST, Role.TRANSFER}
 
 
 def row_of(eqn: Any) -> Primitive:
     """The row of an equation's primitive; one the table does not know is of no kind."""
     name = eqn.primitive.name
+    if name == _TRANSFER.name and is_on_host(eqn.invars[0].aval) != is_on_host(eqn.outvars[0].aval):
+        return _TRANSFER
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 
@@ -232,6 +240,30 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
         many = math.prod(left[i] for i in eqn.params["dimension_numbers"][1][0])
         rows = math.prod(left) // max(numbers * many, 1)
     return many, rows, results // max(rows * many, 1), numbers // dilation
+
+
+def groups_of_product(eqn: Any) -> int:
+    """How many matrices the rows of a ragged product are shared among; else 1."""
+    return int(eqn.invars[2].aval.shape[-1]) if _is_ragged(eqn) else 1
+
+
+def is_leading_slice(eqn: Any) -> bool:
+    """Whether a slice, or a split, is along the first dim: in one piece."""
+    params, shape = eqn.params, eqn.invars[0].aval.shape
+    if eqn.primitive.name == "split":
+        return bool(params["axis"] == 0)
+    whole = eqn.primitive.name == "slice" and params["strides"] is None
+    return whole and all(
+        (start, end) == (0, size)
+        for start, end, size in zip(params["start_indices"][1:], params["limit_indices"][1:], shape[1:], strict=True)
+    )
+
+
+def batch_dims_of(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of a product's operand that it has one product for each of."""
+    if _is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
+        return ()
+    return tuple(eqn.params["dimension_numbers"][1][operand])
 
 
 def _is_ragged(eqn: Any) -> bool:

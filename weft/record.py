@@ -21,6 +21,7 @@ import jax
 
 from .dims import Shape
 from .errors import is_users
+from .schedule import PipelineSchedule, Schedule
 
 Axes = tuple[str, ...]
 Place = tuple[CodeType | None, int]
@@ -98,6 +99,8 @@ class FusedAttention:
     is_causal: bool
     block: int | None = None
     """How many scores a block has on one processor, where each block of the attention is a kernel of its own."""
+    is_one_kernel: bool = False
+    """Whether a GPU does all blocks by one kernel, and only elsewhere they are a loop."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ class Entry:
     results: tuple[Placed, ...] = ()
     examples: int = 1
     """How many examples a processor works on at once, where the op maps a function."""
-    idle: tuple[int, int] = (0, 1)
-    """Of a pipeline in how many turns of how many a processor has no work (its bubble)."""
+    schedule: Schedule | None = None
+    """Of a pipeline or a ring who works on what at which turn."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False
@@ -139,6 +142,11 @@ class Entry:
     """What it sends and its bytes, and then what it could have sent instead, where it chose the fewest."""
     is_gone: bool = False
     """Traced, and traced again in another form that stands instead."""
+
+    @property
+    def idle(self) -> tuple[int, int]:
+        """Of a pipeline in how many turns of how many a processor idles (its bubble)."""
+        return self.schedule.idle if isinstance(self.schedule, PipelineSchedule) else (0, 1)
 
 
 class Draft:
@@ -248,6 +256,36 @@ class Record:
 def operand_scope(index: int) -> AbstractContextManager[Any]:
     """While an op brings one operand to where it is needed: marks what that sends."""
     return jax.named_scope(f"of{index}")
+
+
+def sum_scope(axes: Axes) -> AbstractContextManager[Any]:
+    """While one sum goes in several steps: marks what they are steps of."""
+    return jax.named_scope(f"sum_over_{'+'.join(axes)}")
+
+
+def dtype_scope(dtype: Any) -> AbstractContextManager[Any]:
+    """While numbers are sent as bytes: marks what they are."""
+    return jax.named_scope(f"sent_as_{dtype}")
+
+
+_SUM = re.compile(r"\bsum_over_([\w+]+)")
+_SENT_AS = re.compile(r"\bsent_as_(\w+)")
+
+
+def summed_over(scopes: str) -> Axes:
+    """The axes of the sum whose steps stand in these scopes of JAX; none elsewhere.
+
+    >>> summed_over("transpose(jvp(wf12_einsum))/of1/sum_over_hosts+x")
+    ('hosts', 'x')
+    """
+    found = _SUM.findall(scopes)
+    return tuple(found[-1].split("+")) if found else ()
+
+
+def sent_as(scopes: str) -> str | None:
+    """The dtype of the numbers whose bytes are sent in these scopes, if one is named."""
+    found = _SENT_AS.findall(scopes)
+    return found[-1] if found else None
 
 
 _NUMBER = re.compile(r"\bwf(\d+)_(\w*)")

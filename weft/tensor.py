@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from .compat import is_check_of_scalar, is_operator_of_array, varying
+from .compat import is_check_of_scalar, is_operator_of_array, to_device, varying
 from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
 from .dtypes import has_values, need_room, short_dtype
@@ -109,7 +109,8 @@ class Tensor(Operators):
     @property
     def local_array(self) -> jax.Array:
         """This processor's slice; outside a region, the whole array."""
-        array = self.raw if self.kind.cast_to is None else self.raw.astype(self.kind.cast_to)
+        array = to_device(self.raw)
+        array = array if self.kind.cast_to is None else array.astype(self.kind.cast_to)
         if self.region is None or sys._getframe(1).f_globals.get("__name__", "").startswith("weft."):
             return array
         return checkpoint_name(array, SLICE)  # asked for by name, it may be treated as the slice it is

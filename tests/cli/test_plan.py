@@ -1,10 +1,12 @@
 """`weft plan`, `weft search` and `weft hardware`: what they print, as text and as JSON, and how they end."""
 
+import dataclasses
 import json
 
 import pytest
 
 from weft import models
+from weft.plan import HARDWARE
 from weft.plan.cost import Plan
 from weft.program import trace
 
@@ -139,6 +141,41 @@ def test_hardware_is_listed_with_its_sources():
     assert found["version"] == 1
     assert all(set(each["flops"]) <= set(each["sources"]) for each in found["hardware"])
     assert json.loads(weft("hardware", "this", "--json")[0])["hardware"][0]["name"] == "this"
+    assert "gb200" in printed and "mi300x" in printed
+    assert "NVLink-C2C" in weft("hardware", "gb200")[0] and "3D torus" in weft("hardware", "v5p")[0]
+
+
+def test_hardware_of_ones_own_is_a_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(weft("hardware", "h200", "--toml")[0].replace('name = "h200"', 'name = "mine"'))
+    found = json.loads(weft("plan", NET, *ON, "--json", "--hardware", file)[0])
+    assert found["hardware"] == "mine"
+    assert found["seconds"] == pytest.approx(
+        json.loads(weft("plan", NET, *ON, "--json", "--hardware", "h200")[0])["seconds"]
+    )
+    how = ("--mesh", "rows=2,cols=4", "--dims", "batch,hidden", "--hardware", file, "--json")
+    assert json.loads(weft("search", NET, *how)[0])["plans"][0]["fits"] is True
+    assert weft("hardware", file)[0].startswith("mine: NVIDIA H200")
+    file.write_text("memory_gb = 3\nmemori = 4\n")
+    fact, state, fix = error_of("plan", NET, *ON, "--hardware", file)
+    assert "there is no figure `memori`" in fact and "memory_gib" in state and "did you mean `memory" in fix
+
+
+def test_this_machine_is_measured_into_a_file(tmp_path, monkeypatch):
+    row = {"collective": "all_reduce", "processors": 8, "bytes": 4096, "us": 12.5}
+    here = dataclasses.replace(HARDWARE["h200"], name="here")
+    monkeypatch.setattr("weft.cli.hardware.measure_devices", lambda report: (report("x", 1, 1), (here, [row]))[1])
+    file = tmp_path / "here.toml"
+    printed, _ = weft("hardware", "--measure", "--out", file)
+    assert "all_reduce" in printed and "12.5" in printed and printed.endswith(f"`--hardware {file}`\n")
+    assert weft("hardware", file)[0].startswith("here: ")
+    assert json.loads(weft("hardware", "--measure", "--json")[0])["measured"] == [row]
+    assert 'name = "here"' in weft("hardware", "--measure", "--toml")[0]
+    fact, _, fix = error_of("hardware", "--measure", "--out", tmp_path / "nowhere" / "here.toml")
+    assert "cannot be written: No such file or directory" in fact and "folder that is there" in fix
+    assert "leave the name out" in weft("hardware", "h100", "--measure", status=2)[1]
+    assert "say --measure too" in weft("hardware", "--out", file, status=2)[1]
+    assert "say of which hardware" in weft("hardware", "--toml", status=2)[1]
 
 
 def test_a_run_that_leaves_its_layout_open_is_searched_and_planned(tmp_path):

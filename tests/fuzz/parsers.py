@@ -41,6 +41,7 @@ Change = Callable[[bytes], bytes]
 LAYOUTS = [
     "rows=2,cols=4\nbatch:rows,d_ff:cols",
     "hosts=2 | rows=2; cols=2\nbatch:hosts+rows; params.d_model:cols",
+    "pods=2|hosts=2 | cols=2\nbatch:pods+hosts+cols",
     "all:8\nbatch:all,optimizer.vocab:all , heads : all",
 ]
 DIMS = wf.dims(batch=8, d_ff=32, d_model=16, vocab=64, heads=4)

@@ -8,6 +8,7 @@ from weft import models
 
 BATCH = 16
 TWO, TALL, CUBE = "x=2,y=4", "x=4,y=2", "x=2,y=2,z=2"
+HOSTS, PODS = "x=2|y=4", "x=2|y=2|z=2"
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lm": ("tiny-lm", {}),

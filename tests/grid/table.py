@@ -6,7 +6,7 @@ A line is `layout | how it is computed`, or `layout ! what its refusal says`.
 from collections import Counter
 
 from tests.grid.draw import draw_rows
-from tests.grid.rows import CUBE, EXPERTS, IMAGES, KINDS, TALL, TWO, Row, Table
+from tests.grid.rows import CUBE, EXPERTS, HOSTS, IMAGES, KINDS, PODS, TALL, TWO, Row, Table
 
 _table = Table()
 
@@ -228,6 +228,22 @@ _table.write("unet of volumes", CUBE, """
     batch:x,depth:y,filters:z,params.channels:x            | remat=True drop
     depth:x,height:y,channels:z,optimizer.filters:x        |
 """)  # fmt: skip
+_table.write("lm", HOSTS, """
+    batch:x+y                                              | drop
+    batch:x+y,params.d_model:x+y                           | remat=True loss_chunks=4
+    batch:x+y,optimizer.d_model:x+y                        | micro=2
+    vocab:x+y,d_ff:x+y,heads:x+y,stream:x+y                | scanned=False
+    length:x+y,memory_length:x+y                           | drop
+    batch:y,stage:x                                        | stages=2 drop
+""")  # fmt: skip
+_table.write("lm", PODS, """
+    batch:x+y+z,params.d_model:x+y+z                       | prefetch=True remat=True
+    batch:x+y,heads:z,d_ff:z,vocab:y+z                     ! are both split over axis `y`
+    batch:x,heads:z,d_ff:y+z,vocab:y+z                     | drop
+""")  # fmt: skip
+for _kind in ("top2", "dropless"):
+    _table.write(_kind, HOSTS, "batch:x+y,experts:x+y      | drop")
+    _table.write(_kind, PODS, "batch:x+y+z,experts:x+z     | remat=True")
 
 _DRAWN = {
     "lm": 4,
@@ -240,6 +256,7 @@ _DRAWN = {
     **dict.fromkeys((*EXPERTS, *IMAGES), 2),
 }
 _drawn = [row for kind in KINDS for mesh in (TWO, TALL, CUBE) for row in draw_rows(kind, mesh, _DRAWN[kind])]
+_drawn += [row for kind in KINDS for row in draw_rows(kind, HOSTS, 1)]
 for _kind in ("lm", "modern lm", "relative lm", "seq2seq", "top2"):
     for _also in ("queries", "stage"):
         _drawn += [row for mesh in (TWO, CUBE) for row in draw_rows(_kind, mesh, 1, _also)]

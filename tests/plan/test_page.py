@@ -14,10 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import weft as wf
 from tests.plan.browser import browser, why_not
-from weft import models
+from weft import models, notebook
 from weft.plan import Plan
 from weft.plan.page import page
 from weft.plan.page.sources import AROUND
+from weft.plan.page.turns import _grid, _PipelineGrid
+from weft.schedule import PipelineSchedule
 from weft.text import size_text
 
 BATCH, D_IO, HIDDEN = wf.dims(batch=16, d_io=8, hidden=32)
@@ -194,11 +196,54 @@ def test_a_plan_gives_the_page_its_times(small):
     assert "a step on" not in Read(page(small)).text
 
 
-def test_a_pipeline_and_a_ring_have_their_pages():
-    staged = lm("stage:cols,batch:rows", mesh="rows=2,cols=2", layers=2, stages=2, batch=8)
-    ring = lm("length:cols,memory_length:cols", mesh="rows=1,cols=2", layers=1)
+@pytest.fixture(scope="module")
+def staged():
+    return lm("stage:cols,batch:rows", mesh="rows=2,cols=2", layers=2, stages=2, batch=8)
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return lm("length:cols,memory_length:cols", mesh="rows=1,cols=2", layers=1)
+
+
+def test_a_pipeline_and_a_ring_have_their_pages(staged, ring):
     text = Read(page(staged, Plan(staged, "h100"), ring, Plan(ring, "h100"))).text
     assert "bubble, 1/3 of its stages' work" in text and "ring_attention" in text and "permute over cols" in text
+
+
+def titles_of(read, start):
+    found = [attrs["title"] for tag, attrs in read.tags if tag == "td" and "title" in attrs]
+    return [title for title in found if title.startswith(start)]
+
+
+def test_a_pipeline_is_drawn_tick_by_tick(staged, small):
+    read = Read(page(staged))
+    assert titles_of(read, "tick") == [
+        "tick 0, processor 0: microbatch 0 in stage 0",
+        "tick 1, processor 0: microbatch 1 in stage 0",
+        "tick 2, processor 0: no work (bubble)",
+        "tick 0, processor 1: no work (bubble)",
+        "tick 1, processor 1: microbatch 0 in stage 1",
+        "tick 2, processor 1: microbatch 1 in stage 1",
+    ]
+    assert "2 microbatches through 2 stages on 2 processors: 3 ticks" in read.text
+    assert "turns" not in {attrs.get("id") for _, attrs in Read(page(small)).tags}
+
+
+def test_a_ring_is_drawn_turn_by_turn_with_the_blocks_that_are_seen(ring):
+    read = Read(page(ring))
+    assert titles_of(read, "turn 1") == [
+        "turn 1, processor 0 has the keys of 1: piece 0 does not see 1, piece 0 does not see 2, "
+        "piece 3 sees 1, piece 3 sees 2",
+        "turn 1, processor 1 has the keys of 0: piece 1 sees 0, piece 1 does not see 3, "
+        "piece 2 sees 0, piece 2 does not see 3",
+    ]
+
+
+def test_of_many_ticks_and_processors_the_first_and_the_last_are_drawn():
+    grid = _grid(schedule := PipelineSchedule(("p",), 64, 2, 512, 2), _PipelineGrid(schedule))
+    assert len(grid) < 300_000 and grid.count("<tr>") < 40
+    assert "tick 1086, processor 63: microbatch 511 in stages 254–255 of round 1" in grid
 
 
 def test_two_programs_stand_side_by_side_with_their_changes_marked(small, stored):
@@ -438,6 +483,144 @@ def test_light_and_dark_follow_the_system_until_the_switch_is_used(opened):
     assert window.run(paper) == light
     window.run("localStorage.clear()")
     window.scheme("light")
+
+
+@pytest.fixture(scope="module")
+def found():
+    batch, d_io, hidden = wf.dims(batch=2**16, d_io=2**12, hidden=2**14)
+
+    def large(x, w, v):
+        return wf.einsum(wf.relu(wf.einsum(x, w, over=d_io)), v, over=hidden)
+
+    args = shape(batch, d_io), shape(d_io, hidden), shape(hidden, d_io)
+    return wf.search(large, *args, processors=8, hardware="h100", dims=["batch", "hidden", "d_io"], memory=18 * 10**8)
+
+
+def test_a_search_has_a_page_with_its_front_and_the_best_marked(found):
+    read = Read(found.page())
+    dots = [attrs for tag, attrs in read.tags if tag == "circle" and "data-row" in attrs]
+    assert len(dots) >= len(found.plans)
+    assert [dot["class"].split()[1:] for dot in dots if "best" in dot["class"]] == [["best", "on-front"]]
+    assert sum("on-front" in dot["class"] for dot in dots) == len(found.front) and found.front[0] == found.best
+    assert sum("unfit" in dot["class"] for dot in dots) >= sum(not plan.fits for plan in found.plans) > 0
+    assert all(str(plan.layout) in read.text for plan in (*found.plans, *found.front))
+
+
+def test_the_chart_of_a_search_is_walked_and_read_and_fits_a_phone(window, tmp_path, found):
+    window.open(found.page().save(tmp_path / "search.html"))
+    window.run("document.querySelector('.chart').focus()")
+    window.press("Right")
+    assert window.text(".readout").startswith(f"{found.best.mesh} under {found.best.layout}: ")
+    assert window.run("return document.querySelectorAll('.plans tr.here').length") == 1
+    for scheme in ("dark", "light"):
+        window.scheme(scheme)
+        assert window.run(CONTRAST)[0] >= 4.5
+    window.size(390, 844)
+    wide = window.run("return document.documentElement.scrollWidth - innerWidth")
+    window.size(1366, 768)
+    assert wide <= 0 and window.complaints() == []
+
+
+def test_a_notebook_shows_a_program_a_plan_and_a_search_in_a_frame(window, tmp_path, found):
+    program = traced()
+    plan = Plan(program, "h100")
+    assert program.page() == page(program) and plan.page(plan) == page(program, plan, program, plan)
+    for shown in (program, plan, found):
+        read = Read(shown._repr_html_())
+        ((tag, attrs),) = read.tags
+        assert tag == "iframe" and attrs["srcdoc"] == shown.page() and attrs["sandbox"] == "allow-scripts"
+    (tmp_path / "cell.html").write_text(f"<p>In [1]:</p>{plan._repr_html_()}")
+    window.open(tmp_path / "cell.html")
+    window.do("POST", "frame", id=0)
+    click_row(window, "einsum(h, v)")
+    assert "4 slices of 128 B" in window.text(".how")
+    window.do("POST", "frame", id=None)
+    assert window.complaints() == []
+
+
+def test_a_page_is_saved_and_opened(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(notebook.webbrowser, "open", opened.append)
+    text = traced().page()
+    path = text.open()
+    assert opened == [path.as_uri()] and path.read_text() == text
+    path.unlink()
+    with pytest.raises(wf.WeftError, match="cannot be written: No such file") as error:
+        text.save(tmp_path / "not" / "there.html")
+    assert error.value.fix == "name a file in a folder that is there"
+
+
+VIEWS = ["compare", "program", "sent", "memory", "time", "turns"]
+
+# The least contrast of any text in sight, by the WCAG's formula, and what has it. What lies behind a letter is painted
+# layer by layer into one pixel, so that every way of writing a colour is read as the browser reads it.
+CONTRAST = """
+const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+const paint = (layers, over) => {
+  pixel.globalAlpha = 1;
+  pixel.fillStyle = "#fff";
+  pixel.fillRect(0, 0, 1, 1);
+  for (const [colour, alpha] of [...layers, ...over]) {
+    pixel.globalAlpha = alpha;
+    pixel.fillStyle = colour;
+    pixel.fillRect(0, 0, 1, 1);
+  }
+  const [r, g, b] = [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+let worst = [99, ""];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node; node = walker.nextNode();) {
+  const element = node.parentElement;
+  if (!node.data.trim() || !element.checkVisibility() || element.closest("svg, script, style, .unseen")) continue;
+  const layers = [];
+  let opacity = 1;
+  for (let each = element; each; each = each.parentElement) {
+    const style = getComputedStyle(each);
+    layers.unshift([style.backgroundColor, 1]);
+    opacity *= Number(style.opacity);
+  }
+  const behind = paint(layers, []), letter = paint(layers, [[getComputedStyle(element).color, opacity]]);
+  const ratio = (Math.max(behind, letter) + 0.05) / (Math.min(behind, letter) + 0.05);
+  if (ratio < worst[0]) worst = [ratio, `${element.className}: ${node.data.slice(0, 40)}`];
+}
+return worst;
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(opened, staged, ring, scheme):
+    window = opened(staged, Plan(staged, "h100"), ring, Plan(ring, "h100"))
+    window.scheme(scheme)
+    least = {}
+    for view in VIEWS:
+        window.click(f"#tab-{view}")
+        least[view] = window.run(CONTRAST)
+    window.scheme("light")
+    assert {view: found for view, found in least.items() if found[0] < 4.5} == {}
+
+
+@pytest.mark.parametrize("width", [390, 768])
+def test_the_page_is_no_wider_than_a_phone(opened, staged, ring, width):
+    window = opened(staged, Plan(staged, "h100"), ring, Plan(ring, "h100"))
+    window.size(width, 844)
+    try:
+        wide = {}
+        for view in VIEWS:
+            window.click(f"#tab-{view}")
+            wide[view] = window.run("return document.documentElement.scrollWidth - innerWidth")
+    finally:
+        window.size(1366, 768)
+    assert {view: more for view, more in wide.items() if more > 0} == {}
+
+
+def test_the_turns_are_walked_with_the_arrow_keys(opened, staged):
+    window = opened(staged)
+    window.click("#tab-turns")
+    window.run("document.querySelector('.turns').focus()")
+    window.press("Right", "Right", "Down")
+    assert window.text("#turns .readout") == "tick 1, processor 1: microbatch 0 in stage 1"
 
 
 def test_nothing_hostile_runs(opened):

@@ -219,6 +219,7 @@ ADAFACTOR = optax.adafactor(1e-3, min_dim_size_to_factor=4)
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 ROWS_COLS = "rows=2,cols=4"
 XYZ = "x=2,y=2,z=2"
+HOSTS, PODS = "hosts=2|x=4", "pods=2|hosts=2|x=2"
 Made = dict[str, Case]
 
 
@@ -252,6 +253,16 @@ def single_ideas(dtype: str) -> Made:
         "two layers, 3-D": net(XYZ, "batch:x,d_ff:y,d_model:z"),
         "two layers, a dim over two axes": net(XYZ, "batch:x+y,d_ff:z"),
         "two layers, fully sharded": net("all=8", "batch:all,params.d_model:all"),
+        "two layers, over two hosts": net(HOSTS, "batch:hosts+x"),
+        "two layers, over two pods": net(PODS, "batch:pods+hosts+x"),
+        "two layers, fully sharded over two hosts": net(HOSTS, "batch:hosts+x,params.d_model:hosts+x"),
+        "two layers, model parallel over two hosts": net(HOSTS, "d_ff:x+hosts"),
+        "renames over two hosts": idea(
+            wf.grad(lambda x: wf.sum(turned(x), over="batch d_whole d_in")),
+            cube,
+            mesh=HOSTS,
+            layout="d_model:hosts+x,d_in:hosts+x",
+        ),
         "take": idea(wf.value_and_grad(look_up), weight(V, D, dtype=dtype), ids, layout="batch:rows,vocab:cols"),
         "cross-entropy": idea(
             wf.value_and_grad(cross_entropy), shape(B, T, V, dtype=dtype), ids, layout="batch:rows,vocab:cols"
@@ -293,6 +304,9 @@ def language_models(dtype: str) -> Made:
         "scanned, fully sharded, not recomputed": lm(ROWS_COLS, stored, remat=False),
         "scanned, 3-D": lm(XYZ, "batch:x,heads:y,d_ff:y,vocab:y,params.d_model:z"),
         "scanned, model width split": lm(XYZ, "batch:x,heads:y,d_ff:y,vocab:y,d_model:z"),
+        "scanned, over two hosts": lm(HOSTS, "batch:hosts+x"),
+        "scanned, over two pods": lm(PODS, "batch:pods+hosts+x", remat=False),
+        "scanned, model parallel over two hosts": lm(HOSTS, "heads:x,d_ff:hosts+x,vocab:hosts+x"),
         "sequence parallel": lm(ROWS_COLS, f"{PAPERS},stream:cols", stream=True),
         "sequence parallel, not recomputed": lm(ROWS_COLS, f"{PAPERS},stream:cols", stream=True, remat=False),
         "context parallel": lm(ROWS_COLS, "batch:rows,length:cols"),

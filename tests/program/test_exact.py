@@ -32,6 +32,9 @@ def again(size: int) -> int:
 LAYER = size(D) * 2 + size(D, H, K) * 4 + size(D, F) * 2
 SENT_LESS = {
     "two layers, fully sharded": Less({("all_gather", "all"): again(size(D, F) * 2)}, "cse"),
+    "two layers, fully sharded over two hosts": Less(
+        {("all_gather", "hosts"): again(size(D, F, ways=4) * 2), ("all_gather", "x"): again(size(D, F) * 2)}, "cse"
+    ),
     # Two gathers in each of five turns are one before the loop.
     "loop, fully sharded": Less(
         {("all_gather", "rows"): size(D, F, ways=4) * (2 * 5 - 1)}, "cse,while-loop-invariant-code-motion"

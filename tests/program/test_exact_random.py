@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import weft as wf
+from tests.lower.on_all import in_steps
 from tests.program.cases import ledger
 from tests.program.independent import QUICKLY, compiled, difference, walk
 from tests.properties.layouts import draw_case
@@ -28,11 +29,13 @@ def test_a_random_program_sends_what_its_ledger_says(rng):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)
         try:
-            traced = wf.trace(run, program.inputs, mesh=mesh, layout=layout)
+            with in_steps():
+                traced = wf.trace(run, program.inputs, mesh=mesh, layout=layout)
         except wf.WeftError:
             return  # a layout this program cannot have
         args = wf.put((program.inputs,), mesh=mesh, layout=layout)
-        lowered = jax.jit(wf.spmd(run, mesh=mesh, layout=layout)).lower(*args)
+        with in_steps():
+            lowered = jax.jit(wf.spmd(run, mesh=mesh, layout=layout)).lower(*args)
     said = ledger(traced)
     assert difference(said, walk(traced.jaxpr)) == {}
     less = difference(said, compiled(lowered.compile(QUICKLY).as_text(), mesh.axes))

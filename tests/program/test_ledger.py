@@ -7,6 +7,7 @@ import pytest
 import weft as wf
 from tests.program.cases import ADAM, B, D, F, L, M, T, V, shape, weight
 from tests.program.independent import walk
+from weft.lower import levels
 from weft.program import Ledger, Row
 
 ROWS_COLS = "rows=2,cols=4"
@@ -208,6 +209,95 @@ def test_axes_of_size_one_and_the_empty_layout_send_nothing():
 def test_an_axis_of_size_one_beside_another_is_left_out():
     program = traced(lambda x: wf.sum(x, over=B), shape(B, D), mesh="one=1,x=4", layout="batch:one+x")
     assert rows(program, "axes", "ways") == [(("x",), 4)]
+
+
+# ---- between hosts: what goes over several levels of a mesh goes level by level
+
+
+WIDE = wf.Dim("width", 1024)
+
+
+def test_a_sum_between_hosts_has_three_rows_and_its_gradient_none():
+    def square(w, x):
+        return wf.sum(wf.square(wf.sum(x * w, over=B)), over=WIDE)
+
+    def sums(mesh):
+        program = traced(wf.grad(square), weight(WIDE), shape(B, WIDE), mesh=mesh, layout="batch:hosts+x")
+        return program, rows(program, "phase", "collective", "axes", "bytes", "reason")
+
+    n = WIDE.size * X
+    flat, flat_rows = sums("hosts=2,x=4")
+    assert [row[:4] for row in flat_rows] == [
+        ("forward", "all_reduce", ("hosts", "x"), n),
+        ("backward", "all_reduce", ("hosts", "x"), n),  # of the gradient of w; that of the sum is a cast
+    ]
+    program, found = sums("hosts=2 | x=4")
+    assert found == [
+        row
+        for phase, _, _, _, why in flat_rows
+        for row in (
+            (phase, "reduce_scatter", ("x",), n, f"{why}: scattered over x"),
+            (phase, "all_reduce", ("hosts",), n // 4, f"{why}: summed over hosts"),
+            (phase, "all_gather", ("x",), n, f"{why}: gathered over x"),
+        )
+    ]
+    assert program.ledger.bytes("hosts") == flat.ledger.bytes("hosts") // 4
+    assert sum(row.wire_bytes for row in program.ledger) == sum(row.wire_bytes for row in flat.ledger)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (
+            "batch:pods+hosts+x",
+            [("reduce_scatter", "x", 1), ("reduce_scatter", "hosts", 2), ("all_reduce", "pods", 4),
+             ("all_gather", "hosts", 2), ("all_gather", "x", 1)],
+        ),
+        ("batch:x+pods", [("reduce_scatter", "x", 1), ("all_reduce", "pods", 2), ("all_gather", "x", 1)]),
+        ("batch:pods+hosts", [("reduce_scatter", "hosts", 1), ("all_reduce", "pods", 2), ("all_gather", "hosts", 1)]),
+        ("batch:x", [("all_reduce", "x", 1)]),
+        (
+            "batch:pods+hosts+x,params.width:pods+hosts+x",
+            [("reduce_scatter", "x", 1), ("reduce_scatter", "hosts", 2), ("reduce_scatter", "pods", 4)],
+        ),
+        (
+            "batch:pods+hosts+x,params.width:hosts+x",
+            [("reduce_scatter", "x", 1), ("reduce_scatter", "hosts", 2), ("all_reduce", "pods", 4)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_gradient_goes_between_hosts_and_pods_in_ever_smaller_parts(layout, expected):
+    def loss(w, x):
+        return wf.sum(wf.tanh(x * w), over=[B, WIDE])
+
+    program = traced(wf.grad(loss), weight(WIDE), shape(B, WIDE), mesh="pods=2 | hosts=2 | x=2", layout=layout)
+    sent = [row for row in program.ledger if row.phase == "backward"]
+    assert [(row.collective, *row.axes, WIDE.size * X // row.bytes) for row in sent] == expected
+    gathered = [row.axes[0] for row in program.ledger if row.phase == "forward"]  # the same way back
+    assert gathered == [axis for collective, axis, _ in reversed(expected) if "params" in layout and "_s" in collective]
+
+
+def test_few_bytes_go_between_hosts_in_one_step():
+    few = wf.Dim("few", levels.FLAT_BELOW // X - 1)
+    for dim, count in ((few, 1), (few.resized(few.size + 1), 3)):
+        program = traced(lambda x: wf.sum(x, over=B), shape(B, dim), mesh="hosts=2 | x=4", layout="batch:hosts+x")
+        assert len(program.ledger) == count
+
+
+@pytest.mark.parametrize(("size", "steps"), [(64, 2), (levels.EXCHANGED_BELOW // 16, 1)])
+def test_experts_all_to_all_goes_inside_hosts_first_unless_messages_are_large(size, steps):
+    def dispatch(x):
+        return x.rename(batch=wf.Dim("expert_batch", 8), router="experts")
+
+    x = shape(B, wf.Dim("router", 8), wf.Dim("width", size * 4))
+    program = traced(dispatch, x, mesh="hosts=2 | x=4", layout="batch:hosts+x,experts:hosts+x")
+    n = 8 * size * 4 * X
+    assert n // 8 == size * 16
+    assert rows(program, "collective", "axes", "bytes") == (
+        [("all_to_all", ("x",), n), ("all_to_all", ("hosts",), n)]
+        if steps == 2
+        else [("all_to_all", ("hosts", "x"), n)]
+    )
 
 
 @pytest.mark.parametrize(

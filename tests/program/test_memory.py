@@ -137,6 +137,30 @@ def test_recomputing_needs_less_than_saving():
     assert made[True].arguments == made[False].arguments
 
 
+def test_microbatches_fully_sharded_hold_less_than_the_whole_batch():
+    layers = wf.Dim("layers", 8)
+
+    def part(w, x):
+        x, _ = wf.scan(
+            lambda x, w: (wf.tanh(wf.einsum(x, w, over="d_in").rename(d_out="d_in")), None), x, w, over=layers
+        )
+        return wf.sum(x, over="batch d_in"), 1.0
+
+    def peak(count):
+        def loss(w, x):
+            return wf.accumulate(part, w, x, over="batch", count=count)
+
+        w = wf.parameter(
+            jax.ShapeDtypeStruct((8, 64, 64), "float32"), [layers, wf.Dim("d_in", 64), wf.Dim("d_out", 64)]
+        )
+        x = wf.tensor(jax.ShapeDtypeStruct((512, 64), "float32"), [wf.Dim("batch", 512), wf.Dim("d_in", 64)])
+        program = wf.trace(wf.value_and_grad(loss), w, x, mesh="x=8", layout="batch:x,params.d_out:x")
+        return program.memory.peak
+
+    one, two, four = map(peak, (1, 2, 4))
+    assert one > two > four
+
+
 def test_a_train_step_writes_its_state_over():
     step = wf.train_step(one_product, optax.sgd(0.1))
     program = wf.trace(step, step.init({"w": weight(D, F)}), shape(B, D), mesh="all=1", layout="")

@@ -55,7 +55,7 @@ def draw_layout(rng: random.Random, program: Program, mesh: str) -> str:
 
 
 def axes_of(mesh: str) -> dict[str, int]:
-    return {part.split("=")[0]: int(part.split("=")[1]) for part in mesh.split(",")}
+    return {part.split("=")[0]: int(part.split("=")[1]) for part in re.split("[,|]", mesh)}
 
 
 def placed(names: Sequence[str], rules: Rules, follows: Mapping[str, str] = FOLLOWS) -> Rules:

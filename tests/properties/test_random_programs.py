@@ -10,6 +10,7 @@ import jax
 from hypothesis import given, note
 
 import weft as wf
+from tests.lower.on_all import in_steps
 from tests.properties.agreement import all_close, arrays, on_one_processor, tolerance
 from tests.properties.counts import Counts
 from tests.properties.layouts import draw_case, stored_names, wrong_in
@@ -27,7 +28,8 @@ def check_case(program, mesh, layout):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.WeftWarning)
         try:
-            result = wf.spmd(differentiated(program), mesh=mesh, layout=layout)(program.inputs)
+            with in_steps():
+                result = wf.spmd(differentiated(program), mesh=mesh, layout=layout)(program.inputs)
         except wf.WeftError as error:
             assert not (wrong := wrong_in(error, program, mesh, layout)), f"{wrong}: {error}"
             counts.was_refused(error.fact, program.words)

@@ -38,6 +38,18 @@ for _ in range(3):
 np.testing.assert_allclose(float(metrics["loss"]), float(other["loss"]), rtol=1e-5)
 np.testing.assert_allclose(wf.get(state.params), wf.get(expected.params), rtol=1e-5, atol=1e-6)
 np.testing.assert_array_equal(wf.get(x), rows)
+
+# Between the processes, as between hosts: level by level, and in float8.
+hosts, over_all = wf.Mesh("hosts=2 | cols=4"), "batch:hosts+cols"
+assert "hosts     2  slower links, from group to group" in hosts.describe()
+wide = wf.parameter(np.random.default_rng(2).normal(size=(4, 512)).astype("float32"), "d_model d_ff")
+whole = wf.get(wf.grad(loss)(wide, wf.tensor(rows, "batch d_model"), None))
+for dtype, allowed in ((None, 1e-6), ("float8_e4m3fn", 0.1)):
+    gradients = wf.grad(lambda w, x: loss(w, x, None), sum_dtype=dtype)
+    found = wf.get(wf.spmd(gradients, mesh=hosts, layout=over_all)(wide, wf.put(mine, mesh=hosts, layout=over_all)))
+    np.testing.assert_allclose(found, whole, rtol=0, atol=allowed * np.abs(whole).max())
+    sent = wf.trace(gradients, wide, wf.tensor(rows, "batch d_model"), mesh=hosts, layout=over_all).ledger
+    assert len([row for row in sent if row.axes == ("hosts",)]) == (1 if dtype is None else 2), sent
 print("process", process, "agrees")
 """
 

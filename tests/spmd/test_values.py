@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import weft as wf
@@ -77,16 +78,29 @@ def test_64_bits_hold_them():
 # ---- the dtype of gradient sums
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "bool", "float8_e4m3fn", "float8_e5m2", "complex64"])
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool", "float8_e8m0fnu", "float8_e4m3b11fnuz", "complex64"])
 @pytest.mark.parametrize("differentiate", [wf.grad, wf.value_and_grad])
-def test_gradients_are_summed_in_floats_of_16_bits_or_more(differentiate, dtype):
+def test_gradients_are_summed_in_floats_that_hold_them(differentiate, dtype):
     with pytest.raises(wf.TensorError) as caught:
         differentiate(lambda w: wf.sum(w, over="batch"), sum_dtype=dtype)
     assert f"`sum_dtype` is {dtype}" in caught.value.fact
     assert "'float32', 'bfloat16' or 'float16'" in caught.value.fix
+    assert "'float8_e4m3fn' or 'float8_e5m2'" in caught.value.fix
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_train_step_refuses_integers_for_its_sums_before_it_has_a_mesh():
+    with pytest.raises(wf.TensorError, match="`sum_dtype` is int8") as caught:
+        wf.train_step(lambda w, x, key: wf.sum(w * x, over="batch"), optax.sgd(0.1), sum_dtype="int8")
+    assert "'float8_e4m3fn' or 'float8_e5m2'" in caught.value.fix
+
+
+def test_without_a_mesh_nothing_is_sent_and_nothing_rounded():
+    x = wf.tensor(np.linspace(0, 1, 4, dtype="float32"), [batch])
+    whole, rounded = (wf.grad(lambda x: wf.sum(wf.exp(x), over="batch"), sum_dtype=d)(x) for d in (None, "float8_e5m2"))
+    np.testing.assert_array_equal(np.asarray(whole), np.asarray(rounded))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2"])
 def test_gradients_of_complex_weights_keep_both_parts_whatever_they_are_summed_in(dtype):
     w = wf.tensor(np.array([1 + 2j, -1j], "complex64"), [width])
     x = wf.tensor(np.arange(4, dtype="float32"), [batch])

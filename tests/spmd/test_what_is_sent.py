@@ -129,6 +129,20 @@ def test_a_parameter_cast_at_each_use_has_its_gradient_summed_once():
     assert [(row.collective, row.dtype, row.count) for row in rows] == [("all_reduce", "bfloat16", 1)]
 
 
+@pytest.mark.parametrize("sum_dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_slices_for_the_optimizer_are_scattered_in_the_dtype_asked_for(sum_dtype):
+    step = wf.train_step(net_loss, optax.adam(1e-3), sum_dtype=sum_dtype)
+    params = weight(IO, H), weight(H, IO)
+    layout = "batch:x+y,optimizer.hidden:x"
+    program = wf.trace(step, step.init(params), shape(B, IO), mesh="x=4,y=2", layout=layout)
+    sums = [row for row in program.ledger if row.phase == "backward" and row.bytes > 4]
+    assert {row.dtype for row in sums} == {sum_dtype}
+    narrow = [("all_to_all", "x"), ("all_to_all", "y"), ("all_gather", "y")]
+    wide = [("reduce_scatter", "x"), ("all_reduce", "y")]
+    sent = Counter((row.collective, *row.axes) for row in sums)
+    assert sent == Counter((narrow if sum_dtype.startswith("float8") else wide) * 2)  # of each weight
+
+
 @pytest.mark.parametrize("sum_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["batch:x", "batch:x,params.d_model:x"])
 def test_gradient_sums_travel_in_the_dtype_asked_for(sum_dtype, layout):
@@ -169,17 +183,20 @@ def test_microbatches_sum_their_gradients_once(layout, expected):
     assert sent(program) == expected
 
 
-def test_microbatches_gather_stored_parameters_once():
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_each_microbatch_gathers_stored_parameters_and_scatters_their_gradients(count):
     def loss(w, x):
         def part(w, x):
             return wf.sum(wf.square(wf.einsum(x, w, over=D)), over="batch d_ff"), 1.0
 
-        return wf.accumulate(part, w, x, over="batch", count=8)
+        return wf.accumulate(part, w, x, over="batch", count=count)
 
     program = wf.trace(
         wf.value_and_grad(loss), weight(D, F), shape(B, D), mesh="x=4", layout="batch:x,params.d_model:x"
     )
-    assert sent(program) == {("all_gather", "x"): 1, ("reduce_scatter", "x"): 1}
+    assert sent(program) == {("all_gather", "x"): count, ("reduce_scatter", "x"): count}
+    of_loss = 4
+    assert program.ledger.bytes(axis="x") == count * (2 * D.size * F.size * 4 + of_loss)
 
 
 def test_scanned_layers_gather_inside_the_loop():

@@ -5,7 +5,7 @@ import pytest
 from weft.train import trainer
 from weft.train.step import make_step
 
-NOT_OF_A_STEP = ("name", "data", "tokenizer", "init_from", "eval", "checkpoint")
+NOT_OF_A_STEP = ("name", "data", "tokenizer", "init_from", "hardware", "eval", "checkpoint")
 _made = {}
 
 

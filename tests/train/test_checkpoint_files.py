@@ -13,6 +13,7 @@ from weft.train.checkpoints import CheckpointError, Checkpoints, _sums_of_bits
 from .running import config_of, run
 
 ARRAYS = {"params.a": jnp.arange(6.0).reshape(2, 3), "params.b": jnp.ones(3, "bfloat16")}
+ARRAYS |= {"optimizer.mu": jnp.arange(-3, 3, dtype="int8"), "optimizer.nu": jnp.arange(250, 256).astype("uint8")}
 TOLD = {"config": {"seed": 3, "train": {"steps": 8}}, "loss": 2.5}
 
 

@@ -160,6 +160,7 @@ def test_a_bad_value_is_named_with_its_line_and_what_may_stand_there(tmp_path, o
         ("batch = 8", 'batch = 8\nfreeze = ["embeding.*"]', "'embeding.*'", "did you mean `embedding.table`?"),
         ("batch = 8", 'batch = 8\nfreeze = ["*"]', "`train.freeze` names all weights", "leave some"),
         ("[train]", '[lora]\nrank = 2\nwhere = ["*.q_"]\n[train]', "`lora.where` names '*.q_'", "attention.q"),
+        ("[train]", "[optimizer]\nblock_size = 48\n[train]", "`optimizer.block_size` is 48", "give 32"),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_runs(tmp_path, old, new, fact, fix):

@@ -1,7 +1,6 @@
 """Foresight in the trainer: a layout that is searched for, a plan at the start, and a warning where it was far off."""
 
 import dataclasses
-import functools
 
 import pytest
 
@@ -27,7 +26,7 @@ def auto(text):
 
 
 def test_a_layout_is_searched_for(auto, tmp_path, monkeypatch):
-    monkeypatch.setattr(foresight, "search", functools.partial(foresight.search, dims=["batch", "d_ff"]))
+    monkeypatch.setattr(foresight, "_searched", lambda config: ["batch", "d_ff"])
     heard = Heard()
     found = Trainer(auto, tmp_path, heard).config
     (told,) = [message for message in heard.messages if message.startswith("layout = auto:")]
@@ -91,6 +90,16 @@ def test_the_plan_is_shown_at_the_start(text, tmp_path):
     _, heard = run(config_of(text, **SMALL), tmp_path, options=Options(plan=True))
     (told,) = [message for message in heard.messages if message.startswith("plan (this): ")]
     assert "a step" in told and "of memory on each processor" in told and "over cols" in told
+
+
+def test_a_run_may_name_its_hardware(text, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "h100"\nmemory_gb = 64\n')
+    config = config_of(text, **SMALL, hardware=str(file))
+    assert (foresight.machine(config).name, foresight.machine(config).memory) == ("mine", 64 * 10**9)
+    assert config.to_dict()["hardware"] == str(file) and "hardware" not in config_of(text, **SMALL).to_dict()
+    with pytest.raises(ConfigError, match="`hardware`: there is no hardware `h10`"):
+        foresight.machine(config_of(text, **SMALL, hardware="h10"))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from weft.train.tables import Optimizer, Schedule
 from .running import config_of, losses, run
 
 RATE, STEPS, COOLDOWN = 0.5, 40, 8
-NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
+NAMES = [name for name in Optimizer.__dataclass_fields__["name"].metadata["choices"] if "8bit" not in name]
 SCHEDULES = Schedule.__dataclass_fields__["kind"].metadata["choices"]
 
 
@@ -145,6 +145,18 @@ def test_an_update_is_that_of_the_paper_on_clipped_gradients_with_decay_by_path(
         found = optax.apply_updates(found, changes)
     for part in params:
         np.testing.assert_allclose(found[part], wanted[part], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["adam8bit", "adamw8bit"])
+def test_8_bit_moments_keep_float32_by_path_and_have_the_blocks_of_the_file(name):
+    params, gradients = draws()
+    rule = update(settings(name, block_size=16))
+    _, state = rule.update(jax.tree.map(jnp.float32, gradients[0]), rule.init(params), params)
+    held = state[0].inner[0]
+    assert held.mu["w"].dtype == "int8" and held.nu_scale["w"].shape == (128, 10)
+    assert held.mu["norm"].dtype == "float32" and held.nu_scale["norm"] is None
+    all_wide = update(settings(name, keep_float32=["*"])).init(params)[0].inner[0]
+    assert all_wide.mu["w"].dtype == "float32"
 
 
 def test_short_gradients_and_a_clip_of_0_are_left_alone():

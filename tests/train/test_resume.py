@@ -10,7 +10,7 @@ from weft.train.runs import Run, RunError
 from weft.train.start import first_weights
 from weft.train.trainer import Options
 
-from .running import MODEL, config_of, losses, run, sums
+from .running import BOTH, MODEL, config_of, losses, run, sums
 
 OTHERS = {
     "one processor": {"mesh": "", "layout": ""},
@@ -38,6 +38,31 @@ def test_a_state_is_bit_equal_on_another_mesh_and_goes_on_there(other, text, str
     assert [found[step] for step in (1, 2, 3, 4)] == [wanted[step] for step in (1, 2, 3, 4)]
     assert found[5] == pytest.approx(wanted[5], rel=1e-5)
     assert found[8] == pytest.approx(wanted[8], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_8_bit_moments_go_on_with_the_same_bits(text, tmp_path):
+    """Saved at step 2 under one layout; codes and scales come back as they were, and go on under another."""
+    own = {"optimizer": {"name": "adamw8bit", "block_size": 16}, "model": {"d_model": 64, "d_ff": 64}}
+    own |= {"train": {"steps": 4}, "mesh": "x=2", "layout": "batch:x,optimizer.d_ff:x"}
+    other = own | {"layout": "batch:x,params.d_model:x"}
+    run(config_of(text, **own), tmp_path / "whole")
+    run(config_of(text, **own), tmp_path / "again", crash_at=3)
+    shutil.copytree(tmp_path / "again", tmp_path / "other")
+    run(config_of(text, **own), tmp_path / "again")
+    assert sums(tmp_path / "again", 4) == sums(tmp_path / "whole", 4)
+    outcome, _ = run(config_of(text, **other), tmp_path / "other")
+    assert outcome.step == 4 and losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_a_run_goes_on_with_its_state_on_the_host_and_back(text, straight, tmp_path):
+    """Saved at step 4 in the processors' memory, at step 6 on the host; sums of bits are held to where it is read."""
+    on_host = {"mesh": BOTH["mesh"], "layout": f"{BOTH['layout']},params.*:host"}
+    run(config_of(text), tmp_path, crash_at=5)
+    run(config_of(text, **on_host), tmp_path, crash_at=7)
+    outcome, heard = run(config_of(text), tmp_path)
+    assert outcome.step == 8 and "goes on from step 6" in heard.messages
+    assert losses(tmp_path) == pytest.approx(losses(straight), rel=1e-6)
 
 
 def test_a_finished_run_says_so_and_does_nothing(text, straight):

@@ -13,7 +13,7 @@ import typer
 from .. import models
 from ..errors import closest
 from ..plan import Choice
-from .model import find_preset, is_function, load_config
+from .model import find_preset, is_function, load_preset
 
 DEFAULT = "remat"
 STAGES = (2, 4, 8, 16)
@@ -74,11 +74,11 @@ def _read(value: str) -> Any:
 
 def build_preset(name: str, optimizer: str | None, sizes: Mapping[str, int], **values: Any) -> Any:
     """The train step of a preset with these values chosen, and its arguments."""
-    microbatches, pipeline = values.pop("microbatches", 1), values.pop("pipeline", None)
+    pipeline = values.pop("pipeline", None)
     if pipeline is not None:
         stages, micro, rounds = pipeline
         values |= {"stages": stages, "pipeline_microbatches": micro, "pipeline_rounds": rounds}
-    model = load_config(name, find_preset(name, **sizes, **values), optimizer, microbatches)
+    model = load_preset(name, optimizer=optimizer, **sizes, **values)
     return model.fn, model.args
 
 

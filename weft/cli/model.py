@@ -28,7 +28,7 @@ from ..models.running import without_rules
 from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
-from ..train.config import AUTO, read
+from ..train.config import AUTO, RunConfig, read
 from ..train.step import make_step, shapes_of_call
 from ..train.wording import reword_size
 from .terminal import UsersError, users_code
@@ -87,6 +87,8 @@ class Model:
     """How many sequences a run decodes: its own rules that these do not divide by are left out."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """What says the size of a dim, by its name: `--batch {}`."""
+    change: "Callable[..., Model] | None" = None
+    """The same with other options of its configuration: `remat`, `loss_chunks`, `microbatches`."""
 
     @property
     def is_bound(self) -> bool:
@@ -177,18 +179,24 @@ def is_run(name: str) -> bool:
 def load_run(name: str) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
     config = read(Path(name))
+    return _model_of_run(name, config)
+
+
+def _model_of_run(name: str, config: RunConfig) -> Model:
     step = make_step(config, *(() if config.is_open else config.runs_on))
     mesh = config.mesh if config.is_open and config.mesh != AUTO else None
-    return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES)
+
+    def change(**options: Any) -> Model:
+        of_train = {"microbatches": options.pop("microbatches")} if "microbatches" in options else {}
+        model, train = replace(config.model, **options), replace(config.train, **of_train)
+        return _model_of_run(name, replace(config, model=model, train=train))
+
+    return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES, change=change)
 
 
-def load_preset(name: str, *, optimizer: str | None, **sizes: int) -> Model:
+def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **sizes: Any) -> Model:
     """The train step of a preset with an optimizer of Optax's, or its loss alone."""
-    return load_config(name, find_preset(name, **sizes), optimizer)
-
-
-def load_config(name: str, config: models.ModelConfig, optimizer: str | None, microbatches: int = 1) -> Model:
-    """The train step of a configuration, or its loss alone; in so many microbatches."""
+    config = find_preset(name, **sizes)
     batch, key = config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(model: Any, batch: Any, key: Any) -> Any:
@@ -199,12 +207,15 @@ def load_config(name: str, config: models.ModelConfig, optimizer: str | None, mi
             value, metrics = model.loss_and_metrics(rows, key)
             return value * metrics["tokens"], metrics["tokens"]
 
-        return accumulate(part, model, batch, count=microbatches)
+        return accumulate(part, model, batch, over="batch", count=microbatches)
+
+    def change(**options: Any) -> Model:
+        return load_preset(name, **{"optimizer": optimizer, "microbatches": microbatches, **sizes, **options})
 
     if optimizer is None:
-        return Model(name, loss, (models.shapes(config), batch, key), sizes=_TRAINED)
+        return Model(name, loss, (models.shapes(config), batch, key), sizes=_TRAINED, change=change)
     step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
-    return Model(name, step, (step.init(models.shapes(config)), batch, key), sizes=_TRAINED)
+    return Model(name, step, (step.init(models.shapes(config)), batch, key), sizes=_TRAINED, change=change)
 
 
 def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:

@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from ..compat import expect_no_driver
 from ..errors import WeftError, closest
 from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
-from ..plan.page import page
+from ..plan.remedies import OPTIONS, Remedies, find_remedies
+from ..program import Program
 from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, Model, load, need_mesh_and_layout
 from .terminal import reported, titled, write, write_program
 
@@ -29,10 +31,16 @@ EXAMPLES = """Examples:
 Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a --fail-if condition holds.
 """
 
-HARDWARE = Annotated[str, typer.Option(metavar="NAME", help="A name that `weft hardware` lists; `this`: this machine.")]
+HARDWARE = Annotated[
+    str, typer.Option(metavar="NAME", help="What `weft hardware` lists, a TOML file, or `this` machine.")
+]
 MEMORY = Annotated[
     float | None,
     typer.Option(min=1e-9, metavar="GIB", help="What a processor has, in GiB; the hardware's if not said."),
+]
+SHARE = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=1.0, metavar="SHARE", help="Which part of it JAX may use; 0.75 of a GPU's if not said."),
 ]
 FAILED = 3
 
@@ -48,6 +56,7 @@ def plan(
     loss: LOSS = False,
     decode: DECODE = None,
     memory: MEMORY = None,
+    share: SHARE = None,
     against: Annotated[
         str | None, typer.Option(metavar="LAYOUT", help="A second layout; --html shows both side by side.")
     ] = None,
@@ -73,21 +82,22 @@ def plan(
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
         chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         need_mesh_and_layout(chosen, mesh, layout)
-        planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity)
+        planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity, share=share)
         other = None
         if against is not None:
-            other = Plan(chosen.traced(mesh=mesh, layout=against), machine, memory=capacity)
+            other = Plan(chosen.traced(mesh=mesh, layout=against), machine, memory=capacity, share=share)
         shown = planned if decode is None else _beside_one(chosen, planned, decode)
+        remedies = None if planned.fits or decode is not None else _remedies(chosen, planned)
         proof = None
         if target is not None:
             proof = compiled_for(chosen.fn, chosen.args, planned.mesh, planned.layout, target)
         held = [condition for condition in conditions if condition.holds(planned)]
         if html is not None:
-            _write_page(html, planned, other)
+            planned.page(other).save(html)
         if as_json:
-            write(json.dumps(_as_dict(shown, other, proof, held), indent=1))
+            write(json.dumps(_as_dict(shown, other, proof, held, remedies), indent=1))
         else:
-            write_program(titled(_as_text(shown, other, proof)))
+            write_program(titled(_as_text(shown, other, proof, remedies)))
             if html is not None:
                 write(f"page: {html}")
         if held:
@@ -107,8 +117,20 @@ def _beside_one(chosen: Model, planned: Plan, context: int) -> DecodePlan:
     return DecodePlan(planned, alone, context)
 
 
-def _as_text(planned: Plan | DecodePlan, other: Plan | None, proof: Any) -> str:
+def _remedies(chosen: Model, planned: Plan) -> Remedies:
+    """The cheapest changes of the layout and of a model's options that make it fit."""
+
+    def retrace(layout: str, options: Mapping[str, Any]) -> Program:
+        changed = chosen.change(**options) if options and chosen.change is not None else chosen
+        return changed.traced(mesh=str(planned.mesh), layout=layout)
+
+    return find_remedies(planned, retrace, OPTIONS if chosen.change is not None else ())
+
+
+def _as_text(planned: Plan | DecodePlan, other: Plan | None, proof: Any, remedies: Remedies | None) -> str:
     parts = [str(planned)]
+    if remedies is not None:
+        parts += ["", str(remedies)]
     if other is not None:
         ratio = other.seconds / planned.seconds
         than = f"{ratio:.2f} times as long" if ratio >= 1 else f"{1 / ratio:.2f} times as fast"
@@ -118,23 +140,17 @@ def _as_text(planned: Plan | DecodePlan, other: Plan | None, proof: Any) -> str:
     return "\n".join(parts)
 
 
-def _as_dict(planned: Plan | DecodePlan, other: Plan | None, proof: Any, held: list["Condition"]) -> dict[str, Any]:
+def _as_dict(
+    planned: Plan | DecodePlan, other: Plan | None, proof: Any, held: list["Condition"], remedies: Remedies | None
+) -> dict[str, Any]:
     values = planned.to_dict() | {"failed": [condition.text for condition in held]}
     if other is not None:
         values["against"] = other.to_dict()
     if proof is not None:
         values["compiled"] = proof.to_dict()
+    if remedies is not None:
+        values["would_fit"] = remedies.to_dict()
     return values
-
-
-def _write_page(path: Path, planned: Plan, other: Plan | None) -> None:
-    text = page(planned.program, planned, other.program if other else None, other)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WeftError(
-            f"`{path}` cannot be written: {error.strerror}", fix="name a file in a folder that is there"
-        ) from None
 
 
 _SIGNS = {

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,22 @@ from ..models.config import SEARCHED
 from ..plan import Choice
 from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
+from ..plan.page import search_page
 from ..plan.search import MOST_AXES, SearchProgress
-from ..text import time_text
+from ..text import plural, time_text
 from .choices import preset_builder, read_choices
 from .model import (
-    BATCH, DECODE, LENGTH, LOSS, MODEL, OPTIMIZER, PresetOptimizer, is_function, is_run, load, load_maker,
+    BATCH,
+    DECODE,
+    LENGTH,
+    LOSS,
+    MODEL,
+    OPTIMIZER,
+    PresetOptimizer,
+    is_function,
+    is_run,
+    load,
+    load_maker,
 )  # fmt: skip
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
@@ -68,6 +80,7 @@ def search(
     ] = None,
     axes: Annotated[int, typer.Option(min=1, max=6, metavar="N", help="How many axes a mesh has at most.")] = MOST_AXES,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many plans to show.")] = 20,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page: time against memory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plans as JSON.")] = False,
 ) -> None:
     """Find the best layouts: all legal ones, each costed from its own program.
@@ -78,7 +91,7 @@ def search(
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        how = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         fn, args, wanted = _program(model, choices, how)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
         options: dict[str, Any] = dict(
@@ -91,14 +104,16 @@ def search(
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before any layout was costed\n")
             raise typer.Exit(INTERRUPTED) from None
+        if html is not None:
+            search_page(ranking, model).save(html)
         if as_json:
             write(json.dumps(ranking.to_dict(), indent=1))
         else:
-            count = ranking.best.mesh.size
-            head = f"{model} on {machine}, {count} processor{'s' * (count != 1)}"
+            head = f"{model} on {machine}, {plural(ranking.best.mesh.size, 'processor')}"
             write_program(titled(f"{head}\n\n{ranking}"))
-        if ranking.stopped == "interrupted":
-            raise typer.Exit(INTERRUPTED)
+            if html is not None:
+                write(f"page: {html}")
+        raise typer.Exit(INTERRUPTED if ranking.stopped == "interrupted" else 0)
 
 
 def _program(

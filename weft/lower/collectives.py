@@ -20,6 +20,9 @@ By hand, because no transpose does it:
 5. What is differentiated by is a copy on every processor, gathered inside the region, and each copy has a part of the
    gradient: an all-reduce (`spmd.gradients`).
 
+Where a bar of the mesh parts the axes, what is sent goes in steps, one a level (`levels`): the ways there and back are
+those of the one collective they stand for.
+
 Nothing is summed where all processors do the same with a gathered value (`all_gather_equal`: the gradient is a slice),
 or take their slices of an equal one (`own_slice`: the gradient is an all-gather).
 """
@@ -33,11 +36,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import get_opaque_trace_state, set_current_trace
+from jax.extend.core import Primitive, get_opaque_trace_state, set_current_trace
+from jax.interpreters import ad, batching, mlir
 
-from ..compat import trace_of
+from ..compat import trace_of, with_more_varying
 from ..compat import varying as varying  # asked for together with the collectives
-from ..layout import Axes
+from ..layout import Axes, open_region, tracing_in
+from ..record import sum_scope
+from . import levels
+from .levels import Steps, axes_of, steps_of
 
 
 def level_of(array: Any) -> contextlib.AbstractContextManager[Any]:
@@ -60,7 +67,28 @@ def is_level_of(array: Any) -> bool:
 def as_varying(array: Any, axes: Any) -> Any:
     """The same value typed as varying over these axes too; its transpose all-reduces."""
     missing = tuple(sorted(set(axes) - varying(array)))
-    return lax.pcast(array, missing, to="varying") if missing else array
+    if not missing:
+        return array
+    aval = jax.typeof(array)
+    steps = steps_of(missing, _bytes(aval)) if jnp.issubdtype(aval.dtype, jnp.inexact) else ()
+    if len(steps) > 1:
+        return vary_by_levels.bind(array, steps=steps)
+    return lax.pcast(array, missing, to="varying")
+
+
+vary_by_levels = Primitive("vary_by_levels")
+"""As JAX's own cast to varying, which is transposed to one flat sum: this one's goes in steps."""
+vary_by_levels.def_abstract_eval(lambda aval, *, steps: with_more_varying(aval, axes_of(steps)))
+mlir.register_lowering(vary_by_levels, lambda _, array, *, steps: [array])
+ad.deflinear2(vary_by_levels, lambda gradient, _, *, steps: [_sum_by_levels(gradient, steps)])
+batching.primitive_batchers[vary_by_levels] = lambda arrays, positions, *, steps: (
+    vary_by_levels.bind(*arrays, steps=steps),
+    *positions,
+)
+
+
+def _bytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def index(axes: Axes) -> Any:
@@ -77,12 +105,63 @@ def all_reduce(array: Any, axes: Axes) -> Any:
     """The sum over these axes, on every processor; of booleans whether any is true."""
     if not axes:
         return array
-    return _sum(array, axes, lambda numbers: lax.psum(numbers, axes))
+    return _sum(array, axes, lambda numbers: _sum_by_levels(numbers, steps_of(axes, _bytes(numbers))))
+
+
+def _sum_by_levels(array: Any, steps: Steps) -> Any:
+    """The sum of what varies over the axes; its gradient is what it is of one step."""
+    axes = axes_of(steps)
+
+    def total(array: Any) -> Any:
+        return _reduce_by_levels(array, steps, scatter=_scatter, reduce=lax.psum)
+
+    if len(steps) == 1:
+        return lax.psum(array, axes)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return total(array)
+    # Transposed step by step it would be sent again; transposed as one sum it is a cast.
+    once = jax.custom_jvp(total)
+    once.defjvp(lambda primals, tangents: (once(*primals), lax.psum(tangents[0], axes)))
+    return once(array)
+
+
+def _reduce_by_levels(array: Any, steps: Steps, *, scatter: Callable[..., Any], reduce: Callable[..., Any]) -> Any:
+    """Scattered level by level from the inside out, reduced between, gathered back.
+
+    Along the first dim that divides; where none does, along all numbers, with a few more at the end.
+    """
+    *inside, outermost = steps
+    ways = lax.axis_size(axes_of(tuple(inside)))
+    position = next((i for i, size in enumerate(array.shape) if size % ways == 0), None)
+    part, along = array, position or 0
+    if position is None:
+        part = lax.pad(array.reshape(-1), np.zeros((), array.dtype), [(0, -array.size % ways, 0)])
+    with sum_scope(axes_of(steps)):
+        for axes in inside:
+            part = scatter(part, axes, along)
+        part = reduce(part, outermost)
+        for axes in reversed(inside):
+            part = lax.all_gather(part, axes, axis=along, tiled=True, to="invarying")
+    return part if position is not None else part[: array.size].reshape(array.shape)
+
+
+def _scatter(array: Any, axes: Axes, position: int) -> Any:
+    return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
 
 
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
     """The sum (of booleans, any) over these axes, of which each keeps its slice."""
-    return _sum(array, axes, lambda numbers: lax.psum_scatter(numbers, axes, scatter_dimension=position, tiled=True))
+
+    def send(numbers: Any) -> Any:
+        steps = steps_of(axes, _bytes(numbers))
+        if len(steps) == 1:
+            return _scatter(numbers, axes, position)
+        parts = levels.part(numbers, axes, steps, position)
+        for i, step in enumerate(steps, 1):
+            parts = _scatter(parts, step, position + len(steps) - i)
+        return levels.merge(parts, position, len(steps) + 1)
+
+    return _sum(array, axes, send)
 
 
 def _sum(array: Any, axes: Axes, send: Callable[[Any], Any]) -> Any:
@@ -97,17 +176,42 @@ def all_gather(array: Any, axes: Axes, position: int) -> Any:
 
     The gradient is a reduce-scatter. The result is the same everywhere but typed as varying: see `all_gather_equal`.
     """
-    return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True)
+    return _gather(array, axes, position, "varying")
 
 
 def all_gather_equal(array: Any, axes: Axes, position: int) -> Any:
     """As `all_gather`, typed as equal on all processors; the gradient is a slice."""
-    return lax.all_gather(as_varying(array, axes), axes, axis=position, tiled=True, to="invarying")
+    return _gather(array, axes, position, "invarying")
+
+
+def _gather(array: Any, axes: Axes, position: int, to: str) -> Any:
+    array = as_varying(array, axes)
+    steps = steps_of(axes, _bytes(array) * lax.axis_size(axes))
+    if len(steps) == 1:
+        return lax.all_gather(array, axes, axis=position, tiled=True, to=to)
+    parts = jnp.expand_dims(array, [position + i for i in range(len(steps))])
+    for i, step in enumerate(reversed(steps)):
+        parts = lax.all_gather(parts, step, axis=position + i, tiled=True, to=to)
+    return levels.join(parts, axes, steps, position)
 
 
 def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
     """The axes move from dim `join`, which becomes whole, to dim `split`."""
-    return lax.all_to_all(as_varying(array, axes), axes, split_axis=split, concat_axis=join, tiled=True)
+    array = as_varying(array, axes)
+    steps = levels.steps_of_exchange(axes, _bytes(array))
+    if len(steps) == 1:
+        return lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
+    # One dim a level of where numbers go to, in the place of `split`, and of where they came from, before `join`.
+    count = len(steps)
+    parts = levels.part(array, axes, steps, split)
+    join += count * (split < join)
+    parts = jnp.expand_dims(parts, [join + i for i in range(count)])
+    split += count * (join < split)
+    for i, step in zip(reversed(range(count)), steps, strict=True):
+        parts = lax.all_to_all(parts, step, split_axis=split + i, concat_axis=join + i, tiled=True)
+    if split > join:
+        return levels.join(levels.merge(parts, split, count + 1), axes, steps, join)
+    return levels.merge(levels.join(parts, axes, steps, join), split, count + 1)
 
 
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
@@ -139,14 +243,17 @@ def _own_slice(array: Any, axes: Axes, position: int, ways: int) -> Any:
 def _own_slice_of_equal(array: Any, axes: Axes, position: int, ways: int) -> Any:
     # Differentiated as it stands the slice's gradient would be an all-reduce of mostly zeros; a gather of the
     # slices is the same value at half the bytes on the wire.
+    region = open_region()
+
     @jax.custom_vjp
     def sliced(whole: Any) -> Any:
         return _own_slice(whole, axes, position, ways)
 
-    sliced.defvjp(
-        lambda whole: (_own_slice(whole, axes, position, ways), None),
-        lambda _, gradient: (all_gather_equal(gradient, axes, position),),
-    )
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        with tracing_in(region):  # a gradient may be taken from outside
+            return (all_gather_equal(gradient, axes, position),)
+
+    sliced.defvjp(lambda whole: (_own_slice(whole, axes, position, ways), None), backward)
     return sliced(array)
 
 
@@ -223,8 +330,23 @@ def all_max(array: Any, axes: Axes) -> Any:
     if jnp.iscomplexobj(array):
         return _all_max_of_complex(array, axes)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        return lax.pmax(as_varying(array, axes), axes)
-    return _from_ordered(lax.pmax(as_varying(_to_ordered(array), axes), axes), array.dtype)
+        return _max_by_levels(array, axes)
+    return _from_ordered(_max_by_levels(_to_ordered(array), axes), array.dtype)
+
+
+def _max_by_levels(array: Any, axes: Axes) -> Any:
+    array = as_varying(array, axes)
+    steps = steps_of(axes, _bytes(array))
+    if len(steps) == 1:
+        return lax.pmax(array, axes)
+    return _reduce_by_levels(array, steps, scatter=_scatter_max, reduce=lax.pmax)
+
+
+def _scatter_max(array: Any, axes: Axes, position: int) -> Any:
+    """Each one's slice of the maximum: all of its pieces here, then the largest."""
+    shape, ways = array.shape, lax.axis_size(axes)
+    parts = array.reshape(*shape[:position], ways, shape[position] // ways, *shape[position + 1 :])
+    return lax.all_to_all(parts, axes, split_axis=position, concat_axis=position, tiled=True).max(position)
 
 
 def _all_max_of_complex(array: Any, axes: Axes) -> Any:
@@ -243,7 +365,7 @@ def all_min(array: Any, axes: Axes) -> Any:
 
 def max_for_shift(array: Any, axes: Axes) -> Any:
     """The maximum for a shift before exp: a NaN need not win; it has no gradient."""
-    return lax.pmax(as_varying(lax.stop_gradient(array), axes), axes) if axes else lax.stop_gradient(array)
+    return _max_by_levels(lax.stop_gradient(array), axes) if axes else lax.stop_gradient(array)
 
 
 def as_ordered(array: Any) -> Any:

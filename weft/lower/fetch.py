@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
 from .collectives import level_of
+from .stored import OnHost
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Fetched:
             return array
 
         def scatter(operand: Any, gradient: Any) -> Any:
-            return jax.vjp(gather, operand)[1](gradient)[0], None
+            if not isinstance(operand, OnHost):
+                return jax.vjp(gather, operand)[1](gradient)[0], None
+            _, transpose = jax.vjp(lambda taker: gather(operand._replace(stand_in=taker)), operand.stand_in)
+            return OnHost(None, transpose(gradient)[0]), None
 
         adopted.defvjp(lambda operand, array: (array, operand), scatter)
         return adopted(operand, lax.stop_gradient(self.array))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..checks import is_whole
+from ..compat import to_device
 from ..dims import Dim, Shape, union
 from ..errors import LayoutError, RegionError, TensorError
 from ..layout import Axes, Placement, Region
@@ -38,7 +39,17 @@ from . import fetch, padding
 from .collectives import as_varying, is_level_of, level_of, varying
 from .move import relocate, result
 from .recorded import axes_brought_to, note_operands
-from .stored import as_operand, gather_stored, hoist, is_kept, is_stored, sum_in
+from .stored import (
+    as_operand,
+    as_operand_on_host,
+    fetch_whole,
+    gather_stored,
+    hoist,
+    is_kept,
+    is_stored,
+    stand_in,
+    sum_in,
+)
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
 
@@ -117,10 +128,7 @@ class Meeting:
         steps: list[Callable[[Any], Any]] = [_identity] * len(xs)
         for i, x in enumerate(xs):
             if stored[i]:
-                varied = functools.partial(_vary, x, i, x.raw, placement(x), over)
-                with operand_scope(i):
-                    moved[i] = as_operand(x, wants[i], over, varied)
-                steps[i] = functools.partial(gather_stored, x=x, i=i, want=wants[i], region=self.region, over=over)
+                moved[i], steps[i] = _gather_step(x, i, wants[i], self.region, over)
                 if (fetched := fetch.take(x.raw, functools.partial(steps[i], moved[i]))) is not None:
                     steps[i], stored[i] = functools.partial(fetched.adopt, gather=steps[i]), False
             elif is_tensor(x):
@@ -146,6 +154,17 @@ class Meeting:
     def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
         """The local array with `value` in the padding, of the dims `over` where given."""
         return padding.fill(array, dims, self.placement(dims), value, over)
+
+
+def _gather_step(
+    x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]
+) -> tuple[Any, Callable[[Any], Any]]:
+    """What stands for a stored parameter among arrays, and what makes it whole."""
+    lies = stand_in(x)
+    vary = functools.partial(_vary, lies, i, lies.raw, placement(x), over)
+    with operand_scope(i):
+        array = as_operand(x, want, over, vary) if lies is x else as_operand_on_host(x, lies, want, over, vary)
+    return array, functools.partial(gather_stored, x=lies, i=i, want=want, region=region, over=over)
 
 
 def _still_varying(x: Any, want: Placement, array: Any) -> frozenset[str]:
@@ -212,6 +231,8 @@ def _kind_after(xs: Sequence[Tensor], region: Region | None, into: Sequence[Dim]
     frozen = all(x.kind.frozen for x in named)
     first = replace(named[0].kind, equal=frozenset(), frozen=frozen)
     alike = all(replace(x.kind, equal=frozenset(), frozen=frozen) == first for x in named)
+    if first.sums is None:
+        first = replace(first, cast_to=None)  # it lies on the host, and is cast where it is fetched
     if not alike or first.store is None or not _can_stay_stored(named, region, first.store, into, along):
         return Kind(frozen=frozen)
     return first
@@ -316,11 +337,11 @@ def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) 
 def _move(x: Tensor, i: int, want: Placement, region: Region) -> Any:
     have = placement(x)
     if have == want:
-        return x.raw
+        return to_device(x.raw)
 
     def move() -> Any:
         with operand_scope(i):
-            return relocate(x.raw, have, want, region)
+            return relocate(to_device(x.raw), have, want, region)
 
     return hoist(x, ("moved", want), move)
 
@@ -338,21 +359,9 @@ def _identity(array: Any) -> Any:
     return array
 
 
-def gather_before_loop(x: Tensor, data: Sequence[Tensor]) -> Tensor:
-    """A stored parameter gathered before a loop in which it meets this data."""
-    region = common_region([x, *data])
-    if region is None or not is_stored(x, want := region.placement(x.dims)):
-        return x
-    leaving = set().union(*placement(x)) - set().union(*want)
-    over = frozenset(leaving).intersection(frozenset().union(*(varying(other.raw) for other in data)))
-    with region.record.unasked("whole"):
-        met = {dim.name: axes for y in (*data, x) for dim, axes in zip(y.dims, region.placement(y.dims), strict=True)}
-        note_operands(region, met, [x], [want])
-        return result(gather_stored(check_tensor(x).raw, x=x, i=0, want=want, region=region, over=over), x.dims, region)
-
-
 def vary_before_loop(x: Tensor, over: frozenset[str]) -> Tensor:
     """`x` varying as a loop's data does: its gradient is summed once, after the loop."""
+    x = fetch_whole(x)
     missing = over - varying(x.raw)
     if x.region is None or not missing or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x

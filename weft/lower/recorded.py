@@ -13,6 +13,7 @@ from ..dims import UNSHOWN, Dim, list_dims
 from ..errors import call, fold_frames
 from ..layout import Placement, Region, open_region
 from ..record import Draft, FusedAttention, Placed, Record, Traits
+from ..schedule import Schedule
 from ..tensor import Tensor, is_tensor, placement
 
 P = ParamSpec("P")
@@ -134,10 +135,16 @@ def part_of_block() -> Iterator[None]:
         record.current = before
 
 
-def note_loop(over: str, *, examples: int = 1, idle: tuple[int, int] | None = None) -> None:
-    """Notes a loop's dim, how many examples run at once, and how many turns are idle."""
+def note_loop(over: str, *, examples: int = 1, schedule: Schedule | None = None) -> None:
+    """Notes a loop's dim, how many examples run at once, and who works when."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
-        draft.note(over=_shown([over]), examples=examples, **({} if idle is None else {"idle": idle}))
+        draft.note(over=_shown([over]), examples=examples, schedule=schedule)
+
+
+def note_schedule(schedule: Schedule) -> None:
+    """Notes of the op being traced who works on what when."""
+    if (region := open_region()) is not None and (draft := region.record.current) is not None:
+        draft.note(schedule=schedule)
 
 
 def note_over(dims: Sequence[Dim]) -> None:
@@ -154,14 +161,14 @@ def note_choice(*choice: tuple[str, int]) -> None:
 
 @contextlib.contextmanager
 def fused_attention(
-    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None
+    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
 ) -> Iterator[None]:
     """While a function writes out an attention that a GPU does by one fused kernel.
 
-    With `block`, by one for each block of so many scores on one processor.
+    With `block`, by one for each block of so many scores on one processor; or all blocks by one after all.
     """
     region = open_region()
-    attention = FusedAttention(length, memory_length, width, causal, block)
+    attention = FusedAttention(length, memory_length, width, causal, block, is_one_kernel)
     with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
         yield
 

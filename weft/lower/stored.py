@@ -1,28 +1,103 @@
 """Stored parameters (FSDP): gathered where they are used, gradients scattered.
 
 A parameter that several ops use is gathered for each of them, so that none keeps it whole; the gradients of all uses
-meet before they are scattered, once.
+meet before they are scattered, once. One that lies in the memory of the host (offload) is fetched for each of them in
+the same way: a stand-in of its form in the processors' memory, never computed with, takes the gradients of all uses,
+and the sum goes to the host, once. No arithmetic is done on the host.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat import is_differentiated
+from ..compat import is_differentiated, is_on_host, to_device, to_host
 from ..layout import Placement, Region
 from ..record import operand_scope
-from ..tensor import Kind, Tensor, placement
-from . import collectives
+from ..tensor import Kind, Tensor, make, marks_of, placement, with_kind, with_marks
+from . import collectives, sums
 from .collectives import as_varying, level_of, varying
 from .move import relocate
 
 
 def is_stored(x: Tensor, want: Placement) -> bool:
-    """Whether a tensor lies as it is stored, which is not how it is wanted."""
-    return x.kind.store is not None and x.region is not None and placement(x) != want
+    """Whether a tensor lies as it is stored, or where, which is not how it is wanted."""
+    if x.region is None:
+        return False
+    return (x.kind.store is not None and placement(x) != want) or is_on_host(x.raw)
+
+
+class OnHost(NamedTuple):
+    """What stands among an op's arrays for a parameter that lies on the host."""
+
+    array: Any
+    """Its slice there, which has no gradient."""
+    stand_in: Any
+    """What takes its gradient: `as_operand` of `stand_in`, or a pair where it is wanted as it is stored."""
+
+
+def stand_in(x: Tensor) -> Tensor:
+    """What takes the gradients of `x`: `x` itself, unless it lies on the host.
+
+    Zeros in its form in the processors' memory, made once, where `x` was.
+    """
+    if not is_on_host(x.raw) or not jnp.issubdtype(x.raw.dtype, jnp.inexact):
+        return x
+
+    def make_zeros() -> Any:
+        def zeros(array: Any) -> Any:
+            return as_varying(jnp.zeros(array.shape, array.dtype), varying(array))
+
+        @jax.custom_vjp
+        def standing_in(array: Any) -> Any:
+            return zeros(array)
+
+        standing_in.defvjp(lambda array: (zeros(array), None), lambda _, gradient: (to_host(gradient),))
+        return standing_in(x.raw)
+
+    def make_tensor() -> Tensor:
+        array, kind = hoist(x, "stand-in", make_zeros), x.kind
+        if kind.cast_to is not None and kind.sums is None:
+            array, kind = array.astype(kind.cast_to), replace(kind, cast_to=None)
+        return make(array, x.dims, x.region, kind)
+
+    return hoist(x, "stand-in tensor", make_tensor)
+
+
+def cast_on_host(x: Tensor, dtype: Any) -> Tensor:
+    """`x`, which lies on the host, cast where it is fetched."""
+    cast = with_kind(x, cast_to=dtype)
+    if is_kept(x) and stand_in(x) is not x:
+        cast._memo["stand-in"] = x._memo["stand-in"]
+    return cast
+
+
+def fetch_whole(x: Tensor) -> Tensor:
+    """`x` in the processors' memory, stored as it was: for ops that need it there."""
+    if x.region is None or not is_on_host(x.raw):
+        return x
+    lies = stand_in(x)
+    if lies is x:
+        return with_marks(make(to_device(x.raw), x.dims, x.region, x.kind), marks_of(x))
+    array = _fetch(OnHost(lax.stop_gradient(x.raw), lies.raw))
+    return with_marks(make(array, x.dims, x.region, lies.kind), marks_of(x))
+
+
+def _fetch(operand: OnHost) -> Any:
+    """The slice in the processors' memory, whose gradient goes to the stand-in."""
+
+    @jax.custom_vjp
+    def fetched(array: Any, stand_in: Any) -> Any:
+        return to_device(array).astype(stand_in.dtype)
+
+    def keep(array: Any, stand_in: Any) -> Any:
+        return fetched(array, stand_in), None
+
+    fetched.defvjp(keep, lambda _, gradient: (None, gradient))
+    return fetched(*operand)
 
 
 def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
@@ -54,6 +129,12 @@ def as_operand(x: Tensor, want: Placement, over: frozenset[str], vary: Callable[
     return hoist(x, ("uses", want, over), lambda: (lax.stop_gradient(x.raw), _join_gradients(x, want, over, vary)))
 
 
+def as_operand_on_host(x: Tensor, lies: Tensor, want: Placement, over: frozenset[str], vary: Callable[[], Any]) -> Any:
+    """As `as_operand`, of a parameter on the host whose stand-in is `lies`."""
+    taker = (None, vary()) if placement(x) == want else as_operand(lies, want, over, vary)
+    return OnHost(lax.stop_gradient(x.raw), taker)
+
+
 def _join_gradients(x: Tensor, want: Placement, over: frozenset[str], vary: Callable[[], Any]) -> Any:
     """Zeros in the form of the gathered parameter, whose gradient is scattered to it."""
     assert x.region is not None
@@ -70,21 +151,27 @@ def _join_gradients(x: Tensor, want: Placement, over: frozenset[str], vary: Call
         return zeros(array)
 
     def backward(like: Any, gradient: Any) -> Any:
-        total = gradient if x.kind.sums is None else gradient.astype(x.kind.sums)
-        return (_reduce_scatter(total, missing, have, want).astype(like.dtype),)
+        return (_reduce_scatter(gradient, missing, have, want, x.kind.sums).astype(like.dtype),)
 
     joined.defvjp(lambda array: (zeros(array), jnp.zeros((0,), array.dtype)), backward)
     return joined(own)
 
 
 def gather_stored(operand: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
-    """A stored parameter, operand `i` of an op, whole where the op needs it so."""
+    """A stored parameter, operand `i` of an op, whole where the op needs it so.
+
+    Of one that lies on the host `x` is its stand-in.
+    """
     with operand_scope(i):
+        if isinstance(operand, OnHost):
+            is_pair = isinstance(operand.stand_in, tuple)
+            operand = (operand.array, operand.stand_in[1]) if is_pair else _fetch(operand)
         if not isinstance(operand, tuple):
-            return _gather_whole(operand, x, want, region, over)
+            return _gather_whole(to_device(operand), x, want, region, over)
 
         def whole(array: Any) -> Any:
-            cast = array if x.kind.cast_to is None else array.astype(x.kind.cast_to)
+            to = x.kind.cast_to or (x.raw.dtype if is_on_host(array) else None)
+            cast = to_device(array) if to is None else to_device(array).astype(to)
             return relocate(as_varying(cast, over), placement(x), want, region)
 
         @jax.custom_vjp
@@ -115,7 +202,10 @@ def _gather_whole(array: Any, x: Tensor, want: Placement, region: Region, over: 
 
 
 def sum_in(
-    forward: Callable[[Any], Any], kind: Kind, missing: frozenset[str], scatter: tuple[Any, ...] | None = None
+    forward: Callable[[Any], Any],
+    kind: Kind,
+    missing: frozenset[str],
+    scatter: tuple[Placement, Placement] | None = None,
 ) -> Callable[[Any], Any]:
     """`forward` of the cast array, whose gradient is summed in `kind.sums`.
 
@@ -133,19 +223,19 @@ def sum_in(
         return forward(cast(array)), jnp.zeros((0,), array.dtype)
 
     def backward(like: Any, gradient: Any) -> Any:
-        total = gradient.astype(kind.sums)
         if scatter is None:
-            total = collectives.all_reduce(total, tuple(sorted(missing)))
+            total = sums.all_reduce(gradient, tuple(sorted(missing)), kind.sums)
         else:
-            total = _reduce_scatter(total, missing, *scatter)
+            total = _reduce_scatter(gradient, missing, *scatter, kind.sums)
         return (total.astype(like.dtype),)
 
     adopt.defvjp(keep, backward)
     return adopt
 
 
-def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement) -> Any:
+def _reduce_scatter(total: Any, missing: frozenset[str], have: Placement, want: Placement, dtype: Any) -> Any:
+    dtype = total.dtype if dtype is None else dtype
     for position, (stored, whole) in enumerate(zip(have, want, strict=True)):
         if stored != whole:
-            total = collectives.reduce_scatter(total, stored[len(whole) :], position)
-    return collectives.all_reduce(total, tuple(sorted(missing & varying(total))))
+            total = sums.reduce_scatter(total, stored[len(whole) :], position, dtype)
+    return sums.all_reduce(total, tuple(sorted(missing & varying(total))), dtype)

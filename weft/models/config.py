@@ -160,12 +160,16 @@ class TransformerConfig(ModelConfig):
     prefetch: bool = False
     """FSDP: whether that loop gathers stored weights a layer ahead, beside the work of the one before."""
     remat: bool | str = True
-    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept. A stage
+    """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept, with
+    `@host` in the memory of the host: `attention`, `feed_forward`, and `stream`, what goes into a layer. A stage
     of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time."""
     dtype: str = "bfloat16"
     """Of activations; norms, softmax and loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
+    matmul_dtype: str = one_of("same", "float8")
+    """Of the operands of the blocks' products: attention's projections, feed-forward parts, experts with a capacity.
+    `float8` is fp8, each tensor scaled by its largest value; `same` the dtype of activations."""
     attention: str = one_of("auto", "plain")
     """Whether attention may use a fused kernel."""
 
@@ -219,9 +223,14 @@ class TransformerConfig(ModelConfig):
             )
 
     @property
+    def products(self) -> str | None:
+        """The dtype of the blocks' products, where it is another than that of operands."""
+        return None if self.matmul_dtype == "same" else self.matmul_dtype
+
+    @property
     def kept_names(self) -> tuple[str, ...]:
         """The names of what remat can keep of a block."""
-        return ("attention", "feed_forward")
+        return ("attention", "feed_forward", "stream")
 
     @property
     def vocab_dim(self) -> Dim:
@@ -322,13 +331,13 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
 
 
 def check_kept(remat: bool | str, names: Sequence[str]) -> None:
-    """Raises where remat is to keep what has another name than these."""
-    kept = remat.split() if isinstance(remat, str) else []
+    """Raises where remat is to keep what has another name than these, here or on the host."""
+    kept = [word.removesuffix("@host") for word in remat.split()] if isinstance(remat, str) else []
     if unknown := next((name for name in kept if name not in names), None):
         named = " or ".join(f"`{name}`" for name in names)
         raise TensorError(
             f"`remat` names {unknown!r}, and no block has it",
-            fix=f"name what is kept, {named}, or say `remat=True` to keep nothing",
+            fix=f"name what is kept, {named} (on the host: `{names[0]}@host`), or say `remat=True` to keep nothing",
         )
 
 

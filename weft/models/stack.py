@@ -73,15 +73,18 @@ class Stack(eqx.Module):
     def _names_kept(self) -> list[str]:
         """The names of what remat keeps, of those that these blocks have."""
         names = self.config.remat.split() if isinstance(self.config.remat, str) else []
-        return [name for name in names if name != "memory_attention" or self.layers.memory_attention is not None]
+        has_memory = self.layers.memory_attention is not None
+        return [name for name in names if name.partition("@")[0] != "memory_attention" or has_memory]
 
     def _block_runner(
         self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any
     ) -> Callable[..., Any]:
         """What runs one block in training: `one(x, block, its number)`."""
+        keeps_stream = any(name.partition("@")[0] == "stream" for name in self._names_kept)
 
         def one(x: Tensor, block: Any, turn: Any) -> tuple[Tensor, dict[str, Tensor]]:
             own_key = fold_key(key, turn)
+            x = wf.name(x, "stream") if keeps_stream else x
             return block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, key=own_key)[:2]
 
         return one

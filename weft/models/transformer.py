@@ -143,6 +143,7 @@ def _make_attention(config: TransformerConfig, is_rotary: bool) -> nn.Attention:
         rotary=config.rotary_base if is_rotary else None,
         stretch=config.stretch,
         fused=config.attention == "auto",
+        matmul_dtype=config.products,
     )
 
 
@@ -153,6 +154,7 @@ def _make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
         activation=config.activation,
         gated=config.gated,
         bias="in" in config.bias.split(),
+        matmul_dtype=config.products,
     )
 
 
@@ -167,6 +169,7 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         capacity=config.capacity,
         jitter=config.jitter,
         dropout=config.dropout if config.gating != "dropless" else 0.0,
+        matmul_dtype=config.products,
     )
 
 

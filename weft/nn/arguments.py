@@ -1,6 +1,6 @@
 """Checks of the arguments that layers are made with: dims, numbers, choices.
 
-Imports tensors, dims and errors alone. A check gives the value back, or raises.
+Imports tensors, dims, errors and what ops name. A check gives the value back, or raises.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Any
 from ..checks import is_real, is_whole
 from ..dims import Dim
 from ..errors import DimError, TensorError, closest
+from ..ops.einsum import FLOAT8
 from ..tensor import is_tensor
 
 
@@ -59,6 +60,11 @@ def check_divisor(value: Any, what: str, *, divides: int, of: str, beside: int |
             fix=f"give a whole number that divides {both}, e.g. `{what}={near}`",
         )
     return int(value)
+
+
+def check_matmul_dtype(value: Any) -> str | None:
+    """The dtype of a layer's products, if it is float8; None for that of operands."""
+    return None if value is None else check_choice(value, [FLOAT8], "matmul_dtype")
 
 
 def check_dims(x: Any, dims: Iterable[Dim]) -> None:

@@ -33,7 +33,7 @@ from ..ops.ring import (
     ring_attention,
 )
 from ..tensor import Tensor, is_tensor, placement
-from .arguments import check_dim, check_dims, check_number
+from .arguments import check_dim, check_dims, check_matmul_dtype, check_number
 from .mask import Mask
 from .position import RelativeBias, RopeScaling, rope
 from .weights import apply_dropout, cast_weight, full, normal
@@ -58,6 +58,8 @@ class Attention(eqx.Module):
     """The base of RoPE, if there is any."""
     stretch: RopeScaling | None = eqx.field(static=True)
     fused: bool = eqx.field(static=True)
+    matmul_dtype: str | None = eqx.field(static=True)
+    """`float8`: the projections are fp8 products."""
 
     @public
     def __init__(
@@ -74,6 +76,7 @@ class Attention(eqx.Module):
         stretch: RopeScaling | None = None,
         talking: bool = False,
         fused: bool = True,
+        matmul_dtype: str | None = None,
         key: Any = None,
     ):
         for dim, name in ((d_model, "d_model"), (heads, "heads"), (d_kv, "d_kv")):
@@ -87,6 +90,7 @@ class Attention(eqx.Module):
         by_width = d_model.count**-0.5
         self.scale = d_kv.count**-0.5 if scale is None else scale
         self.softcap, self.rotary, self.stretch, self.fused = softcap, rotary, stretch, fused
+        self.matmul_dtype = check_matmul_dtype(matmul_dtype)
         self.q = normal([d_model, *queries], stddev=by_width, key=key, name="q")
         self.k = normal([d_model, heads, d_kv], stddev=by_width, key=key, name="k")
         self.v = normal([d_model, heads, d_kv], stddev=by_width, key=key, name="v")
@@ -149,10 +153,16 @@ class Attention(eqx.Module):
 
     def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (names := self.queries(h)):
-            return _project(h, weight, bias)
+            return self._project_as_named(h, weight, bias)
         if not h.dims.has("stream"):  # all positions are here: each processor projects its own heads
-            return _project(h, weight.rename(**names), None if bias is None else bias.rename(**names))
-        return _project(h, weight, bias).rename(stream=Dim("length", h.size("stream")), **names)
+            bias = None if bias is None else bias.rename(**names)
+            return self._project_as_named(h, weight.rename(**names), bias)
+        return self._project_as_named(h, weight, bias).rename(stream=Dim("length", h.size("stream")), **names)
+
+    def _project_as_named(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        d_model = weight.dims[0]
+        y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=self.matmul_dtype)
+        return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
     def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
@@ -188,11 +198,11 @@ class Attention(eqx.Module):
         if self.fused and is_fusable and is_on_gpu(q):
             return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or self._is_fused_in_blocks(q, k, mask, bias, how)):
-            with self._as_fused_blocks(q, k, mask, bias, how):
+            with self._as_fused_blocks(q, k, mask, bias, how, is_one_kernel=is_fusable):
                 return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
             bias = bias(mask.query_positions(q), mask.key_positions(k))
-        with _as_fused(q, k, causal=mask.causal) if is_fusable else contextlib.nullcontext():
+        with _as_fused(q, k, causal=mask.causal) if self.fused and is_fusable else contextlib.nullcontext():
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
             scores = wf.cast(scores, "float32") * self.scale
@@ -234,12 +244,12 @@ class Attention(eqx.Module):
         return can_fuse_blocks(q, k, mask, bias, self.softcap, how["dropout"] if how["key"] is not None else 0.0)
 
     def _as_fused_blocks(
-        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]
+        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any], *, is_one_kernel: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """While blocks are written out that the fused kernel would do on a GPU."""
         if not self._can_fuse_blocks(q, k, mask, bias, how):
             return contextlib.nullcontext()
-        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask))
+        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask), is_one_kernel=is_one_kernel)
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""
@@ -263,14 +273,9 @@ class Attention(eqx.Module):
                 mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
             else:
                 weight = weight.rename(**{old: new})
-        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=weight.dims[:-1], rename=rename)
+        how = {"rename": rename, "matmul_dtype": self.matmul_dtype}
+        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=weight.dims[:-1], **how)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
-
-
-def _project(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    d_model = weight.dims[0]
-    y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model)
-    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
 def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:
@@ -294,11 +299,11 @@ def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
 
 
 def _as_fused(
-    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None
+    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
 ) -> contextlib.AbstractContextManager[None]:
     """While attention is written out that the fused kernel would do on a GPU."""
     sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
-    return fused_attention(*sizes, causal=causal, block=block)
+    return fused_attention(*sizes, causal=causal, block=block, is_one_kernel=is_one_kernel)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:

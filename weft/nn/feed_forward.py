@@ -14,7 +14,7 @@ from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
 from ..tensor import Tensor
-from .arguments import check_choice, check_dim, check_dims
+from .arguments import check_choice, check_dim, check_dims, check_matmul_dtype
 from .weights import apply_dropout, cast_weight, full, normal
 
 ACTIVATIONS = {
@@ -42,6 +42,8 @@ class FeedForward(eqx.Module):
     in_bias: Tensor | None
     out_bias: Tensor | None
     activation: str = eqx.field(static=True)
+    matmul_dtype: str | None = eqx.field(static=True)
+    """`float8`: its products are fp8 ones."""
 
     @public
     def __init__(
@@ -52,8 +54,10 @@ class FeedForward(eqx.Module):
         activation: str = "relu",
         gated: bool = False,
         bias: bool = False,
+        matmul_dtype: str | None = None,
         key: Any = None,
     ):
+        self.matmul_dtype = check_matmul_dtype(matmul_dtype)
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
         d_model, d_ff = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff")
         by_width = d_model.count**-0.5
@@ -70,15 +74,15 @@ class FeedForward(eqx.Module):
         w_in = cast_weight(self.w_in, h.dtype)
         w_out = cast_weight(self.w_out, h.dtype)
         d_model, d_ff = w_in.dims
-        hidden = wf.einsum(h, w_in, over=d_model)
+        hidden = wf.einsum(h, w_in, over=d_model, matmul_dtype=self.matmul_dtype)
         if self.in_bias is not None:
             hidden = wf.add(hidden, wf.cast(self.in_bias, h.dtype), names="subset")
         activate = ACTIVATIONS[self.activation]
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
-            gate = wf.einsum(h, cast_weight(self.w_gate, h.dtype), over=d_model)
+            gate = wf.einsum(h, cast_weight(self.w_gate, h.dtype), over=d_model, matmul_dtype=self.matmul_dtype)
             hidden = wf.multiply(activate(gate), hidden, names="subset")
         hidden = apply_dropout(hidden, dropout, key)
-        y = wf.einsum(hidden, w_out, over=d_ff, rename=rename)
+        y = wf.einsum(hidden, w_out, over=d_ff, rename=rename, matmul_dtype=self.matmul_dtype)
         return y if self.out_bias is None else wf.add(y, wf.cast(self.out_bias, h.dtype), names="subset")

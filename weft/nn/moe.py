@@ -21,7 +21,7 @@ from ..dims import Dim
 from ..errors import DimError, TensorError, public
 from ..ops.dispatch import collect, dispatch, parts_of, repeat, sum_in_slices
 from ..tensor import Tensor
-from .arguments import check_choice, check_count, check_dim, check_dims, check_number
+from .arguments import check_choice, check_count, check_dim, check_dims, check_matmul_dtype, check_number
 from .dropless import best_experts, run_experts
 from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
 from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
@@ -48,6 +48,8 @@ class MixtureOfExperts(eqx.Module):
     jitter: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
     activation: str = eqx.field(static=True)
+    matmul_dtype: str | None = eqx.field(static=True)
+    """`float8`: experts with a capacity, and shared ones, have fp8 products."""
 
     @public
     def __init__(
@@ -64,8 +66,10 @@ class MixtureOfExperts(eqx.Module):
         dropout: float = 0.0,
         activation: str = "relu",
         gated: bool = False,
+        matmul_dtype: str | None = None,
         key: Any = None,
     ):
+        self.matmul_dtype = check_matmul_dtype(matmul_dtype)
         d_model, d_ff, experts = check_dim(d_model, "d_model"), check_dim(d_ff, "d_ff"), check_dim(experts, "experts")
         self.gating = check_choice(gating, GATINGS, "gating")
         self.top_k = experts_per_token(gating, check_count(top_k, "top_k"))
@@ -85,7 +89,8 @@ class MixtureOfExperts(eqx.Module):
         if check_count(shared_experts, "shared_experts", least=0):
             wide = Dim("shared_ff", shared_experts * d_ff.size, d_ff.name)
             own_key = None if key is None else key_for(key, "shared")
-            self.shared = FeedForward(d_model, wide, activation=activation, gated=gated, key=own_key)
+            how: Any = {"activation": activation, "gated": gated, "matmul_dtype": matmul_dtype}
+            self.shared = FeedForward(d_model, wide, key=own_key, **how)
         by_width = d_model.count**-0.5
         self.gate = normal(
             [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
@@ -157,15 +162,16 @@ class MixtureOfExperts(eqx.Module):
         ff = [d_ff] if ff is None else list(ff)
         w_in, w_out = (_cut(cast_weight(w, z.dtype), d_ff, ff) for w in (self.w_in, self.w_out))
         out = [*(dim for dim in z.dims.without([d_model]) if dim not in ff), *ff]
-        hidden = wf.einsum(z, w_in, out=out)
+        hidden = wf.einsum(z, w_in, out=out, matmul_dtype=self.matmul_dtype)
         activate = ACTIVATIONS[self.activation]
         if self.w_gate is None:
             hidden = activate(hidden)
         else:
             w_gate = _cut(cast_weight(self.w_gate, z.dtype), d_ff, ff)
-            hidden = wf.multiply(activate(wf.einsum(z, w_gate, out=out)), hidden, names="subset")
+            gate = wf.einsum(z, w_gate, out=out, matmul_dtype=self.matmul_dtype)
+            hidden = wf.multiply(activate(gate), hidden, names="subset")
         hidden = apply_dropout(hidden, self.dropout, key)
-        return wf.einsum(hidden, w_out, over=ff[-1])
+        return wf.einsum(hidden, w_out, over=ff[-1], matmul_dtype=self.matmul_dtype)
 
     def slots(self, length: int, drops: bool) -> Dim:
         """The places an expert has for tokens of one sequence."""

@@ -22,6 +22,7 @@ from ..errors import RegionError, TensorError, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd.border import SpmdFunction
+from ..spmd.place import put
 from ..tensor import Tensor, parameter, tensor, with_kind
 
 STACKED = ("rounds", "stage", "layers")
@@ -189,7 +190,11 @@ def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
     make = _compile_sharded(weight.dims, weight.stack, weight.layers, weight.dtype, region.mesh, Layout(rules))
-    return _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
+    values = _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
+    is_made = not isinstance(values.raw, jax.core.Tracer)
+    if not is_made or not region.is_on_host(weight.stored_dims, values.kind.store):
+        return values
+    return put(values, mesh=region.mesh, layout=region.layout)  # at once: the next one needs the room
 
 
 def _as_parameter(weight: Weight, values: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from ..errors import DimError, TensorError
 from ..graph import keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
 from ..lower.dealt import dealing
-from ..lower.meet import bring, gather_before_loop, operand, with_layout
+from ..lower.meet import bring, common_region, operand, vary_before_loop, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import taken_axes
 from ..lower.recorded import bring_in, bringing, note_loop, part_of_block, recorded_block
+from ..lower.stored import is_stored
 from ..lower.trees import map_tensors, slot_of
 from ..tensor import Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .branches import outputs
@@ -37,7 +38,8 @@ def accumulate(
 
     `fn(params, microbatch)` gives (sum, weight). Global row i goes to microbatch i mod count, so no row moves; random
     numbers that it draws for its rows are those of these rows, as if all were drawn at once.
-    Differentiated, gradients are summed over processors once, at the end.
+    Differentiated, gradients are summed over processors once, at the end. Parameters that are stored split (FSDP) stay
+    so: each microbatch gathers them where it uses them, and its gradients are added up as they are stored.
     """
     need_function(fn, "accumulate", takes=2)
     if not is_whole(count, 1):
@@ -61,25 +63,32 @@ def accumulate(
 
 def _accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: Any, name: str, turn: Dim) -> Tensor:
     tensors = _tensors_with(name, data)
-    params = map_tensors(lambda x: gather_before_loop(x, tensors), params)
+    stored: dict[int, Tensor] = {}  # by the tensor given
+    map_tensors(lambda x: _add_stored(x, tensors, stored), params)
     pieces = [_deal_out(x, name, turn) for x in tensors]
     inner = [slot_of(x).inner(turn, x.region) for x in pieces]
     regions: list[Any] = []
 
-    def part(arrays: Sequence[Any]) -> list[Any]:
+    def part(weights: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         number, *rows = arrays
+        held = iter(weights)  # made anew in each turn, or they would be gathered before the first
+        given = map_tensors(lambda x: slot_of(stored[id(x)]).filled(next(held)) if id(x) in stored else x, params)
         slices = (slot.filled(array) for slot, array in zip(inner, rows, strict=True))
         microbatch = map_tensors(lambda x: next(slices) if x.dims.has(name) else x, data)
         with dealing(name, turn.size, number):
-            pair = fn(params, microbatch)
+            pair = fn(given, microbatch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TensorError("accumulate's function gave no pair", fix="return `(sum, weight)`, two scalars")
         scalars = [bring_in(_scalar(x)) for x in pair]
         regions[:] = [x.region for x in scalars]
         return [x.local_array.astype(jnp.promote_types(x.dtype, "float32")) for x in scalars]
 
-    arrays = [jnp.arange(turn.size, dtype="uint32"), *(x.raw for x in pieces)]
-    total, weight = _sum_microbatches(trace_on_slice(lambda inputs: jax.make_jaxpr(part)(inputs), arrays), arrays)
+    weights, arrays = (
+        [x.raw for x in stored.values()],
+        [jnp.arange(turn.size, dtype="uint32"), *(x.raw for x in pieces)],
+    )
+    closed = trace_on_slice(lambda inputs: jax.make_jaxpr(part)(weights, inputs), arrays)
+    total, weight = _sum_microbatches(closed, weights, arrays)
     with part_of_block():
         return result(total, (), regions[0]) / result(weight, (), regions[1])
 
@@ -88,13 +97,25 @@ def _tensors_with(name: Any, data: Any) -> list[Tensor]:
     return [leaf for leaf in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(leaf) and leaf.dims.has(name)]
 
 
-def _sum_microbatches(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
+def _add_stored(x: Tensor, data: Sequence[Tensor], stored: dict[int, Tensor]) -> None:
+    """Adds a parameter that is stored split, varying as the data does.
+
+    What of its gradient is not scattered in a turn is then summed once, after all.
+    """
+    region = common_region([x, *data])
+    if region is not None and is_stored(x, region.placement(x.dims)):
+        over = frozenset[str]().union(*(varying(each.raw) for each in data))
+        stored[id(x)] = with_marks(vary_before_loop(x, over), marks_of(x))
+
+
+def _sum_microbatches(closed: ClosedJaxpr, weights: Sequence[Any], pieces: Sequence[Any]) -> Any:
     """Σsum and Σweight over the microbatches, where `closed` is the program of one.
 
+    It is given the weights, the same each time, and a slice of each of the pieces.
     Differentiated, each microbatch's gradients are made as soon as its sum is, and added up: nothing of one
     microbatch is kept while the next one runs, and nothing is computed twice.
     """
-    count = len(closed.consts)
+    count = len(closed.consts) + len(weights)
 
     def loop(values: Sequence[Any], starts: Sequence[Any], step: Callable[[list[Any]], tuple[Any, Any]]) -> Any:
         def turn(totals: Sequence[Any], piece: Sequence[Any]) -> tuple[Any, Any]:
@@ -131,7 +152,7 @@ def _sum_microbatches(closed: ClosedJaxpr, pieces: Sequence[Any]) -> Any:
         return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)
 
     summed.defvjp(forward, backward, symbolic_zeros=True)
-    return summed([*closed.consts, *pieces])
+    return summed([*closed.consts, *weights, *pieces])
 
 
 def _value_and_slopes(

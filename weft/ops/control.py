@@ -27,6 +27,7 @@ from ..lower.move import align, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
 from ..lower.recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
+from ..lower.stored import fetch_whole
 from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_of, take_apart
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .debug import only_where
@@ -111,6 +112,8 @@ def _put_first(xs: Any, dim: Dim) -> Any:
             )
         if placement(x)[x.dims.position(dim)]:  # a parameter stored split along it
             x = with_layout(x, x.region)
+        if dims.names != x.dims.names:
+            x = fetch_whole(x)
         return with_marks(make(align(x.raw, x.dims, dims), dims, x.region, x.kind), marks)
 
     for leaf in jax.tree.leaves(xs, is_leaf=is_tensor):

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from ..dims import Dim, DimLike, Dims, Shape, rename_dims, resolve, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, TensorError
-from ..layout import Axes, Placement
+from ..layout import Axes, Placement, axes_in
+from ..lower.float8 import Float8Product
 from ..lower.meet import Meeting, common_region, meet, need_tensor, note_together
 from ..lower.move import settle
 from ..lower.overlap import RingGather, RingScatter, ring_of_renamed, ring_of_stored, ring_of_sum
@@ -25,6 +26,8 @@ from ..tensor import Tensor, as_dtype
 from .elementwise import cast
 from .reshape import rename
 
+FLOAT8 = "float8"
+
 
 @recorded(reason_along=SUMS, is_product=True)
 def einsum(
@@ -33,6 +36,7 @@ def einsum(
     over: Dims | None = None,
     rename: Mapping[Any, DimLike] | None = None,
     dtype: DTypeLike | None = None,
+    matmul_dtype: str | None = None,
     overlap: bool = False,
 ) -> Tensor:
     """The product of `xs` with the dims `out`, or with all but those summed, `over`.
@@ -41,18 +45,44 @@ def einsum(
     is the new dim's. `dtype` is that of the result and of its collective; where it cannot hold a part of the sum (an
     integer for floats, a boolean) the sum is formed and sent as it is without, and cast once. With `overlap=True`,
     where one of two operands would be gathered first or the result reduce-scattered, pieces go round a ring beside the
-    products (collective matmul).
+    products (collective matmul). `matmul_dtype="float8"` multiplies two tensors of floats as 8-bit ones, each scaled by
+    its largest value (fp8, `weft/lower/float8.py`); so are the products of their gradients.
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
     if not isinstance(overlap, bool):
         raise TensorError(f"einsum got overlap={overlap!r}", fix="say `overlap=True` or `overlap=False`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
-    plan = _plan(xs, _kept(union(*(x.dims for x in xs)), out, over), read_rename(rename), overlap)
+    kept = _kept(union(*(x.dims for x in xs)), out, over)
+    if matmul_dtype is not None:
+        _check_float8(matmul_dtype, xs, kept, overlap)
+    plan = _plan(xs, kept, read_rename(rename), overlap, matmul_dtype is not None)
     if dtype is None:
         return _lower(plan, xs, None)
     dtype = as_dtype(dtype)
     return cast(_lower(plan, xs, _sum_dtype(xs, dtype)), dtype)
+
+
+def _check_float8(matmul_dtype: Any, xs: Sequence[Tensor], kept: Shape, overlap: bool) -> None:
+    """Raises where a product cannot be one of 8-bit floats."""
+    if matmul_dtype != FLOAT8:
+        fix = f"say `matmul_dtype={FLOAT8!r}`, or leave it out; `wf.cast` makes operands of another dtype"
+        raise TensorError(f"einsum got matmul_dtype={matmul_dtype!r}", fix=fix)
+    floats = [x for x in xs if jnp.issubdtype(x.dtype, jnp.floating)]
+    if len(xs) != 2 or len(floats) < len(xs):
+        raise TensorError(
+            f"a float8 product is of two tensors of floats, and einsum got {', '.join(repr(x) for x in xs)}",
+            fix="leave `matmul_dtype` out, or multiply them two by two",
+        )
+    alone = [dim for x, other in (xs, xs[::-1]) for dim in x.dims if not kept.has(dim) and not other.dims.has(dim)]
+    if alone:
+        raise DimError(
+            f"a float8 product sums over dims that both operands have, and only one has `{alone[0].name}`",
+            fix=f"sum it first: `wf.sum(x, over={alone[0].name!r})`",
+        )
+    if overlap:
+        fix = "leave one of `overlap` and `matmul_dtype` out"
+        raise TensorError("einsum got overlap=True and a float8 product, whose scale is that of all pieces", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -73,9 +103,13 @@ class _EinsumPlan:
     """Over which axes each dim of the product is split; `settle` moves it to where the result belongs."""
     partial: Axes
     """The axes over which the product is still to be summed: an all-reduce, or a reduce-scatter to a dim of `out`."""
+    is_float8: bool = False
+    """Whether operands are multiplied as 8-bit floats."""
 
 
-def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool) -> _EinsumPlan:
+def _plan(
+    xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overlap: bool, is_float8: bool = False
+) -> _EinsumPlan:
     """What is renamed before the product, where it is split, and what is left to sum."""
     dims, region = union(*(x.dims for x in xs)), common_region(xs)
     # A name that an operand has already is given after the product alone: before it, two dims would be one.
@@ -92,7 +126,7 @@ def _plan(xs: Sequence[Tensor], kept: Shape, names: Mapping[str, DimLike], overl
     partial = meeting.axes([dim for dim in meeting.dims if union(*shapes).has(dim) and not product.has(dim)])
     scatter = ring_of_sum(product, result, have, partial, xs) if overlap and gather is None else None
     if scatter is None:
-        return _EinsumPlan(before, product, result, gather, None, have, partial)
+        return _EinsumPlan(before, product, result, gather, None, have, partial, is_float8)
     return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.left(partial))
 
 
@@ -110,6 +144,9 @@ def _lower(plan: _EinsumPlan, xs: Sequence[Tensor], dtype: Any) -> Tensor:
         product = plan.gather.product(product, named, plan.kept)
     operands = named if plan.gather is None else plan.gather.operands(named)
     meeting = meet(operands)
+    if plan.is_float8:
+        axes = [*(meeting.axes(x.dims) for x in operands), axes_in(plan.have)]
+        product = Float8Product(product.orders, axes, dtype)
     array = meeting.run(lambda *arrays: product(*_without_padding(arrays, operands, meeting)), operands)
     return settle(array, plan.out, plan.have, meeting.region, partial=plan.partial)
 

@@ -16,6 +16,7 @@ from jax import lax
 from jax.scipy import special
 
 from ..checks import need_function
+from ..compat import is_on_host
 from ..dims import Dim, union
 from ..dtypes import DTypeLike
 from ..errors import DimError, RegionError, TensorError
@@ -23,6 +24,7 @@ from ..graph import visits
 from ..lower.meet import Meeting, common_region, hoist, meet, operand
 from ..lower.move import align, result
 from ..lower.recorded import recorded
+from ..lower.stored import cast_on_host, fetch_whole
 from ..lower.trees import map_tensors
 from ..operators import operation
 from ..primitives import is_elementwise, row_of
@@ -141,6 +143,7 @@ def _kind_if_stored(tensors: Sequence[Tensor]) -> Kind | None:
 
 
 def _stored_elementwise(fn: Callable[..., Any], name: str, xs: Sequence[Any], kind: Kind) -> Tensor:
+    xs = [fetch_whole(x) if is_tensor(x) else x for x in xs]
     first = next(x for x in xs if is_tensor(x) and x.dims)
     array = _call(fn, name, xs, [align(x.raw, x.dims, first.dims) if is_tensor(x) else x for x in xs])
     _check_elementwise(array, name, first.region.local_sizes(first.dims, placement(first)))
@@ -281,6 +284,8 @@ def cast(x: Any, dtype: DTypeLike) -> Tensor:
         return x
     if x.kind.sums is not None and jnp.issubdtype(dtype, jnp.inexact):
         return hoist(x, ("cast to", dtype), lambda: with_kind(x, cast_to=dtype))
+    if x.region is not None and is_on_host(x.raw):
+        return hoist(x, ("cast to", dtype), lambda: cast_on_host(x, dtype))
     kind = Kind(store=x.kind.store, frozen=x.kind.frozen)
     if x.region is None or not isinstance(x.raw, jax.core.Tracer):
         made = _elementwise(lambda a: a.astype(dtype), "cast", [x])

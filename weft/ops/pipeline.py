@@ -24,6 +24,7 @@ from ..lower.meet import bring, common_region, operand, vary_before_loop, with_l
 from ..lower.move import align, relocate, result, settle
 from ..lower.padding import need_no_padding
 from ..lower.recorded import bringing, note_loop, recorded_block
+from ..lower.stored import fetch_whole
 from ..lower.trees import map_tensors
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .mapping import axes_taken
@@ -64,7 +65,7 @@ def pipeline(
     key = None if key is None else need_key(key, "pipeline")
     flow = Flow(dim, axes, region.ways(axes) if region is not None else 1, micro_dim, rounds, rows, key)
     _check_divides(flow, region)
-    note_loop(dim.name, idle=(flow.ways - 1, flow.ticks))
+    note_loop(dim.name, schedule=flow.schedule)
     inner = region.within(axes) if region is not None and axes else region
     dealt = [_deal_out(leaf, flow, region, inner) for leaf in tensors]
     over_axes = frozenset().union(*(varying(leaf.raw) for leaf in dealt))
@@ -195,7 +196,7 @@ def bring_weight(w: Tensor, flow: Flow, region: Region | None, inner: Region | N
 
     It varies over the axes of the data from here on: its gradient is summed once, after all ticks.
     """
-    w, marks = check_tensor(w), marks_of(w)
+    w, marks = fetch_whole(check_tensor(w)), marks_of(w)
     if not w.dims.has(flow.stage):
         return bring(w, inner) if inner is not None and flow.axes else w
     if region is not None and w.region is None:

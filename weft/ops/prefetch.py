@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
-from ..compat import recomputing, without_dead_code
+from ..compat import is_on_host, recomputing, to_host, without_dead_code
 from ..graph import cut_at, keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
 from ..lower.fetch import Fetched, collect
@@ -53,7 +53,7 @@ def scan_ahead(
     turn = _Turn(closed, len(carry), ahead)
     shared = [*closed.consts, *turn.gather_fixed()]
     if turn.gathers:
-        return _Pipeline(turn, length, reverse, unroll)(shared, list(carry), list(xs))
+        return _LoopAhead(turn, length, reverse, unroll)(shared, list(carry), list(xs))
 
     def step(carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         return turn.compute(shared, carry, x, [])
@@ -94,7 +94,7 @@ class _Turn:
         return made[: self._carried], made[self._carried :]
 
 
-class _Pipeline:
+class _LoopAhead:
     """A loop whose turns gather for one another, forward and backward."""
 
     def __init__(self, turn: _Turn, length: int, reverse: bool, unroll: int):
@@ -274,8 +274,9 @@ def _fill(flags: Sequence[bool], chosen: Arrays) -> list[Any]:
 
 
 def _zeros(like: Any, shape: Sequence[int] | None = None) -> Any:
-    """Zeros that vary as a value does."""
-    return as_varying(jnp.zeros(like.shape if shape is None else shape, like.dtype), varying(like))
+    """Zeros that vary as a value does, in the memory where it lies."""
+    zeros = as_varying(jnp.zeros(like.shape if shape is None else shape, like.dtype), varying(like))
+    return to_host(zeros) if is_on_host(like) else zeros
 
 
 def _without_dead(fn: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,7 @@
 """Recomputation (remat): what a backward pass keeps, and what it makes again.
 
 A gathered parameter is never kept. Collectives inside a recomputed function run twice unless their results are kept
-by name.
+by name. What is kept may wait for the backward pass in the memory of the host (offload).
 """
 
 import contextvars
@@ -13,6 +13,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from ..checks import need_function
+from ..compat import PINNED
 from ..errors import TensorError, closest, fold_frames, public
 from ..leaves import is_data
 from ..lower.fetch import is_collecting
@@ -28,7 +29,7 @@ _named: contextvars.ContextVar[set[str]] = contextvars.ContextVar("names given i
 def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., Any]:
     """Activation checkpointing: `fn`, recomputed in the backward pass.
 
-    Only values marked by `wf.name` with a name in `save` are kept.
+    Only values marked by `wf.name` with a name in `save` are kept; one of `attn@host` in the memory of the host.
     """
     need_function(fn, "remat")
     if isinstance(save, str):
@@ -37,6 +38,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
         raise TensorError(
             f"remat got save={save!r}", fix="give the names that `wf.name(x, ...)` gave, e.g. save=['attn']"
         )
+    kept, on_host = split_names(save)
 
     @fold_frames
     @functools.wraps(fn)
@@ -62,7 +64,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
                     result = fn(*inner_args, **inner_kwargs)
             finally:
                 _named.reset(token)
-            if missing := next((word for word in save if word not in named), None):
+            if missing := next((word for word in (*kept, *on_host) if word not in named), None):
                 raise TensorError(
                     f"remat is to keep `{missing}`, a name nothing in it has", fix=closest(missing, named)
                 )
@@ -72,11 +74,38 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
             )
             return result
 
-        policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None
+        policy = _policy(kept, on_host) if save else None
         values = [leaf for leaf, value in zip(leaves, is_value, strict=True) if value]
         return jax.checkpoint(run, policy=policy)(values)
 
     return recomputed
+
+
+_ON_HOST = "@host"
+
+
+def split_names(save: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of what is kept by the processors, and of what is on the host.
+
+    >>> split_names(["attention@host", "feed_forward"])
+    (['feed_forward'], ['attention'])
+    """
+    on_host = [word.removesuffix(_ON_HOST) for word in save if word.endswith(_ON_HOST)]
+    kept = [word for word in save if not word.endswith(_ON_HOST)]
+    if both := next((word for word in kept if word in on_host), None):
+        raise TensorError(f"remat is to keep `{both}` twice", fix=f"say `{both}` or `{both}@host`")
+    return kept, on_host
+
+
+def _policy(kept: Sequence[str], on_host: Sequence[str]) -> Any:
+    if not on_host:
+        return jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=kept,
+        names_which_can_be_offloaded=on_host,
+        offload_src="device",
+        offload_dst=PINNED,
+    )
 
 
 @recorded

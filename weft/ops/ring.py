@@ -27,7 +27,8 @@ from ..lower.collectives import as_varying, first_place, index, permute, varying
 from ..lower.dealt import dealt_among
 from ..lower.meet import Meeting, meet_apart, with_layout
 from ..lower.move import align, settle
-from ..lower.recorded import recorded
+from ..lower.recorded import note_schedule, recorded
+from ..schedule import RingSchedule
 from ..tensor import Tensor, is_tensor, placement
 from .blockwise import (
     Back,
@@ -104,6 +105,10 @@ def _attend(
     meeting = meet_apart(list(named.values()))
     _check(meeting, q, k, channel)
     ring = _Ring.of(meeting, q, k, mask)
+    if ring.hops:
+        shape = ring.axes, ring.ways, ring.hops, ring.is_zigzag
+        own = k.size("memory_length") // ring.ways
+        note_schedule(RingSchedule(*shape, _is_ordered(q, k, mask), own, mask.window))
     scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
 
     def attend(*arrays: Any) -> Any:

@@ -22,6 +22,7 @@ from ..lower.dealt import dealing
 from ..lower.meet import operand, with_layout
 from ..lower.move import align, result
 from ..lower.recorded import bring_in
+from ..schedule import PipelineSchedule
 from ..tensor import Tensor, is_tensor, make, marks_of, with_marks
 from .control import TracedLoop, scan, trace_on_slice
 from .debug import only_where
@@ -58,14 +59,9 @@ class Flow:
         return self.rounds if self.axes else 1
 
     @property
-    def work(self) -> int:
-        """How many ticks a processor works."""
-        return self.micro.size * self.passes
-
-    @property
-    def ticks(self) -> int:
-        """With those in which the pipeline fills and empties (the bubble)."""
-        return self.work + self.ways - 1
+    def schedule(self) -> PipelineSchedule:
+        """Who works on which microbatch at which tick."""
+        return PipelineSchedule(self.axes, self.ways, self.local_stages.size, self.micro.size, self.passes)
 
 
 _HANDED_ON = "because stages are split over {axes}: each hands its microbatch on to the next"
@@ -79,7 +75,8 @@ def because(reason: str, region: Region | None) -> contextlib.AbstractContextMan
 
 def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | None) -> tuple[list[Tensor], list[Any]]:
     """The microbatches after all ticks, still one slot from home; extras by tick."""
-    numbers = jnp.arange(flow.ticks, dtype="int32")
+    schedule = flow.schedule
+    numbers = jnp.arange(schedule.turns, dtype="int32")
     begun = [make(x.raw[0], x.dims[1:], inner, x.kind) for x in dealt]
     # A stage without work works on these, real data: what is made of zeros may have no finite gradient.
     idle = [lax.stop_gradient(x.raw) for x in begun]
@@ -89,7 +86,7 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
         stream, arrived, kept = carry
         number = inputs[0]
         place = index(flow.axes) if flow.axes else 0
-        done = jnp.clip(number - place, 0, flow.work - 1)
+        done = jnp.clip(number - place, 0, schedule.work - 1)
         turn, micro = done // flow.micro.size, done % flow.micro.size
         slot = number % flow.slots
         next_in = [lax.dynamic_index_in_dim(x.raw, slot, 0, keepdims=False) for x in stream]
@@ -120,7 +117,7 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
     kept = [_repeated(x, waiting, inner) for x in begun] if flow.passes > 1 else []
     carry = (dealt, begun if flow.axes else [], kept)
     loop = TracedLoop(tick, carry, "pipeline", lambda trace: trace_on_slice(trace, [numbers]))
-    last, extras = lax.scan(loop.step, loop.carry, [numbers], length=flow.ticks)
+    last, extras = lax.scan(loop.step, loop.carry, [numbers], length=schedule.turns)
     return [slot.filled(a) for slot, a in zip(loop.slots[: len(dealt)], last[: len(dealt)], strict=True)], extras
 
 

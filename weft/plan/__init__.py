@@ -3,7 +3,8 @@
 from .compile import Proof, compiled_for
 from .cost import OpCost, Plan
 from .decoding import DecodePlan
-from .hardware import HARDWARE, Hardware, Link, hardware
+from .hardware import HARDWARE, hardware
+from .machine import Hardware, Link
 from .page import page
 from .ranking import LayoutClass, Ranked, Ranking
 from .search import search

@@ -25,6 +25,8 @@ class FusedGroup:
     is_causal: bool
     is_block: bool = False
     """Whether it is one of many blocks, each a kernel of its own, left out where nothing of it is seen."""
+    is_one_kernel: bool = False
+    """Whether the blocks of a long one are all done by one kernel."""
 
     @property
     def seen_share(self) -> float:
@@ -48,6 +50,9 @@ def groups_of(reading: Reading) -> dict[int | None, FusedGroup]:
             sizes = kernel.length, kernel.memory_length, kernel.width
             groups[kernel] = FusedGroup(*sizes, scores // ways, kernel.is_causal)
             if kernel.block is not None:
-                groups[kernel] = FusedGroup(*sizes, kernel.block, is_causal=False, is_block=True)
+                is_causal = kernel.is_causal and kernel.is_one_kernel
+                groups[kernel] = FusedGroup(
+                    *sizes, kernel.block, is_causal, is_block=True, is_one_kernel=kernel.is_one_kernel
+                )
         by_entry[entry.id] = groups[kernel]
     return by_entry

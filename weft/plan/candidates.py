@@ -205,14 +205,6 @@ class Candidates:
         techniques = self._techniques[place[0]]
         return techniques.names(int(techniques.of(np.array([place[2]]))[0]))
 
-    def bound(self, place: Place) -> tuple[float, float]:
-        """The seconds and the memory of a place, put together."""
-        variant, number, sets = place
-        mesh = self.meshes[number]
-        shape = tuple(mesh.axes.values())
-        costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), np.array([sets]))
-        return float(costs.seconds[0]), float(costs.memory[0])
-
     def ways(self, candidate: int) -> tuple[frozenset[tuple[int, int]], float]:
         """Parts each set cuts into, and the bound: equal where only axes' names differ."""
         variant, number, sets = self.place(candidate)

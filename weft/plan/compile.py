@@ -25,6 +25,7 @@ from ..layout import LayoutLike, as_layout
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd import bind
 from ..text import columns, size_text
+from .compare_sent import compare_sent
 from .sent import Sent
 from .targets import Target, read_target
 
@@ -71,20 +72,17 @@ class Proof:
         return totals
 
     def beside(self, program: "Program") -> str:
-        """XLA's figures beside those Weft found by reading the program."""
-        memory = program.memory_on(read_target(self.target).kind)
-        planned: dict[str, int] = {}
-        for row in program.ledger:
-            axes = "+".join(axis for axis in program.mesh.axes if axis in row.axes)
-            planned[axes] = planned.get(axes, 0) + row.bytes * row.count
-        rows = [("", "Weft", f"XLA for {self.target}")]
-        rows.append(("arguments", size_text(memory.arguments), size_text(self.argument_bytes)))
+        """XLA's figures beside those Weft found, and why they differ."""
+        kind = read_target(self.target).kind
+        memory = program.memory_on(kind)
         low, high = map(size_text, memory.range)
-        rows.append(("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)))
-        for axes in dict.fromkeys([*planned, *self.sent_bytes]):
-            pair = size_text(planned.get(axes, 0)), size_text(self.sent_bytes.get(axes, 0))
-            rows.append((f"sent over {axes or 'no axis'}", *pair))
-        return "\n".join(columns(rows))
+        rows = [
+            ("", "Weft", f"XLA for {self.target}"),
+            ("arguments", size_text(memory.arguments), size_text(self.argument_bytes)),
+            ("peak", f"{size_text(memory.peak)} ({low} to {high})", size_text(self.peak_bytes)),
+        ]
+        sent, notes = compare_sent(program, self.collectives, kind)
+        return "\n".join([*columns(rows + sent), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The proof as plain values."""
@@ -143,11 +141,16 @@ def _check_target(machine: Target, mesh: Mesh) -> None:
 def _export(run: Callable[..., Any], arrays: Sequence[Any], machine: Target) -> Any:
     """The program lowered for the target, as something another process can take up."""
     try:
-        exported = jax.export.export(jax.jit(run), platforms=[machine.platform])(*arrays)
+        # Of float8 operands; its process has the same JAX, so that what it means cannot have changed.
+        allowed = [jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
+        exported = jax.export.export(jax.jit(run), platforms=[machine.platform], disabled_checks=allowed)(*arrays)
     except (NotImplementedError, ValueError) as error:
+        calls_back = any(
+            word in str(error) for word in ("callback", "effect", "the platform for the specified backend")
+        )
         raise WeftError(
-            f"the program cannot be compiled in a process of its own: {str(error).splitlines()[0]}",
-            fix="leave out what calls back to Python while it runs (`wf.check`, `wf.print`, callbacks)",
+            f"the program cannot be compiled in a process of its own: {_whole(str(error), machine)}",
+            fix=_CALLS_BACK if calls_back else _NOT_KNOWN,
         ) from error
     functions: dict[str, Any] = {
         field.name: None for field in dataclasses.fields(exported) if callable(getattr(exported, field.name, None))
@@ -164,7 +167,9 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
         places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
         environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": places}
         try:
-            child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout
+            )
         except subprocess.TimeoutExpired:
             raise WeftError(
                 f"compiling for {machine.text} took more than {timeout:g} s",
@@ -172,22 +177,49 @@ def _run_child(request: bytes, machine: Target, timeout: float) -> dict[str, Any
             ) from None
     lines = child.stdout.splitlines()
     if child.returncode == 0 and lines:
-        return json.loads(lines[-1])
-    raise _failure(child.stderr, child.returncode, machine)
-
-
-def _failure(printed: str, status: int, machine: Target) -> WeftError:
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    exhausted = next((line for line in reversed(lines) if "RESOURCE_EXHAUSTED" in line), None)
-    if exhausted is not None:
-        return WeftError(
-            f"XLA says that the program does not fit: {exhausted.split('RESOURCE_EXHAUSTED:')[-1].strip()}",
-            state=f"target: {machine.text}",
-            fix="split what is largest (`program.memory`), or use fewer examples at once",
-        )
-    ended = f"was ended by signal {-status}" if status < 0 else f"failed ({status})"
-    return WeftError(
-        f"compiling for {machine.text} {ended}: {lines[-1] if lines else 'it said nothing'}",
-        state="   ".join(lines[-4:-1]),
-        fix="compile for another shape of the machine; not every shape exists",
+        answer = json.loads(lines[-1])
+        if "refused" in answer:
+            raise _refusal(answer["refused"], answer["during"], machine)
+        return answer
+    ended = f"was ended by signal {-child.returncode}" if child.returncode < 0 else f"failed ({child.returncode})"
+    printed = child.stderr.strip() or "it said nothing"
+    raise WeftError(
+        f"compiling for {machine.text} {ended}: {_whole(printed, machine, tail=True)}",
+        fix=_NOT_KNOWN,
     )
+
+
+_CALLS_BACK = "leave out what calls back to Python while it runs (`wf.check`, `wf.print`, callbacks)"
+_DOES_NOT_FIT = "split what is largest (`program.memory`), or use fewer examples at once"
+_NO_SUCH_SHAPE = "compile for another shape of the machine; not every shape exists"
+_NOT_KNOWN = "none is known to Weft; what the compiler says stands above, whole or with the file that has all of it"
+
+
+def _refusal(said: str, during: str, machine: Target) -> WeftError:
+    """The error for what XLA refused, with its own message whole."""
+    state = f"target: {machine.text}"
+    if during == "machine":
+        fact = f"XLA knows no machine {machine.text}: {_whole(said, machine)}"
+        return WeftError(fact, state=state, fix=_NO_SUCH_SHAPE)
+    if "RESOURCE_EXHAUSTED:" in said:
+        _, _, why = said.partition("RESOURCE_EXHAUSTED:")
+        fact = f"XLA says that the program does not fit: {_whole(why.strip(), machine)}"
+        return WeftError(fact, state=state, fix=_DOES_NOT_FIT)
+    return WeftError(f"compiling for {machine.text} failed: {_whole(said, machine)}", state=state, fix=_NOT_KNOWN)
+
+
+_MOST_LINES, _MOST_LETTERS = 40, 4000
+
+
+def _whole(text: str, machine: Target, *, tail: bool = False) -> str:
+    """A compiler's message; of a long one the beginning or end, and a file with all."""
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES and len(text) <= _MOST_LETTERS:
+        return text
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"weft-{machine.name}-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+    ) as file:
+        file.write(text)
+    kept = lines[-_MOST_LINES // 4 :] if tail else lines[: _MOST_LINES // 4]
+    shown = "\n".join(line[: _MOST_LETTERS // 10] for line in kept)
+    return f"{shown}\n(all {len(lines)} lines of it: {file.name})"

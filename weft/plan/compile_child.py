@@ -1,6 +1,7 @@
 """The process that compiles a lowered program and prints what XLA says of it.
 
-Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON.
+Run by `compiled_for` as `python -m weft.plan.compile_child REQUEST`; the last line it prints is JSON: what XLA says of
+the program, or `refused` with its message whole and `during`, what it was asked for when it refused.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import pickle
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,21 @@ def devices_of(target: Target) -> list[Any]:
     return topologies.get_topology_desc(platform="tpu", topology_name=target.text, **options).devices
 
 
-def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """What XLA says of a lowered program."""
-    start = time.perf_counter()
-    mesh = Mesh(request["mesh"], devices=devices_of(request["target"]))
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What XLA says of a lowered program, or why it refuses."""
+    start, during = time.perf_counter(), "machine"
+    try:
+        devices = devices_of(request["target"])
+        during = "program"
+        said = compile_request(request, devices)
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}", "during": during}
+    return said | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def compile_request(request: dict[str, Any], machine: Sequence[Any]) -> dict[str, Any]:
+    """The memory and the collectives of a lowered program on the processors given."""
+    mesh = Mesh(request["mesh"], devices=machine)
     devices = mesh.jax_mesh()
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=NamedSharding(devices, spec))
@@ -62,10 +75,9 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         "alias_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "collectives": [dataclasses.asdict(sent) for sent in read_collectives(program.as_text() or "", mesh.axes)],
-        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", WeftWarning)
-    print(json.dumps(compile_request(pickle.loads(Path(sys.argv[1]).read_bytes()))))
+    print(json.dumps(answer(pickle.loads(Path(sys.argv[1]).read_bytes()))))

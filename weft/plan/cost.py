@@ -2,24 +2,29 @@
 
 Each kernel takes the longer of computing and moving its bytes, one after the other. A collective that the next op
 waits for adds all its seconds; one that nothing in its body waits for (the sum of a weight's gradient), or that waits
-for nothing there (the gather of a stored weight), hides under a stated share of the body's compute.
+for nothing there (the gather of a stored weight), hides under a stated share of the body's compute; one that only the
+next turn of a loop needs (a gather ahead, a ring's permute) under nearly all of it.
 """
 
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import public
-from ..layout import Layout
+from ..layout import HOST, Layout
 from ..mesh import Mesh
+from ..notebook import Page, page_of
 from ..program import Program
 from ..program.memory import Memory
 from ..program.source import NOWHERE
+from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
+from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
 from .traffic import Kernel, kernels
@@ -54,6 +59,8 @@ class OpCost:
         """The op in words: `sending over rows: sum(x)`."""
         if not self.axes:
             return self.text
+        if self.axes == (HOST,):
+            return f"between host and processor: {self.text}"
         return f"sending over {'+'.join(self.axes)}" + (f": {self.text}" if self.text else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,17 +112,26 @@ class _OpTotal:
 class Plan:
     """A program on some hardware: `seconds` of a step, `memory`, and `why`.
 
-    The argument `memory` is what a processor has (the `capacity`), if not what the table says; the property `memory` is
-    what the program holds at its peak. A program is traced with no devices, so it does not tell `attention="plain"`
-    from attention that a GPU would fuse: `fused=False` says that none is.
+    The argument `memory` is what a processor has, if not what the table says; `share` how much of it JAX may use (the
+    `capacity`), if not 75 % of a GPU's; the property `memory` is what the program holds at its peak. A program is
+    traced with no devices, its attention written out: `fused=False` says that a GPU does it so too, `fused=True` that a
+    TPU fuses it, by a kernel of one's own.
     """
 
-    def __init__(self, program: Program, hardware: str | Hardware, *, memory: float | None = None, fused: bool = True):
-        self.program, self.hardware = program, find_hardware(hardware)
+    def __init__(
+        self,
+        program: Program,
+        hardware: str | Hardware,
+        *,
+        memory: float | None = None,
+        share: float | None = None,
+        fused: bool | None = None,
+    ):
+        self.program, self.hardware, self.fused = program, find_hardware(hardware), fused
         self.mesh: Mesh = program.mesh
         self.layout: Layout = program.layout
-        shared = self.mesh.size if self.hardware.is_shared else 1
-        self.capacity = int(self.hardware.memory // shared if memory is None else memory)
+        self._capacity = capacity_of(self.hardware, processors=self.mesh.size, memory=memory, share=share)
+        self.capacity = self._capacity.bytes
         self.compute_seconds = self.exposed = 0.0
         self.sending: dict[Axes, float] = defaultdict(float)
         """Seconds of all collectives over each group of axes, hidden or not."""
@@ -148,13 +164,14 @@ class Plan:
     def _cost(self, run: list[Kernel]) -> None:
         computing: dict[int, float] = defaultdict(float)
         beside: dict[int, float] = defaultdict(float)
+        ahead: dict[int, float] = defaultdict(float)
         sent: list[tuple[Kernel, float]] = []
         for kernel in run:
             if kernel.row is not None:
                 took = links.seconds(kernel.row, self.mesh, self.hardware) * kernel.count
                 sent.append((kernel, took))
                 if kernel.is_beside:
-                    beside[kernel.body] += took
+                    (ahead if kernel.is_ahead else beside)[kernel.body] += took
                 continue
             one, bound_by = roofline.seconds(kernel, self.hardware, self.mesh.size)
             took = one * kernel.count
@@ -163,12 +180,11 @@ class Plan:
             if kernel.kind == "product":
                 self._dtypes[kernel.dtype] += kernel.flops * kernel.count
             self._add(kernel, took, bound_by)
-        share = roofline.BESIDE[self.hardware.kind]
-        left = {body: max(took - share * computing[body], 0.0) / took if took else 0.0 for body, took in beside.items()}
+        left = _shares_left(computing, beside, ahead, self.hardware.kind)
         for kernel, took in sent:
             assert kernel.row is not None
             self.sending[kernel.row.axes] += took
-            shown = took * (left[kernel.body] if kernel.is_beside else 1.0)
+            shown = took * (left[kernel.body, kernel.is_ahead] if kernel.is_beside else 1.0)
             self.exposed += shown
             self._add(kernel, shown, "sending")
 
@@ -230,12 +246,14 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        return self.program.memory_on(self.hardware.kind)
+        kind = self.hardware.kind
+        return self.program.memory_on(kind, fused=kind == "gpu" if self.fused is None else self.fused)
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits into a processor's memory."""
-        return bool(self.memory.fits(self.capacity))
+        """Whether the peak fits into a processor's memory, and the rest into its host's."""
+        has_room = not self.hardware.host_memory or self.memory.host <= self.hardware.host_memory
+        return bool(self.memory.fits(self.capacity)) and has_room
 
     @functools.cached_property
     def tokens(self) -> int | None:
@@ -285,27 +303,39 @@ class Plan:
         lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
-            lines.append(f"over {axes}: {time_text(took)} of sending")
+            lines.append(self._host_text(took) if axes == HOST else f"over {axes}: {time_text(took)} of sending")
         lines += [*map(str, self.bubbles), self.memory_text]
         return "\n".join([*lines, "", self.table()])
+
+    def _host_text(self, took: float) -> str:
+        """One line: the transfers to and from the host, and what of them is not hidden."""
+        over = "" if self.hardware.host_link is None else f" over {self.hardware.host_link.name}"
+        shown = sum(total.seconds for total in self._totals.values() if total.axes == (HOST,))
+        (said,) = transfers_text(self.program.transfers)
+        return f"{said}: {time_text(took)}{over}, of which {time_text(shown)} are waited for"
 
     @property
     def memory_text(self) -> str:
         """One line: the peak, whether it fits, and what of it can be said apart."""
         low, high = map(size_text, self.memory.range)
         fits = "it fits" if self.fits else "IT MAY NOT FIT"
-        line = (
-            f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {size_text(self.capacity)}: {fits}"
-        )
+        line = f"memory: {size_text(self.memory.peak)} at the peak ({low} to {high}) of {self._capacity}: {fits}"
+        if self.memory.host:
+            of = f" of {size_text(self.hardware.host_memory)}" if self.hardware.host_memory else ""
+            line += f"; beside it {size_text(self.memory.host)}{of} on the host"
         if cache := sum(array.bytes for array in self.memory.cache):
             return f"{line}; {size_text(cache)} of it are the KV cache"
-        scores = sum(alive.bytes for alive in self.memory.alive if "memory_length" in alive.array_type.names)
-        if self.hardware.kind == "gpu" and scores > self.memory.peak / 20:
-            line += f"; {size_text(scores)} of it are scores of attention, which a fused kernel does not store"
         return line
 
     def __repr__(self) -> str:
         return f"Plan({self.hardware.name}, {time_text(self.seconds)})"
+
+    def page(self, against: "Plan | None" = None) -> Page:
+        """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""
+        return page_of(self, against)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values; `version` changes when their form does."""
@@ -326,10 +356,25 @@ class Plan:
             "tokens_per_s": self.tokens_per_s,
             "memory": self.memory.to_dict(),
             "capacity": self.capacity,
+            "share": self._capacity.share,
             "fits": self.fits,
             "why": self.why,
             "ops": [op.to_dict() for op in self.ops],
         }
+
+
+def _shares_left(
+    computing: Mapping[int, float], beside: Mapping[int, float], ahead: Mapping[int, float], kind: str
+) -> dict[tuple[int, bool], float]:
+    """Of each body's collectives the share its work does not hide; True: those ahead."""
+    left: dict[tuple[int, bool], float] = {}
+    for body in {*beside, *ahead}:
+        room = roofline.BESIDE[kind] * computing.get(body, 0.0)
+        hidden = min(beside.get(body, 0.0), room)
+        more = min(ahead.get(body, 0.0), max(roofline.AHEAD[kind] * computing.get(body, 0.0) - hidden, 0.0))
+        for took, hides, is_ahead in ((beside.get(body), hidden, False), (ahead.get(body), more, True)):
+            left[body, is_ahead] = 1 - hides / took if took else 0.0
+    return left
 
 
 def _why(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..layout import Layout
 from ..mesh import Mesh
+from ..notebook import Page, page_of
 from ..text import columns, layout_text, plural, size_text, time_text
 from .cost import Plan
 from .hardware import Hardware
@@ -182,6 +183,13 @@ class Ranking(Sequence[Ranked]):
             last = " ".join(filter(None, (ranked.chosen, fits)))
             rows.append((str(place), str(ranked.mesh), str(ranked.layout), *cells, last))
         return "\n".join([*columns(rows, right=(0, 3, 4, 5)), ""])
+
+    def page(self) -> Page:
+        """An HTML page of time against memory; `save`, `open`, or show it in a notebook."""
+        return page_of(self)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def words(self) -> list[str]:
         """Which layout wins, the runner-up, and why the others lost, a line each."""

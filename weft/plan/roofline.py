@@ -2,7 +2,7 @@
 
 The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps and to steps
 of decoding measured on one H200, those of virtual processors to steps on one machine of two cores
-(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
+(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates, held against published runs.
 """
 
 import math
@@ -21,6 +21,7 @@ _MEMORY = {"gpu": 0.78, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
 _STREAMED = {"gpu": 0.82}  # of it, where whole arrays are only copied, or read by a product
 _VECTOR = {"gpu": 0.25, "tpu": 0.5, "cpu": 1.0}  # of the FLOP/s outside the matrix units
 _TPU_PRODUCT = 0.85
+_STARTED = {"gpu": 3e-6}  # seconds the host takes to start a kernel; inside a loop the GPU has them all
 _LANES, _SUBLANES = 128, 8  # to which a TPU pads
 # Of what virtual processors do at best, which is what is measured. Their results are in new memory each time and few
 # ops are joined, but for the update, which is in place; what is simpler than an exponential is faster than it counts.
@@ -28,6 +29,8 @@ _SHARED_PRODUCT, _SHARED_SMALL_PRODUCTS, _SHARED_MEMORY, _SHARED_VECTOR = 0.8, 0
 
 BESIDE = {"gpu": 0.6, "tpu": 0.8, "cpu": 0.0}
 """The share of a body's compute that collectives can hide under where nothing waits for them. Not measured: stated."""
+AHEAD = {"gpu": 0.95, "tpu": 0.95, "cpu": 0.0}
+"""As `BESIDE`, of collectives that only the next turn of a loop needs: nearly all the time its work takes."""
 
 
 def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:
@@ -39,8 +42,10 @@ def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float,
         share = _STREAMED.get(hardware.kind, share)
     moving = kernel.bytes / (hardware.bandwidth * share)
     computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
-    found = max(moving, computing)
-    return found + kernel.calls * hardware.call, "flops" if computing >= moving else "memory"
+    found = max(moving, computing) + kernel.calls * hardware.call
+    if kernel.calls and not kernel.is_looped:
+        found = max(found, _STARTED.get(hardware.kind, 0.0))
+    return found, "flops" if computing >= moving else "memory"
 
 
 def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float, str]:

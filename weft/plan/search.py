@@ -26,6 +26,7 @@ from ..mesh import Mesh, MeshLike, as_mesh
 from ..program import Program, trace
 from .best_first import BestFirst, Refusal
 from .candidates import Candidates, Place, Trial
+from .capacity import capacity_of
 from .choices import AXES, Choices, named_axes, searched_dims, shapes
 from .compose import Composer, Facts
 from .cost import Plan
@@ -78,9 +79,9 @@ def search(
 
     `dims` names what may be split (`params.d_model`: how parameters are stored): all dims unless given, or for a model
     of `weft.models` those worth it. With `choices`, lists of values by name, `fn(*args, **values)` builds the program,
-    a function and a tuple of its arguments, and the best values are searched too. `memory` is what a processor has, in
-    bytes, where it is not all of the hardware's. Interrupted (Ctrl-C) or after so many `seconds` it gives the best so
-    far, and `not_seen` says how many layouts could be better.
+    a function and a tuple of its arguments, and the best values are searched too. `memory` is what a program may use of
+    a processor's, in bytes; unless given JAX's share of the hardware's. Interrupted (Ctrl-C) or after so many `seconds`
+    it gives the best so far, and `not_seen` says how many layouts could be better.
     """
     if (mesh is None) == (processors is None):
         raise MeshError(
@@ -96,8 +97,8 @@ def search(
     if processors is not None and processors < 1:
         raise MeshError(f"search got {processors} processors", fix="give at least 1, e.g. `processors=8`")
     on = as_mesh(mesh) if mesh is not None else None
-    sharing = (on.size if on is not None else processors or 1) if machine.is_shared else 1
-    capacity = machine.memory // sharing if memory is None else memory
+    count = on.size if on is not None else processors or 1
+    capacity = capacity_of(machine, processors=count, memory=memory).bytes
     build = functools.partial(build_with, fn, args) if choices else lambda values: (fn, args)
     layouts = _LayoutSearch(
         build, kwargs, combine(choices or {}), machine, capacity, dims, progress or (lambda _: None)
@@ -425,7 +426,7 @@ def _places_to_show(candidates: Candidates) -> list[Place]:
 def _front(plans: Sequence[Ranked]) -> list[Ranked]:
     """Of plans that fit, fastest first, those that need less memory than all before."""
     front: list[Ranked] = []
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.memory_bytes)):
         if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
             front.append(plan)
     return front

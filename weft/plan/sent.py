@@ -46,6 +46,7 @@ _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?P<what>body|condition|calls|to_apply)=%?(?P<name>[\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TWO_BRANCHES = re.compile(r"\b(?:true|false)_computation=%?([\w.-]+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _GROUPS = re.compile(r"\b(?:replica_groups|source_target_pairs)=")
 _MESH_GROUPS = re.compile(
     r"mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\(\[(?P<shape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))?"
@@ -60,8 +61,14 @@ class _Instruction:
 
     type: str
     opcode: str
+    inside: str
+    """What stands in the brackets."""
     operands: list[str]
     attributes: str
+
+
+_Body = dict[str, _Instruction]
+"""The instructions of a computation, by name."""
 
 
 def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
@@ -87,7 +94,8 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
                 size = sum(_bytes(body[operand].type) for operand in line.operands)
                 size *= len(groups[0]) if kind == "all_gather" else 1
                 counts[Sent(kind, axes_of(groups), len(groups[0]), size)] += 1
-            for called, times in _calls(line, lambda name: _total(collectives_in(name))):
+            turns = _turns(line, body, computations)
+            for called, times in _calls(line, turns, lambda name: _total(collectives_in(name))):
                 counts += Counter({sent: count * times for sent, count in collectives_in(called).items()})
         return counts
 
@@ -101,8 +109,8 @@ def _total(counts: Counter[Sent]) -> int:
     return sum(sent.bytes * count for sent, count in counts.items())
 
 
-def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
-    computations: dict[str, dict[str, _Instruction]] = {}
+def _parse(text: str) -> tuple[dict[str, _Body], str]:
+    computations: dict[str, _Body] = {}
     entry, body = "", {}
     for line in text.splitlines():
         if (head := _COMPUTATION.match(line)) is not None and " = " not in line.split("{")[0]:
@@ -113,7 +121,8 @@ def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
             assert split is not None, line
             inside, attributes = _split_at_bracket(split["rest"])
             operands = re.findall(r"%([\w.-]+)", inside)
-            body[made["name"]] = _Instruction(made["rest"][: split.start() + 1], split["opcode"], operands, attributes)
+            type_ = made["rest"][: split.start() + 1]
+            body[made["name"]] = _Instruction(type_, split["opcode"], inside, operands, attributes)
     return computations, entry
 
 
@@ -127,17 +136,42 @@ def _split_at_bracket(text: str) -> tuple[str, str]:
     raise AssertionError(text)
 
 
-def _calls(line: _Instruction, total: Any) -> list[tuple[str, int]]:
+def _turns(line: _Instruction, around: _Body, computations: Mapping[str, _Body]) -> int:
+    """How many turns a loop takes: as it says, or as its test counts."""
+    if line.opcode != "while":
+        return 1
+    if said := _TURNS.search(line.attributes):
+        return int(said[1])
+    # The TPU's compiler does not say it. JAX's loops of known length count by one up to a number.
+    test = computations[{called["what"]: called["name"] for called in _CALLED.finditer(line.attributes)}["condition"]]
+    compare = next((each for each in test.values() if each.opcode == "compare"), None)
+    if compare is None or "direction=LT" not in compare.attributes:
+        return 1
+    counter, bound = (test[name] for name in compare.operands)
+    if counter.opcode != "get-tuple-element" or (last := _number(bound)) is None:
+        return 1
+    start = around[line.operands[0]]
+    index = _INDEX.search(counter.attributes)
+    first = around.get(start.operands[int(index[1])]) if start.opcode == "tuple" and index else None
+    while first is not None and first.opcode in ("copy", "bitcast") and first.operands:
+        first = around.get(first.operands[0])
+    return max(last - ((_number(first) if first is not None else None) or 0), 0)
+
+
+def _number(line: _Instruction) -> int | None:
+    """The number a constant is."""
+    return int(line.inside) if line.opcode == "constant" and line.inside.lstrip("-").isdigit() else None
+
+
+def _calls(line: _Instruction, turns: int, total: Any) -> list[tuple[str, int]]:
     """The computations an instruction runs that may send something, and how often."""
     if line.opcode == "conditional":
         listed = _BRANCHES.search(line.attributes)
         names = re.findall(r"%?([\w.-]+)", listed[1]) if listed else _TWO_BRANCHES.findall(line.attributes)
         return [(max(names, key=total), 1)]
-    turns = _TURNS.search(line.attributes)
-    times = int(turns[1]) if line.opcode == "while" and turns else 1
     if line.opcode not in ("while", "fusion", "call", "async-start"):
         return []
-    return [(called["name"], times) for called in _CALLED.finditer(line.attributes)]
+    return [(called["name"], turns) for called in _CALLED.finditer(line.attributes)]
 
 
 def _bytes(printed: str) -> int:

@@ -9,20 +9,25 @@ The rules of fusion, which are XLA's in broad strokes:
 - A sum joins too where what it reads stays in the cache, or its rows are short (on a GPU); any other sum reads its
   operands by itself, and what follows it is another group.
 - A turn of a loop copies the slices it is given, unless an elementwise group reads them, and copies what is stacked,
-  unless such a group made it.
-- Attention of `weft.nn` is one kernel on a GPU where it can be: scores never reach memory.
+  unless such a group made it. Outside loops a GPU's products read a slice of an argument where it lies. A
+  gradient that is added as a slice among zeros is added in place. A loop of one turn is none.
+- A TPU does elementwise work inside products: what only products read is made where they read it, and what is made
+  of a product's result is written in its place. Sums of such a group are made with it.
+- A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros.
+- Attention of `weft.nn` is one kernel where it can be, on a GPU unless it is told otherwise: scores never reach memory.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..primitives import LOOPS, Role, shape_of_product
+from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
+from ..program.transfers import transfers_of
 from ..program.update import implied
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
@@ -30,7 +35,7 @@ from .values import Array, Node, Routine, routines_of
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
-    Role.COLLECTIVE,
+    Role.COLLECTIVE, Role.TRANSFER,
 }  # fmt: skip
 _MOVED = frozenset(
     {
@@ -63,22 +68,32 @@ class Kernel:
     """Of a product: how many, rows, columns, and how many numbers each sums."""
     work: float = 0
     """Elementwise operations."""
+    is_looped: bool = False
+    """Whether a loop runs it, and not the host."""
     calls: int = 1
+    """How often it is started; 0 for a part of a kernel that goes on."""
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
+    is_ahead: bool = False
+    """And it neither waits nor is waited for: the next turn needs it (prefetch, a ring's permute)."""
     body: int = 0
 
 
-def kernels(reading: Reading, hardware: Hardware, *, fused: bool = True) -> list[Kernel]:
-    """The kernels of a program on hardware; `fused=False`: attention as written."""
+def kernels(reading: Reading, hardware: Hardware, *, fused: bool | None = None) -> list[Kernel]:
+    """The kernels of a program on hardware; `fused=False`: attention as written.
+
+    If not said, attention is fused where Weft has such a kernel: on a GPU.
+    """
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
 
 class _Fusion:
-    def __init__(self, reading: Reading, hardware: Hardware, fused: bool):
+    def __init__(self, reading: Reading, hardware: Hardware, fused: bool | None):
         self.reading = reading
-        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if hardware.kind == "gpu" and fused else {}
+        self.kind = hardware.kind
+        is_fused = self.kind == "gpu" if fused is None else fused
+        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if is_fused else {}
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
@@ -87,7 +102,7 @@ class _Fusion:
             self._bodies += 1
             number = self._bodies
             for kernel in self._body(body):
-                kernel.body, kernel.count = number, body.count
+                kernel.body, kernel.count, kernel.is_looped = number, body.count, body.is_looped
                 yield kernel
             for sides in body.choices:
                 yield from max((list(self.of(side)) for side in sides), key=_size)
@@ -96,26 +111,40 @@ class _Fusion:
         stored = self._set_stages(body)
         yield from self._lone_kernels(body)
         yield from self._attention_kernels(body)
-        yield from _elementwise(body, stored)
+        yield from self._elementwise(body, stored)
         yield from self._copies(body)
 
     def _set_stages(self, body: Routine) -> set[Array]:
         """Says when each node runs and what it reads; elementwise results stored."""
         stored: set[Array] = set()
+        in_place: set[Array] = set()
         for node in body.nodes:
             node.is_joined = node.step.op not in self.groups and node.kind not in _ALONE
+            node.is_early = node.is_joined and all(map(_is_at_start, node.ins))
             node.stage = max((_ready(value) for value in node.ins), default=0)
             if not node.is_joined or node.kind in (Role.SLICE, Role.SPLIT):
                 stored.update(node.ins)
                 node.leaves = frozenset(node.outs)
+                if self._is_in_place(node, body):
+                    in_place.update(node.outs)
                 continue
+            if node.kind is Role.ADD_GRADIENTS and any(map(_is_among_zeros, node.ins)):
+                in_place |= {*node.outs, *_zeros_below(node)}
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
+            node.is_early &= not node.is_hard
             if node.is_hard:
                 stored.update(node.outs)
         stored.update(body.kept)
         stored.update(body.stacked)
-        return {value for value in stored if value.maker is not None and value.maker.is_joined}
+        return {value for value in stored - in_place if value.maker is not None and value.maker.is_joined}
+
+    def _is_in_place(self, node: Node, body: Routine) -> bool:
+        """Whether products read slices of an argument where they lie."""
+        if self.kind != "gpu" or body.is_looped or node.kind not in (Role.SLICE, Role.SPLIT):
+            return False
+        is_argument = node.ins[0].maker is None and is_leading_slice(node.step.eqn)
+        return is_argument and all(use.kind is Role.PRODUCT for value in node.outs for use in value.uses)
 
     def _is_hard(self, node: Node) -> bool:
         """Whether it is a sum that what follows must wait for."""
@@ -128,15 +157,18 @@ class _Fusion:
 
     def _lone_kernels(self, body: Routine) -> Iterator[Kernel]:
         carried = set(body.kept) if body.is_turn else set()
+        only_carried = _only_carried(body, carried)
         for node in body.nodes:
             if node.step.is_global and node.kind not in LOOPS:
                 yield from self._implied_collectives(node)
             if node.step.op in self.groups and node.kind is not Role.COLLECTIVE:
                 continue
             if node.kind is Role.COLLECTIVE:
-                yield from self._collectives(node, carried)
+                yield from self._collectives(node, carried, only_carried)
+            elif node.kind is Role.TRANSFER:
+                yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
-                yield product(node)
+                yield product(node, has_ragged=self.kind == "tpu")
             elif node.kind is Role.ATTENTION:
                 yield _fused_attention(node)
             elif node.kind in _MOVED:
@@ -150,7 +182,7 @@ class _Fusion:
             row = _row(sent.collective, sent.axes, sent.dtype, sent.bytes, ways, "update")
             yield Kernel("sent", None, "update", bytes=sent.bytes, row=row)
 
-    def _collectives(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+    def _collectives(self, node: Node, carried: set[Array], only_carried: set[Array]) -> Iterator[Kernel]:
         collective = node.step.collective
         if collective is None:
             return
@@ -159,11 +191,23 @@ class _Fusion:
         if ways == 1:
             return
         is_gradient = node.step.phase == "backward"  # what leaves a forward pass is waited for
-        is_beside = node.stage == 0 or (is_gradient and all(_is_late(value, carried) for value in node.outs))
+        is_ahead = all(map(_is_at_start, node.ins)) and only_carried.issuperset(node.outs)
+        is_late = is_gradient and all(_is_late(value, carried) for value in node.outs)
+        is_beside = node.stage == 0 or is_ahead or is_late
         for aval in avals:
             size = math.prod(aval.shape) * aval.dtype.itemsize
             row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
-            yield Kernel("sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside)
+            yield Kernel(
+                "sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside, is_ahead=is_ahead
+            )
+
+    def _transfers(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
+        """What is fetched from the host for something, or stored there."""
+        is_late = all(_is_late(value, carried) for value in node.outs)
+        for row in transfers_of(self.reading, node.step):
+            one = replace(row, count=1)
+            is_beside = node.stage == 0 or is_late
+            yield Kernel("sent", node.step.op, row.phase, bytes=row.bytes, row=one, is_beside=is_beside)
 
     def _attention_kernels(self, body: Routine) -> Iterator[Kernel]:
         """One kernel for all equations of an attention in one phase."""
@@ -178,28 +222,55 @@ class _Fusion:
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             flops = sum(product(node).flops for node in nodes) if group.is_block else times * one.flops
+            ends_bytes = _bytes(ends) if group.is_block else moved * _bytes(ends)
             yield Kernel(
                 "attention",
                 nodes[0].step.op,
                 phase,
-                bytes=_bytes(ends) if group.is_block else moved * _bytes(ends),
+                bytes=0 if group.is_one_kernel else ends_bytes,  # a long one computes all the time
+                calls=0 if group.is_one_kernel else 1,
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
             )
 
+    def _elementwise(self, body: Routine, stored: set[Array]) -> Iterator[Kernel]:
+        """A kernel for each group of nodes that run as one, and for each long sum in it."""
+        is_tpu, taken = self.kind == "tpu", set[Array]()
+        for nodes in _connected([node for node in body.nodes if node.is_joined]):
+            parts: dict[Any, list[Array]] = defaultdict(list)
+            for node in nodes:
+                for value in node.outs:
+                    if value in stored:
+                        alone = node.is_hard and not is_tpu
+                        parts[(node.step.eqn.params["axes"], node.ins[0].elements) if alone else None].append(value)
+            total = sum(_work(node) for node in nodes)
+            for written in parts.values():
+                makers = [value.maker for value in written if value.maker is not None]
+                largest = max(makers, key=lambda node: node.outs[0].bytes)
+                leaves = frozenset[Array]().union(*(maker.leaves for maker in makers))
+                moved = _beside_products(body, leaves, written, taken) if is_tpu else _bytes(leaves) + _bytes(written)
+                yield Kernel("elementwise", largest.step.op, largest.step.phase, bytes=moved, work=total)
+                total = 0.0  # of what is done several times, the first counts
+
     def _copies(self, body: Routine) -> Iterator[Kernel]:
         """What a loop's turn copies out of stacks and into them."""
         for value in body.sliced:
+            if not value.bytes or any(self._is_in_one_kernel(node) for node in value.uses):
+                continue
             alone = [node for node in value.uses if not node.is_joined]
             if alone and not self._is_score(value):
                 yield Kernel("moved", alone[0].step.op, alone[0].step.phase, bytes=2 * value.bytes)
         for value in dict.fromkeys(body.stacked):  # each once, in order: sums of seconds stay the same
             maker = value.maker
-            if maker is None or self._is_score(value):
+            if maker is None or not value.bytes or self._is_score(value) or self._is_in_one_kernel(maker):
                 continue
             if not maker.is_joined or any(not node.is_joined for node in value.uses):
                 yield Kernel("moved", maker.step.op, maker.step.phase, bytes=2 * value.bytes)
+
+    def _is_in_one_kernel(self, node: Node) -> bool:
+        """Whether it is part of blocks that one kernel does, which copies no pieces."""
+        return node.step.op in self.groups and self.groups[node.step.op].is_one_kernel
 
     def _is_score(self, value: Array) -> bool:
         """Whether a value is one of those that a fused attention never stores."""
@@ -230,6 +301,22 @@ def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
     return frozenset(leaves)
 
 
+def _is_at_start(value: Array) -> bool:
+    """Whether a value is there when a turn begins, but for elementwise work."""
+    return value.maker is None or value.maker.is_early
+
+
+def _only_carried(body: Routine, carried: set[Array]) -> set[Array]:
+    """The values that nothing but the next turn of the loop needs."""
+    found: set[Array] = set()
+    for node in reversed(body.nodes) if carried else ():
+        for value in node.outs:
+            is_needed = value in carried or value.uses
+            if is_needed and all(use.is_joined and found.issuperset(use.outs) for use in value.uses):
+                found.add(value)
+    return found
+
+
 def _is_late(value: Array, carried: set[Array]) -> bool:
     """Whether nothing but the body's results waits for a value."""
     if value in carried:
@@ -245,26 +332,28 @@ def _files(node: Node, carried: set[Array]) -> bool:
     return node.kind is Role.WRITE and node.ins[0].from_carry and node.outs[0] in carried
 
 
-def _elementwise(body: Routine, stored: set[Array]) -> Iterator[Kernel]:
-    """A kernel for each group of nodes that run as one, and for each long sum in it."""
-    for nodes in _connected([node for node in body.nodes if node.is_joined]):
-        parts: dict[Any, list[Array]] = defaultdict(list)
-        for node in nodes:
-            for value in node.outs:
-                if value in stored:
-                    parts[(node.step.eqn.params["axes"], node.ins[0].elements) if node.is_hard else None].append(value)
-        total = sum(_work(node) for node in nodes)
-        for written in parts.values():
-            makers = [value.maker for value in written if value.maker is not None]
-            largest = max(makers, key=lambda node: node.outs[0].bytes)
-            yield Kernel(
-                "elementwise",
-                largest.step.op,
-                largest.step.phase,
-                bytes=_bytes(frozenset().union(*(maker.leaves for maker in makers))) + _bytes(written),
-                work=total,
-            )
-            total = 0.0  # of what is done several times, the first counts
+def _beside_products(body: Routine, leaves: frozenset[Array], written: list[Array], taken: set[Array]) -> int:
+    """Bytes of a group of elementwise work that products do where they touch it."""
+    kept = {*body.kept, *body.stacked}
+    stays = [v for v in written if v in kept or not v.uses or any(use.kind is not Role.PRODUCT for use in v.uses)]
+    made = {leaf for leaf in leaves - taken if leaf.maker is not None and leaf.maker.kind is Role.PRODUCT}
+    taken |= made  # the first group that reads a product's result is part of the product
+    return _bytes(leaves - made) + max(_bytes(stays) - _bytes(made), 0) if stays else 0
+
+
+def _is_among_zeros(value: Array) -> bool:
+    """Whether a value is a slice written into zeros."""
+    maker = value.maker
+    return maker is not None and maker.kind is Role.WRITE and _is_constant(maker.ins[0])
+
+
+def _is_constant(value: Array) -> bool:
+    return value.maker is not None and not value.maker.ins
+
+
+def _zeros_below(node: Node) -> Iterator[Array]:
+    """The zeros that a slice is written into before it is added."""
+    yield from (value.maker.ins[0] for value in node.ins if value.maker is not None and _is_among_zeros(value))
 
 
 def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
@@ -295,8 +384,10 @@ def _work(node: Node) -> float:
     return float(work * max((value.elements for value in (*node.ins, *node.outs)), default=0)) if work else 0.0
 
 
-def product(node: Node) -> Kernel:
+def product(node: Node, *, has_ragged: bool = True) -> Kernel:
     """The kernel of a product or a convolution."""
+    if not has_ragged and (groups := groups_of_product(node.step.eqn)) > 1:
+        return _masked_product(node, groups)
     step, (many, rows, columns, summed) = node.step, shape_of_product(node.step.eqn)
     ways = max((value.ways for value in (*node.ins, *node.outs)), default=1) if step.is_global else 1
     return Kernel(
@@ -308,6 +399,17 @@ def product(node: Node) -> Kernel:
         dtype=str(max((value.aval.dtype for value in step.operands[:2]), key=lambda dtype: dtype.itemsize)),
         shape=(many, max(rows // ways, 1), columns, summed),
     )
+
+
+def _masked_product(node: Node, groups: int) -> Kernel:
+    """A ragged product as a product of all rows with all groups' matrices."""
+    one, (many, rows, columns, summed) = product(node), shape_of_product(node.step.eqn)
+    given, made = node.step.operands[0].aval.shape, node.step.results[0].aval.shape
+    is_gradient = len(made) > len(given)  # of the matrices: rows are summed over
+    spread = _bytes(node.ins[:2]) if is_gradient else node.ins[0].bytes
+    one.shape = (many, rows, columns, groups * summed) if is_gradient else (1, groups * rows, columns, groups * summed)
+    one.flops, one.bytes = groups * one.flops, one.bytes + 2 * groups * spread  # written with zeros, and read
+    return one
 
 
 def _fused_attention(node: Node) -> Kernel:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
 from ..primitives import VIEWS, Role
 from ..program.reading import Reading
@@ -31,6 +32,9 @@ class Array:
 
 
 def _itemsize(aval: Any) -> int:
+    """Bytes of one number; of what lies on the host none is in this memory."""
+    if is_on_host(aval):
+        return 0
     dtype = getattr(aval, "dtype", None)
     return int(getattr(dtype, "itemsize", 0) or 0)
 
@@ -38,14 +42,14 @@ def _itemsize(aval: Any) -> int:
 class Node:
     """One step: the arrays it reads and those it makes."""
 
-    __slots__ = ("ins", "is_hard", "is_joined", "leaves", "outs", "stage", "step")
+    __slots__ = ("ins", "is_early", "is_hard", "is_joined", "leaves", "outs", "stage", "step")
 
     def __init__(self, step: Step, ins: list[Array]):
         self.step, self.ins = step, ins
         self.outs: list[Array] = []
         self.stage = 0
         self.leaves: frozenset[Array] = frozenset()
-        self.is_joined = self.is_hard = False
+        self.is_joined = self.is_hard = self.is_early = False
 
     @property
     def kind(self) -> Role:
@@ -59,6 +63,8 @@ class Routine:
     count: int = 1
     is_turn: bool = False
     """Whether it is a turn of a loop, whose next turn needs `kept`."""
+    is_looped: bool = False
+    """Whether a loop runs it, however far around."""
     nodes: list[Node] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
     """Results, and what crosses the region's border."""
@@ -150,15 +156,17 @@ class _ValueReader:
         if not loop.is_scan:
             return self._sides(loop, ins, routine)
         (body,), (fixed, carried) = loop.bodies, loop.parts
-        turn = Routine(routine.count * (loop.turns or 1), is_turn=True)
+        turn = Routine(routine.count * (loop.turns or 1), is_turn=True, is_looped=True)
         self.routines.append(turn)
         inner = [
             Array(value.aval, ins[i].ways if loop.is_global else 1, from_carry=fixed <= i < fixed + carried)
             for i, value in enumerate(body.inputs)
         ]
-        turn.sliced = inner[fixed + carried :]
+        turn.sliced = inner[fixed + carried :] if loop.turns != 1 else []  # a loop of one turn is written out
         results = self.read(body, dict(zip(body.inputs, inner, strict=True)), turn)
         turn.kept, turn.stacked = results[:carried], results[carried:]
+        if loop.turns == 1:
+            turn.kept, turn.stacked = results, []
         outs = self._node(loop, ins, routine)
         for outside, inside in zip(outs, results, strict=True):
             outside.ways = inside.ways
@@ -169,7 +177,7 @@ class _ValueReader:
         sides: list[list[Routine]] = []
         before = self.routines
         for body in loop.bodies:
-            self.routines = [Routine(routine.count)]
+            self.routines = [Routine(routine.count, is_looped=routine.is_looped or not loop.is_branch)]
             inputs = {value: Array(value.aval, from_carry=True) for value in body.inputs}
             self.routines[0].kept = self.read(body, inputs, self.routines[0])
             sides.append(self.routines)

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
-from ..record import Axes
+from ..layout import HOST
+from ..record import Axes, sent_as
 from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
@@ -54,6 +55,8 @@ class Row:
     @property
     def title(self) -> str:
         """The collective and its axes: `all_reduce over rows+cols`."""
+        if self.axes == (HOST,):
+            return "fetch from the host" if self.collective == "fetch" else "store on the host"
         return f"{self.collective} over {'+'.join(self.axes)}"
 
     @property
@@ -188,7 +191,7 @@ def rows_of(reading: Reading, step: Step) -> list[Row]:
             collective=step.collective,
             axes=axes,
             dims=_dims(reading, step, math.prod(aval.shape)),
-            dtype=str(aval.dtype),
+            dtype=sent_as(step.scopes) or str(aval.dtype),
             bytes=math.prod(aval.shape) * aval.dtype.itemsize,
             count=step.count,
             phase=step.phase,

@@ -15,12 +15,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..graph import Loop, Step, Tree, steps
+from ..layout import HOST
 from ..primitives import Role
 from ..record import BRANCHES, Entry, Placed
 from .array_type import placed_type
 from .ledger import Row, rows_of, unknown_rows
 from .lines import Line, fold
 from .reading import Reading
+from .transfers import transfers_of
 
 _LONGEST_NAME = 22
 
@@ -83,7 +85,8 @@ class _Level:
                     groups[key] = _Group(*key)
                     items.append(groups[key])
                 groups[key].steps.append(step)
-                groups[key].rows.extend((row, step.operand) for row in rows_of(self.reading, step))
+                rows = (*transfers_of(self.reading, step), *rows_of(self.reading, step))
+                groups[key].rows.extend((row, step.operand) for row in rows)
         return [item for item in items if not self._is_merged(item, groups)]
 
     def _is_merged(self, item: "_Group | Loop", groups: dict[Any, _Group]) -> bool:
@@ -319,10 +322,17 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
     groups = [item for item in items if isinstance(item, _Group)]
     if not groups:
         return []
-    rows = [row for group in groups for row in group.rows]
+    rows = [row for group in groups for row in group.rows if row[0].axes != (HOST,)]
     sent = _collectives([*rows, *((row, None) for row in unknown_rows(reading))])
     sends = "XLA adds what it sends" if sent else "it sends nothing"
-    return [Line("note", words=f"the optimizer's, on whole arrays; {sends}"), *sent]
+    moved = _collectives(
+        [(row, None) for item in items for step in _steps_of(item) for row in transfers_of(reading, step)]
+    )
+    return [Line("note", words=f"the optimizer's, on whole arrays; {sends}"), *sent, *moved]
+
+
+def _steps_of(item: "_Group | Loop") -> Iterator[Step]:
+    yield from steps([item]) if isinstance(item, Loop) else item.steps
 
 
 def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:

@@ -5,12 +5,13 @@ no task; what a compiler folds into the next kernel is not stored, and what goes
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
 from ..primitives import VIEWS, Role
 from .update import is_untyped, split_of
@@ -69,9 +70,21 @@ Size = Callable[[Sequence[int], int], int]
 """The bytes of an array, by its sizes and the bytes of one element."""
 
 
-def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -> TaskOrder:
-    """The schedule of a program on one processor; `size` says how large arrays are."""
-    schedule = _LivenessReader(mesh_axes, size or plain_size, program.inputs).schedule(program, is_global=True)
+def read(
+    program: Body,
+    mesh_axes: dict[str, int],
+    size: "Size | None" = None,
+    scores: Mapping[Value, int] | None = None,
+    *,
+    of_host: bool = False,
+) -> TaskOrder:
+    """The schedule of a program on one processor; `size` says how large arrays are.
+
+    Of `scores`, which no kernel stores, there is one float32 a row. What lies on the host has no bytes, or alone has
+    some (`of_host`).
+    """
+    reader = _LivenessReader(mesh_axes, size or plain_size, program.inputs, scores or {}, of_host)
+    schedule = reader.schedule(program, is_global=True)
     used = {id(buffer) for task in schedule.tasks for buffer in task.operands} | {id(each) for each in schedule.results}
     for buffer in schedule.inputs:
         buffer.bytes *= id(buffer) in used  # jit leaves out what nothing needs
@@ -79,8 +92,15 @@ def read(program: Body, mesh_axes: dict[str, int], size: "Size | None" = None) -
 
 
 class _LivenessReader:
-    def __init__(self, mesh_axes: dict[str, int], size: Size, arguments: Sequence[Value]):
-        self.mesh_axes, self.size = mesh_axes, size
+    def __init__(
+        self,
+        mesh_axes: dict[str, int],
+        size: Size,
+        arguments: Sequence[Value],
+        scores: Mapping[Value, int],
+        of_host: bool,
+    ):
+        self.mesh_axes, self.size, self.scores, self.of_host = mesh_axes, size, scores, of_host
         self.known = {tuple(value.aval.shape): split for value in arguments if any(split := split_of(value))}
         """How arrays of a shape are split among the arguments, for those of which JAX does not say it."""
         self._remats: dict[Step, Task] = {}
@@ -88,6 +108,10 @@ class _LivenessReader:
     def bytes(self, value: Value, is_global: bool) -> int:
         """The bytes of a value, of which each processor holds a slice."""
         aval = value.aval if value.local is None else value.local
+        if is_on_host(aval) != self.of_host:
+            return 0
+        if value in self.scores:
+            return self.size((self.scores[value],), 4)
         shape = list(getattr(aval, "shape", ()))
         split: Sequence[Sequence[str]] = split_of(value) if is_global and value.local is None else ()
         if is_untyped(aval):
@@ -189,3 +213,22 @@ def cast_before_remats(schedule: TaskOrder) -> None:
             remat.operands[i] = uses[0].results[0]
             schedule.tasks.remove(uses[0])
             schedule.tasks.insert(schedule.tasks.index(remat), uses[0])
+
+
+def recompute_first(schedule: TaskOrder) -> None:
+    """Computes again all at once, before the first gradient: the latest a compiler lets go of it.
+
+    Outside of loops nothing bounds how early it begins with what is to be computed again.
+    """
+    tasks = schedule.tasks
+    first = next((at for at, task in enumerate(tasks) if task.step.phase == "backward"), len(tasks))
+    early, late = tasks[:first], list[Task]()
+    made = {id(task) for task in early}
+    for task in tasks[first:]:
+        is_ready = all(value.maker is None or id(value.maker) in made for value in task.operands)
+        if is_ready and task.step.phase == "recompute":
+            early.append(task)
+            made.add(id(task))
+        else:
+            late.append(task)
+    schedule.tasks = early + late

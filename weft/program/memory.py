@@ -5,20 +5,22 @@ far the compiler's own peak may lie from it.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError, closest
-from ..graph import Body
+from ..graph import Body, Value
 from ..text import size_text
 from . import liveness
 from .array_type import ArrayType
-from .memory_course import RULES, Course, Point
+from .memory_course import RULES, Course, Point, Rules, at_most
 from .memory_names import Names
 
 _SHOWN = 8
-_OTHER = 0.3
-_UNROLLED = 0.5
+_OTHER = 0.5
+_AGAIN = 0.5
+_MORE = 1.1
 _SMALL = 2**20  # what alignment and many small buffers may add
 
 
@@ -61,21 +63,44 @@ class Moment:
 class Memory:
     """What a program holds in one processor's memory on a `gpu`, `tpu` or `cpu`."""
 
-    def __init__(self, program: Body, mesh_axes: dict[str, int], names: Names, target: str):
+    def __init__(
+        self,
+        program: Body,
+        mesh_axes: dict[str, int],
+        names: Names,
+        target: str,
+        scores: Mapping[Value, int] | None = None,
+    ):
         if target not in RULES:
             raise WeftError(f"there is no target `{target}`", fix=closest(target, RULES))
-        self.target, self._names = target, names
+        self.target, self._names, self._program, self._mesh_axes = target, names, program, mesh_axes
         rules = RULES[target]
         size = liveness.tiled_size if rules.is_tiled else liveness.plain_size
-        body = liveness.read(program, mesh_axes, size)
-        donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(body.inputs))]
-        if rules.is_tiled:
-            liveness.cast_before_remats(body)
-        self._course = Course(body, rules, body.inputs, kept=[not is_gone for is_gone in donated])
+
+        def course(rules: Rules, *, is_late: bool = False) -> Course:
+            body = liveness.read(program, mesh_axes, size, scores)
+            if rules.is_tiled:
+                liveness.cast_before_remats(body)
+            if is_late:
+                liveness.recompute_first(body)
+            return Course(body, rules, body.inputs, kept=[not is_gone for is_gone in donated])
+
+        donated = [i < len(names.given) and names.given[i].is_donated for i in range(len(program.inputs))]
+        self._course = course(rules)
+        body = self._course.body
         self.arguments = sum(value.bytes for value in body.inputs)
         self.outputs = sum(value.bytes for value in body.results)
         self.donated = sum(value.bytes for value, is_gone in zip(body.inputs, donated, strict=True) if is_gone)
         self.peak = self._course.peak
+        is_late = self._course.recomputes_outside_loops
+        self._most = max(self.peak, course(at_most(rules), is_late=is_late).peak)
+
+    @functools.cached_property
+    def host(self) -> int:
+        """The most that lies in the memory of the host for one processor (offload)."""
+        body = liveness.read(self._program, self._mesh_axes, of_host=True)
+        kept = [not (i < len(self._names.given) and self._names.given[i].is_donated) for i in range(len(body.inputs))]
+        return Course(body, RULES["cpu"], body.inputs, kept=kept).peak
 
     @property
     def range(self) -> tuple[int, int]:
@@ -83,10 +108,13 @@ class Memory:
         low, high = RULES[self.target].margins
         if self._course.loops not in (1, 2):
             low, high = low - _OTHER, high + _OTHER  # tried on layers in one loop, and one for their gradients
-        if self._course.recomputes_outside_loops:
-            high += _UNROLLED  # no loop's end bounds how long the compiler puts off gradients of weights
+        if self._course.writes_after_loops:
+            high += _AGAIN  # what a loop carried may be copied before it is written to
+        # A second copy of a stack may be there, and a turn may store what it could fold. What is computed again may
+        # all be there at a time outside of loops: no loop's end bounds how early the compiler begins with it.
+        most = self._most - self.arguments + max((value.bytes for value in self._course.turned_stacks), default=0)
         rest = self.peak - self.arguments
-        return self.arguments + int(rest * low), self.arguments + int(rest * high) + _SMALL
+        return self.arguments + int(rest * low), self.arguments + max(int(rest * high), int(most * _MORE)) + _SMALL
 
     def fits(self, capacity: int) -> bool:
         """Whether the program surely fits into so many bytes."""
@@ -144,6 +172,7 @@ class Memory:
             "outputs": self.outputs,
             "donated": self.donated,
             "peak": self.peak,
+            "host": self.host,
             "range": list(self.range),
             "alive": [array.to_dict() for array in self.alive],
         }
@@ -152,6 +181,7 @@ class Memory:
         low, high = self.range
         head = f"memory on each processor ({self.target}): peak {size_text(self.peak)}"
         head += f" ({size_text(low)} to {size_text(high)}), of it arguments {size_text(self.arguments)}"
+        head += f"; beside it {size_text(self.host)} on the host" if self.host else ""
         shown = self.alive[:_SHOWN]
         widths = [max((len(getattr(array, part)) for array in shown), default=0) for part in ("name", "type", "kind")]
         rows = [

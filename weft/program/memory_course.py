@@ -5,10 +5,11 @@ over what is alive around it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..graph import Loop
-from ..primitives import FUSED, Role
+from ..primitives import FUSED, Role, batch_dims_of
 from .liveness import Buffer, Task, TaskOrder
 
 
@@ -32,11 +33,21 @@ class Rules:
     """Whether arrays are stored in tiles: a TPU."""
     scatters_last: bool = False
     """Whether products whose results are scattered wait for the last loop."""
+    stores_in_turns: bool = False
+    """Whether a loop's turn may store what could be folded: long rows that are summed and then used again."""
+    turns_stacks: bool = False
+    """Whether what one loop saves for another is transposed as a whole between them, where products want it so."""
 
 
 RULES = {
     "gpu": Rules(
-        fuses=True, sums_in_place=False, margins=(0.75, 1.2), fills_early=True, keeps_masks=True, scatters_last=True
+        fuses=True,
+        sums_in_place=False,
+        margins=(0.75, 1.2),
+        fills_early=True,
+        keeps_masks=True,
+        scatters_last=True,
+        turns_stacks=True,
     ),
     "tpu": Rules(fuses=True, sums_in_place=True, margins=(0.7, 1.35), into_products=2, is_tiled=True),
     "cpu": Rules(fuses=False, sums_in_place=True, margins=(0.6, 2.0)),
@@ -55,6 +66,34 @@ def _is_filled(value: Buffer) -> bool:
     return maker is not None and maker.kind is Role.BROADCAST and all(one.is_written for one in maker.operands)
 
 
+def _is_turned(value: Buffer, seen: set[int]) -> bool:
+    """Whether a batched product makes or uses it, or what it meets, in another order."""
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    for use in value.uses:
+        if use.kind is Role.PRODUCT and _is_batched_inside(use.step.eqn, use.operands.index(value)):
+            return True
+        if use.kind in FUSED and any(_is_turned(each, seen) for each in (*use.results, *use.operands)):
+            return True
+    maker = value.maker
+    if maker is None or maker.kind not in FUSED:
+        return False
+    if maker.kind is Role.TRANSPOSE and (before := maker.operands[0].maker) is not None and _is_batched(before):
+        return True
+    return any(_is_turned(each, seen) for each in maker.operands)
+
+
+def _is_batched(task: Task) -> bool:
+    return task.kind is Role.PRODUCT and bool(batch_dims_of(task.step.eqn, 0))
+
+
+def _is_batched_inside(eqn: Any, operand: int) -> bool:
+    """Whether the batch dims of a product's operand come after others."""
+    dims = batch_dims_of(eqn, operand)
+    return sorted(dims) != list(range(len(dims)))
+
+
 @dataclass(eq=False, slots=True)
 class Point:
     """One task, and the bytes alive while it runs."""
@@ -64,6 +103,11 @@ class Point:
     base: int = 0
     """Of these, the bytes alive around its bodies."""
     inner: "list[Point]" = field(default_factory=list)
+
+
+def at_most(rules: Rules) -> Rules:
+    """The rules of a compiler that folds as little as it may."""
+    return replace(rules, stores_in_turns=rules.turns_stacks)
 
 
 class Course:
@@ -84,6 +128,7 @@ class Course:
         self._streamed = {id(value) for value in streamed}
         self._owned = [value for value in owned if value.bytes]
         self._inner: dict[int, Course] = {}
+        self._copied: dict[int, Buffer] = {}
         self._named: dict[int, Course] = {}
         self._sources: dict[int, tuple[Buffer, ...]] = {}
         if around is None and (rules.scatters_last or rules.is_tiled):
@@ -293,15 +338,29 @@ class Course:
         courses = [self._course(task, body) for body in task.bodies]
         largest = max(courses, key=lambda course: course.peak)
         self._named[task.at] = max(courses, key=lambda course: (len(course.body.results), course.peak))
+        copied = max(self._turned_stacks(task), key=lambda value: value.bytes, default=None)
+        if copied is not None and copied.bytes > largest.peak:  # one at a time, before the first turn
+            self._copied[task.at] = copied
+            return copied.bytes, []
         self._inner[task.at] = largest
         return largest.peak, largest.points
 
+    def _turned_stacks(self, task: Task) -> Iterator[Buffer]:
+        """The stacks of another loop that are transposed before a loop takes them apart."""
+        if not self.rules.turns_stacks or not isinstance(task.step, Loop) or not task.step.is_scan:
+            return
+        first = sum(task.step.parts)
+        for value, piece in zip(task.operands[first:], task.bodies[0].inputs[first:], strict=True):
+            if self._is_piled(value) and _is_turned(piece, set()):
+                yield value
+
     def _course(self, task: Task, body: TaskOrder) -> "Course":
+        rules = replace(self.rules, fuses=False) if self.rules.stores_in_turns else self.rules
         if isinstance(task.step, Loop) and task.step.is_scan:
             fixed, carried = task.step.parts
             streamed = [*body.inputs[fixed + carried :], *body.results[carried:]]
-            return Course(body, self.rules, (), streamed, around=(self, task))
-        return Course(body, self.rules, (), around=(self, task))
+            return Course(body, rules, (), streamed, around=(self, task))
+        return Course(body, rules, (), around=(self, task))
 
     def inner(self, task: Task) -> "Course":
         """The course of a body that gives the results of a task."""
@@ -319,6 +378,17 @@ class Course:
     def loops(self) -> int:
         """How many loops stand in the body itself."""
         return len(self._loops)
+
+    @property
+    def turned_stacks(self) -> list[Buffer]:
+        """What one loop saves that is transposed as a whole before another reads it."""
+        return [value for task in self.body.tasks for value in self._turned_stacks(task)]
+
+    @property
+    def writes_after_loops(self) -> bool:
+        """Whether a slice is written into what a loop has carried: of a turn outside it."""
+        written = (task.operands[0].maker for task in self.body.tasks if task.kind is Role.WRITE)
+        return any(maker is not None and maker.kind is Role.SCAN for maker in written)
 
     @property
     def recomputes_outside_loops(self) -> bool:
@@ -341,5 +411,7 @@ class Course:
                 born = self._born(value)
             if born <= at <= max(value.last, 0):
                 yield value, self
+        if at in self._copied:
+            yield self._copied[at], self
         if at in self._inner:
             yield from self._inner[at].alive()

@@ -8,11 +8,12 @@ gradient's collective has the reason of what it is the gradient of.
 from collections.abc import Iterable, Sequence
 
 from ..graph import Step
-from ..record import SUMS, Axes, Entry, Placed
+from ..record import SUMS, Axes, Entry, Placed, summed_over
 from ..text import size_text
 from .reading import Reading
 
 _REDUCES = ("all_reduce", "reduce_scatter")
+_STEPS = {"all_reduce": "summed", "all_gather": "gathered"}
 
 
 def reason(reading: Reading, step: Step, axes: Axes) -> str:
@@ -20,33 +21,40 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     entry = reading.entry(step.op)
     if entry is None:
         return ""
-    why = _why(reading, entry, step, axes)
+    if whole := summed_over(step.scopes):  # one step of a sum by levels, whose reason it has
+        why = _why(reading, entry, step, "all_reduce", whole)
+        return f"{why}: {_STEPS.get(step.collective or '', 'scattered')} over {_plus(axes)}"
+    why = _why(reading, entry, step, step.collective, axes)
     if not entry.choice or step.phase != "forward" or step.operand not in (0, None) or step.collective == "all_reduce":
         return why
     return f"{why}: {', '.join(f'{size_text(size)} for {what}' for what, size in entry.choice)}"
 
 
-def _why(reading: Reading, entry: Entry, step: Step, axes: Axes) -> str:
+def _why(reading: Reading, entry: Entry, step: Step, collective: str | None, axes: Axes) -> str:
     over = _plus(axes)
+    if entry.traits.is_product and step.row.does:
+        return f"because float8 operands split over {over} are scaled by their largest value"
     if entry.traits.reason:
         name = reading.operand_name(entry.id, 0) or "a parameter"
         return entry.traits.reason.format(axes=over, op=entry.op, name=name)
     placed = entry.operands[step.operand] if step.operand is not None and step.operand < len(entry.operands) else None
     if placed is not None and step.operand is not None:
         name = reading.operand_name(entry.id, step.operand) or f"operand {step.operand + 1}"
-        return _of_operand(reading, entry, placed, name, step, axes)
+        return _of_operand(reading, entry, placed, name, step.phase, collective, axes)
     if entry.is_block:
         return entry.traits.reason_else.format(axes=over, over=_and(entry.over))
     if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
         return f"because {_is(_dims_over(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
-    return op.gradient(step.collective) if reading.is_gradient(step) else op.forward(step.collective)
+    return op.gradient(collective) if reading.is_gradient(step) else op.forward(collective)
 
 
-def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step: Step, axes: Axes) -> str:
+def _of_operand(
+    reading: Reading, entry: Entry, placed: Placed, name: str, phase: str, collective: str | None, axes: Axes
+) -> str:
     """The op brings an operand to where it needs it, or sums its gradient."""
     over = _plus(axes)
-    if step.collective == "all_reduce":
+    if collective == "all_reduce":
         held = {axis for dim in placed.dims for axis in entry.dims.get(dim.name, ())}
         data = [dim for dim, meeting in entry.dims.items() if set(axes) & set(meeting) - held]
         if set(axes) & set(entry.taken):
@@ -56,13 +64,13 @@ def _of_operand(reading: Reading, entry: Entry, placed: Placed, name: str, step:
         return f"because {name} is whole over {over}, used with data split there ({', '.join(data)})"
     if placed.store is not None:
         stored = f"because {name} is stored split over {over} ({_rules(placed, axes)})"
-        if step.phase == "backward":
+        if phase == "backward":
             return f"{stored}: each keeps its slice of the sum"
-        return f"{stored}, and the gradient needs it again" if step.phase == "recompute" else stored
+        return f"{stored}, and the gradient needs it again" if phase == "recompute" else stored
     needs = f"because {name} has {_and(_dims_over(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
-    if step.phase == "backward" and step.collective == "permute":
+    if phase == "backward" and collective == "permute":
         return f"{needs}: the parts of its gradient are summed"
-    if step.phase == "backward":
+    if phase == "backward":
         wanted = [dim.name for dim in placed.dims if set(axes) & set(entry.dims.get(dim.name, ()))]
         if not wanted:
             return f"{needs}: its gradient goes the same way back"

@@ -9,9 +9,11 @@ from typing import Any
 from ..errors import WeftError, public
 from ..layout import Layout, LayoutLike, Region
 from ..mesh import Mesh, MeshLike
+from ..notebook import Page, page_of
 from ..record import Placed, Record, recording
 from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
+from .attention import find_scores
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, Printed, printed_lines
@@ -19,6 +21,7 @@ from .listing import listing
 from .memory import Memory
 from .memory_names import Names
 from .reading import Reading
+from .transfers import read_transfers, transfers_text
 from .work import Duplicated, Work
 
 VERSION = 1
@@ -42,12 +45,17 @@ class Program:
         """The equations with what the record says of them: what costing, planning and the page read."""
         self.inputs = inputs
         """The arrays the program is given, in the order it takes them."""
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[tuple[str, bool], Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
         """The collectives of the program."""
         return ledger_of(self.reading)
+
+    @functools.cached_property
+    def transfers(self) -> Ledger:
+        """What is fetched from the host's memory and stored there, a row each (offload)."""
+        return read_transfers(self.reading)
 
     @functools.cached_property
     def lines(self) -> list[Line]:
@@ -74,7 +82,11 @@ class Program:
 
     def _summary(self) -> list[str]:
         sent = self.ledger.totals() if len(self.ledger) else ["nothing is sent"]
-        return [*sent, f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}"]
+        return [
+            *sent,
+            *transfers_text(self.transfers),
+            f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}",
+        ]
 
     def __str__(self) -> str:
         return self.text()
@@ -119,16 +131,29 @@ class Program:
         """What the program holds in the memory of one GPU; found without compiling."""
         return self.memory_on("gpu")
 
-    def memory_on(self, target: str) -> Memory:
-        """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`."""
-        if target not in self._memory:
+    def memory_on(self, target: str, *, fused: bool = False) -> Memory:
+        """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`.
+
+        With `fused` attention is done by the fused kernel wherever a GPU has one for it, which stores no scores; a
+        program traced where no GPU is has them written out.
+        """
+        key = target, fused
+        if key not in self._memory:
             names = Names(self.reading, self.inputs, Region(self.mesh, self.layout))
-            self._memory[target] = Memory(self.reading.graph, self.mesh.axes, names, target)
-        return self._memory[target]
+            scores = find_scores(self.reading) if fused else None
+            self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, target, scores)
+        return self._memory[key]
 
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another, of another layout or version."""
         return Diff(self, other)
+
+    def page(self, against: "Program | None" = None) -> Page:
+        """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""
+        return page_of(self, against)
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The program as plain values; `version` changes when their form does."""

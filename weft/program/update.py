@@ -47,6 +47,8 @@ def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
         return _of_reduction(eqn, row.does, mesh_axes)
     if row.kind is Role.RESHARD:
         return _of_reshard(eqn, mesh_axes)
+    if row.kind is Role.RESHAPE and _slices(eqn.invars[0]) == _slices(eqn.outvars[0]):
+        return []
     if row.kind in _LOCAL_ALONG_WHOLE_DIMS and all(_split_dims(var) == _split_dims(eqn.outvars[0]) for var in split):
         return []
     return [_guess(eqn, var, mesh_axes) for var in split]
@@ -99,6 +101,15 @@ def _of_reshard(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
 
 def _split_dims(var: Any) -> list[tuple[int, Axes]]:
     return [(size, axes) for size, axes in zip(var.aval.shape, split_of(var), strict=True) if axes]
+
+
+def _slices(var: Any) -> list[tuple[int, Axes]]:
+    """Where a value is cut, row by row: how many parts lie before each split dim.
+
+    A reshape moves nothing where these stay: [d/x] as [blocks/x block] is cut at the same places.
+    """
+    sizes = var.aval.shape
+    return [(math.prod(sizes[:dim]), axes) for dim, axes in enumerate(split_of(var)) if axes]
 
 
 def _guess(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..checks import is_whole
 from ..dims import Shape
@@ -22,6 +22,7 @@ from ..record import ArgumentName
 from ..tensor import Kind, check_not_donated, is_tensor, make, need_room, with_marks
 from .bound import Input, path_words, says_enough
 from .partition import need_hash
+from .place import sharding_of
 
 
 @jax.tree_util.register_static
@@ -80,6 +81,15 @@ class Call:
             spec(region.placement(slot.dims, slot.kind.store))
             if isinstance(slot, TensorSlot) and slot.fits
             else PartitionSpec()
+            for slot in self.array_slots
+        ]
+
+    def shardings(self, region: Region, mesh: Any) -> list[NamedSharding]:
+        """The sharding of each array among the arguments, on any mesh."""
+        return [
+            sharding_of(slot.dims, slot.kind.store, region, mesh)
+            if isinstance(slot, TensorSlot) and slot.fits
+            else NamedSharding(mesh, PartitionSpec())
             for slot in self.array_slots
         ]
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..compat import is_on_host
 from ..errors import RegionError, TensorError, fold_frames
 from ..layout import Layout, Region, open_region, tracing_in
 from ..lower.move import relocate, result
@@ -101,6 +102,11 @@ class SpmdFunction(Bound):
 
     def abstract(self, *args: Any, **kwargs: Any) -> Traced:
         call, arrays = self._read(args, kwargs)
+        if any(self.layout.host.values()):  # said by the types of arrays, which shapes alone do not have
+            shapes = self._shapes(call, arrays, self.mesh.abstract())
+            arrays = [
+                shape if is_on_host(jax.typeof(shape)) else array for array, shape in zip(arrays, shapes, strict=True)
+            ]
         return Traced.of(self._flat_run(call), *_in_program_order(call, arrays), state=self._state)
 
     def inputs(self, *args: Any, **kwargs: Any) -> list[Input]:
@@ -131,7 +137,7 @@ class SpmdFunction(Bound):
 
     def _shardings(self, call: Call, mesh: Any) -> list[NamedSharding]:
         """The shardings the program wants: put so first, nothing is copied inside."""
-        return [NamedSharding(mesh, placed) for placed in call.specs(Region(self.mesh, self.layout))]
+        return call.shardings(Region(self.mesh, self.layout), mesh)
 
     def _shapes(self, call: Call, arrays: Sequence[Any], mesh: Any) -> list[jax.ShapeDtypeStruct]:
         """The shapes of the arrays, each with the sharding the program wants."""

@@ -21,6 +21,7 @@ from ..lower.collectives import all_reduce, as_varying
 from ..lower.meet import bring, common_region, with_layout
 from ..lower.move import result
 from ..lower.recorded import bringing
+from ..lower.sums import is_scaled
 from ..tensor import Kind, Tensor, as_dtype, check_tensor, is_tensor, make, placement, with_kind, with_marks
 
 
@@ -31,14 +32,15 @@ def value_and_grad(
     """A function that gives the value of `fn`, a number, and its gradients.
 
     With respect to the arguments `argnums`: of float tensors that are not frozen and of plain floats; other leaves get
-    None. `sum_dtype` says in which dtype gradient sums travel, a float of 16 bits or more.
+    None. `sum_dtype` says in which dtype gradient sums travel; in float8 they do with scales. Where nothing is summed
+    between processors nothing is rounded.
     """
 
     need_function(fn, "value_and_grad")
     positions: list[Any] = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     if bad := [i for i in positions if not is_whole(i)]:
         raise TensorError(f"`argnums` holds {bad[0]!r}", fix="count positional arguments from 0: `argnums=(0, 1)`")
-    sums = None if sum_dtype is None else _read_sum_dtype(sum_dtype)
+    sums = read_sum_dtype(sum_dtype)
 
     @fold_frames
     @functools.wraps(fn)
@@ -81,16 +83,22 @@ def value_and_grad(
     return value_and_gradients
 
 
-def _read_sum_dtype(sum_dtype: DTypeLike) -> Any:
-    """The dtype gradient sums travel in; too small a one is refused on any mesh."""
+def read_sum_dtype(sum_dtype: DTypeLike | None) -> Any:
+    """The dtype gradient sums travel in; one that loses them is refused on any mesh."""
+    if sum_dtype is None:
+        return None
     dtype = as_dtype(sum_dtype)
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+    if not jnp.issubdtype(dtype, jnp.floating) or (jnp.finfo(dtype).bits < 16 and str(dtype) not in _SCALED):
         raise TensorError(
             f"`sum_dtype` is {dtype}, in which sums of gradients would be lost",
             state="gradients are floats, of any size",
-            fix="give a float of 16 bits or more: 'float32', 'bfloat16' or 'float16'",
+            fix="give a float of 16 bits or more: 'float32', 'bfloat16' or 'float16'; or one of 8 that travels with "
+            "scales: 'float8_e4m3fn' or 'float8_e5m2'",
         )
     return dtype
+
+
+_SCALED = ("float8_e4m3fn", "float8_e5m2")
 
 
 def _differentiate(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
@@ -165,7 +173,7 @@ def _prepare(x: Any, sum_dtype: Any) -> Any:
         x = make(as_varying(x.raw, axes_in(placement(x))), x.dims, x.region, x.kind)
     if sum_dtype is None:
         return x
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # both parts travel in it, or in the least that JAX has
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not is_scaled(sum_dtype):  # both parts, in the least JAX has
         sum_dtype = jnp.promote_types(sum_dtype, jnp.complex64)
     return with_kind(x, sums=sum_dtype)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ..compat import is_on_host
 from ..errors import RegionError
 from ..layout import Region, axes_in, spec
 from ..leaves import is_data
@@ -47,7 +48,8 @@ class Leaving:
         fits = x.region is not None or tuple(x.raw.shape) == x.dims.sizes
         placed: list[Any] = list(placement(check_tensor(x))) if fits else [()] * x.raw.ndim
         with region.record.unasked("return", _LEAVING, at=self.at):
-            array, placed = _equalize(x.local_array, placed, region)
+            lies = x.raw if is_on_host(x.raw) and x.kind.cast_to is None else x.local_array
+            array, placed = _equalize(lies, placed, region)
         self.arrays.append(array)
         self.specs.append(spec(tuple(placed)))
         self.forms.append((x.dims, Kind(store=x.kind.store, frozen=x.kind.frozen)))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..compat import PINNED, has_host_memory
 from ..dims import Shape
 from ..dtypes import is_key
 from ..errors import RegionError, public
@@ -43,9 +44,21 @@ def put(tree: Any, *, mesh: MeshLike, layout: LayoutLike) -> Any:
     return jax.tree.map(place, tree, is_leaf=is_tensor)
 
 
-def sharding_of(dims: Shape, store: str | None, region: Region) -> NamedSharding:
-    """The sharding of an array of these dims, stored so (`params`) or as any tensor."""
-    return NamedSharding(region.mesh.jax_mesh(), spec(region.placement(dims, store)))
+def sharding_of(dims: Shape, store: str | None, region: Region, mesh: Any = None) -> NamedSharding:
+    """The sharding of an array of these dims, stored so (`params`) or as any tensor.
+
+    On the region's own mesh, or one without devices; its kind of memory is the host's where a rule says so and the
+    devices have such.
+    """
+    mesh = region.mesh.jax_mesh() if mesh is None else mesh
+    return NamedSharding(
+        mesh, spec(region.placement(dims, store)), memory_kind=memory_kind(region.is_on_host(dims, store), mesh)
+    )
+
+
+def memory_kind(is_on_host: bool, mesh: Any) -> str | None:
+    """The kind of memory of what a rule puts on the host, or of what none does."""
+    return PINNED if is_on_host and has_host_memory(mesh) else None
 
 
 def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
@@ -55,8 +68,10 @@ def placed_shapes(tree: Any, region: Region, mesh: Any) -> Any:
         if not is_tensor(leaf):
             return placed_shape(leaf, NamedSharding(mesh, PartitionSpec()))
         fits = tuple(getattr(leaf.raw, "shape", ())) == leaf.dims.sizes
-        placed = region.placement(leaf.dims, leaf.kind.store) if fits else ()
-        return make(placed_shape(leaf.raw, NamedSharding(mesh, spec(placed))), leaf.dims, None, leaf.kind)
+        sharding = (
+            sharding_of(leaf.dims, leaf.kind.store, region, mesh) if fits else NamedSharding(mesh, PartitionSpec())
+        )
+        return make(placed_shape(leaf.raw, sharding), leaf.dims, None, leaf.kind)
 
     return jax.tree.map(place, tree, is_leaf=is_tensor)
 

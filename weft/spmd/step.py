@@ -23,7 +23,7 @@ from ..mesh import Mesh, MeshLike, as_mesh
 from ..record import Place, place, record_of_region
 from .border import SpmdFunction
 from .bound import Bound, Input, Traced, check_axes_used
-from .gradients import value_and_grad
+from .gradients import read_sum_dtype, value_and_grad
 from .partition import Partition, has_given_up, has_tracers, hashable_partition
 from .place import placed_shapes, put
 from .running import Jitted
@@ -70,7 +70,9 @@ def train_step(
         )
     on = None if mesh is None else as_mesh(mesh)
     under = as_layout(layout)
-    options: dict[str, Any] = dict(has_aux=has_aux, sum_dtype=sum_dtype, made=place(), donate=(0,) if donate else ())
+    options: dict[str, Any] = dict(
+        has_aux=has_aux, sum_dtype=read_sum_dtype(sum_dtype), made=place(), donate=(0,) if donate else ()
+    )
     step = TrainStep(loss, optimizer, on, under, **options)
     if on is not None:
         check_axes_used(on, under, strict=False)
@@ -144,7 +146,7 @@ class TrainStep(Bound):
         if not jax.tree.leaves(trained):
             raise TensorError("there is no float tensor among the parameters", fix="name arrays by wf.parameter")
         shardings = self._update.state_shardings(params)
-        optimizer = jax.jit(self.optimizer.init, out_shardings=shardings)(trained)
+        optimizer = self._update.init(trained, shardings)
         step: Any = jnp.zeros((), "int32")
         if self.mesh is not None:
             step = jax.device_put(step, NamedSharding(self.mesh.jax_mesh(), PartitionSpec()))

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..compat import is_on_host, to_device
 from ..data.atomic import write_atomic
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
 from ..small_files import Reader, summed
@@ -343,7 +344,10 @@ def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any
 
 def _sums_of_bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
     places = [x.sharding.mesh for x in arrays.values() if isinstance(getattr(x, "sharding", None), NamedSharding)]
-    return _summing(places[0] if places else None)(dict(arrays))
+    summing = _summing(places[0] if places else None)
+    if not any(map(is_on_host, arrays.values())):
+        return summing(dict(arrays))
+    return {path: summing({path: x})[path] for path, x in arrays.items()}  # there may be no room for all
 
 
 @functools.lru_cache(maxsize=8)
@@ -354,6 +358,7 @@ def _summing(mesh: Any) -> Any:
 
 def _sum_of_bits(x: jax.Array) -> jax.Array:
     """Every 32 bits times an odd number that is its place's, modulo 2**32."""
+    x = to_device(x)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     width = x.dtype.itemsize * 8

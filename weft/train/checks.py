@@ -42,6 +42,12 @@ def check_together(config: RunConfig, where: Where) -> None:
             fix=f"make it a multiple of {flowing}, or give `model.pipeline_microbatches` that divide {rows}",
             at=where("model.pipeline_microbatches", "model.stages", *_BATCH),
         )
+    if (size := config.optimizer.block_size) & (size - 1):
+        raise ConfigError(
+            f"`optimizer.block_size` is {size}, no power of two",
+            fix=f"give {1 << (size.bit_length() - 1)}",
+            at=where("optimizer.block_size"),
+        )
     if bool(config.mesh) != bool(config.layout):
         fact = "only one of `mesh` and `layout` is given"
         raise ConfigError(

@@ -27,9 +27,15 @@ FAR = {"gpu": 1.5, "tpu": 1.5, "cpu": 3.0}
 FAR_MEMORY = 1.25
 
 
-def machine() -> Hardware:
-    """The hardware this program runs on: known by its name, or measured."""
-    return hardware_of(jax.devices()[0]) or hardware("this")
+def machine(config: RunConfig) -> Hardware:
+    """The hardware of a run: what its file says, or what its devices are known as."""
+    if config.hardware is None:
+        return hardware_of(jax.devices()[0]) or hardware("this")
+    try:
+        return hardware(config.hardware)
+    except WeftError as error:
+        at = config.place("hardware")
+        raise ConfigError(f"`hardware`: {error.fact}", state=error.state, fix=error.fix, at=at) from None
 
 
 def choose_layout(config: RunConfig, folder: Path, listener: Listener, *, started: int = 1) -> RunConfig:
@@ -123,7 +129,7 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
             listener.progress(f"searching layouts: {at.stage}", at.done, at.total)
 
     ranking: Ranking = search(
-        step, *shapes_of_call(config, step), hardware=machine(), dims=_searched(config), progress=report, **where
+        step, *shapes_of_call(config, step), hardware=machine(config), dims=_searched(config), progress=report, **where
     )
     if listener is not None:
         listener.say("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
@@ -149,7 +155,7 @@ class Forecast:
     def __init__(self, config: RunConfig, listener: Listener):
         mesh, layout = config.runs_on
         step = make_step(config, mesh, layout)
-        self.plan = Plan(trace(step, *shapes_of_call(config, step)), machine())
+        self.plan = Plan(trace(step, *shapes_of_call(config, step)), machine(config))
         self.listener, self._is_compared = listener, False
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ Imports the configuration. What decays is told apart by paths, like `decoder.lay
 """
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ..nn.weights import path_text
+from ..optim import scale_by_adam8bit
 from .config import RunConfig
 from .tables import Optimizer, Schedule
 
@@ -50,6 +51,16 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
     parts: list[optax.GradientTransformation] = []
     if options.name in ("adamw", "adam"):
         parts.append(optax.scale_by_adam(options.b1, options.b2, options.epsilon))
+    elif options.name in ("adamw8bit", "adam8bit"):
+        parts.append(
+            scale_by_adam8bit(
+                options.b1,
+                options.b2,
+                options.epsilon,
+                block_size=options.block_size,
+                keep_float32=lambda params: matches(params, options.keep_float32),
+            )
+        )
     elif options.name == "lion":
         parts.append(optax.scale_by_lion(options.b1, options.b2))
     elif options.name == "momentum":
@@ -64,8 +75,13 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
 
 def decays(params: Any, config: Optimizer) -> Any:
     """Which weights have weight decay: a tree of booleans."""
+    return jax.tree.map(lambda flag: not flag, matches(params, config.no_decay))
+
+
+def matches(params: Any, patterns: Sequence[str]) -> Any:
+    """Which weights have a path that one of the patterns matches: a tree of booleans."""
 
     def does(path: Any, leaf: Any) -> bool:
-        return not any(fnmatch.fnmatch(path_text(path), pattern) for pattern in config.no_decay)
+        return any(fnmatch.fnmatch(path_text(path), pattern) for pattern in patterns)
 
     return jax.tree_util.tree_map_with_path(does, params)

@@ -36,6 +36,8 @@ class RunConfig:
     layout: str = ""
     init_from: str | None = None
     """Weights to start with: a folder of Hugging Face's, or of another run."""
+    hardware: str | None = None
+    """What its plan and its search are for: a name of the table, or a TOML file; its devices unless said."""
     train: Train = dataclasses.field(default_factory=Train)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
@@ -99,7 +101,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values, None left out."""
-        plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from")}
+        plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from", "hardware")}
         tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
         open_tables = {"data": self.data, "tokenizer": self.tokenizer}
         return _without_none({**plain, "model": models.fields(self.model), **open_tables, **tables})

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import interop, models, nn
+from ..compat import to_device
 from ..dims import Shape
 from ..errors import closest
 from ..layout import Layout, Region
@@ -85,7 +86,7 @@ def _restack(x: Tensor, want: Shape, region: Region) -> Tensor:
     count = math.prod(dim.size for dim in want if dim.name in STACKED)
 
     def cut(array: Any) -> Any:
-        flat = array.reshape(-1, *rest)[:count]
+        flat = to_device(array).reshape(-1, *rest)[:count]
         return jnp.pad(flat, [(0, count - len(flat)), *([(0, 0)] * len(rest))]).reshape(want.sizes)
 
     sharding = sharding_of(want, x.kind.store, region)

@@ -41,8 +41,8 @@ class Train:
     """The decay of an EMA of the weights, which is then what is evaluated; none by default."""
     loss_scale: float | None = None
     """Loss scaling: the loss times this is differentiated, for narrow floats; gradients are divided by it again."""
-    sum_dtype: str | None = one_of("float32", "bfloat16", "float16", default=None)
-    """In which dtype sums of gradients travel; by default that in which a weight is computed."""
+    sum_dtype: str | None = one_of("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", default=None)
+    """In which dtype sums of gradients travel, float8 with scales; by default that in which a weight is computed."""
     pack: bool = True
     """Whether several texts share a sequence; they do not see each other."""
     across: bool = False
@@ -55,9 +55,9 @@ class Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer, by its name in Optax."""
+    """The optimizer, by its name in Optax; `adamw8bit` is AdamW with 8-bit moments."""
 
-    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion")
+    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "adamw8bit", "adam8bit")
     b1: float = bounded(0.9, least=0, below=1)
     b2: float = bounded(0.95, least=0, below=1)
     momentum: float = bounded(0.9, least=0, below=1)
@@ -67,6 +67,10 @@ class Optimizer:
     """Paths of weights that do not decay."""
     clip: float = bounded(1.0, least=0)
     """Gradient clipping: the largest norm of all gradients together. 0 for none."""
+    block_size: int = bounded(64, least=16)
+    """How many numbers of an 8-bit moment share a scale at most, a power of two (`adamw8bit`)."""
+    keep_float32: tuple[str, ...] = ("*norm*", "*bias*")
+    """Paths of weights whose moments stay float32 there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import weft as wf
+from tests.lower.on_all import in_steps
 from tests.properties import agreement, programs
 from tests.properties import layouts as form_layouts
 from tests.properties.written import judging, training
@@ -193,7 +194,8 @@ def run_alone(case: Any, family: str) -> tuple[Outcome, bool]:
 
 def run_pair(case: Any, mesh: str, layout: str) -> Outcome:
     try:
-        found = case.under(mesh, layout)
+        with in_steps():
+            found = case.under(mesh, layout)
     except wf.WeftError as error:
         if not (wrong := case.wrong_in(error, mesh, layout)):
             return Outcome("refused", error.fact.split("`")[0].strip())

@@ -12,7 +12,7 @@ from tests.properties.written.program import Written
 
 MESHES = [
     *("x=2", "x=4", "x=8", "x=3", "x=1,y=2", "x=2,y=2", "x=4,y=2", "x=2,y=4", "x=2,y=3"),
-    *("x=2,y=2,z=2", "x=2,y=2,z=2", "x=2,y=1,z=4"),
+    *("x=2,y=2,z=2", "x=2,y=2,z=2", "x=2,y=1,z=4", "x=2|y=4", "x=2|y=2|z=2"),
 ]
 
 Rules = dict[str, tuple[str, ...]]

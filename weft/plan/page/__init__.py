@@ -15,10 +15,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ...notebook import Page, draw_by
 from ...program import Program
 from ...text import flops_text, plural, size_text, time_text
 from ..cost import Plan
+from ..ranking import Ranking
 from .comparing import comparison_panel, titles
+from .front import search_body, search_header
 from .holding import course, memory_panel, moment_text
 from .listing import program_panel
 from .parts import PageBuilder, Side, figure, json_for_html
@@ -26,6 +29,7 @@ from .sent import sending_panel
 from .sources import SourceLines
 from .tensors import Tensors
 from .timing import time_panel
+from .turns import turns_panel
 
 VERSION = 1
 
@@ -36,8 +40,8 @@ _FIRST = 'document.documentElement.classList.add("live");'
 
 def page(
     program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
-) -> str:
-    """The HTML of a page about a program and its plan, or about two side by side."""
+) -> Page:
+    """The page of a program and its plan, or of two side by side: HTML as text."""
     programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [
         Side(i, shown, Tensors(shown), (shown if its is None else its).memory, its)
@@ -50,10 +54,12 @@ def page(
         ("sent", "Sent", sending_panel(builder)),
         ("memory", "Memory", memory_panel(builder)),
         ("time", "Time", time_panel(builder)),
+        ("turns", "Turns", turns_panel(builder)),
     ]
     shown = [panel for panel in panels if panel[2]]
     script = "".join(map(_file, _SCRIPTS))
     text = _fill_template(
+        "template.html",
         title=html.escape(program.title),
         policy=_policy(_FIRST, script),
         style=_file("page.css"),
@@ -65,7 +71,37 @@ def page(
         told=json_for_html(_script_data(builder)),
         script=script,
     )
-    return text.encode("utf-8", "replace").decode()  # source files may hold halves of characters
+    return Page(text.encode("utf-8", "replace").decode())  # source files may hold halves of characters
+
+
+def search_page(found: Ranking, name: str = "search") -> Page:
+    """The page of a search: time against memory, the front, and the plans."""
+    script = _file("search.js")
+    text = _fill_template(
+        "search.html",
+        title=html.escape(name),
+        policy=_policy(script),
+        style=_file("page.css"),
+        header=search_header(found, name),
+        body=search_body(found),
+        script=script,
+    )
+    return Page(text)
+
+
+def _draw(shown: Program | Plan | Ranking, against: Program | Plan | None) -> Page:
+    """The page of what can show itself."""
+    if isinstance(shown, Ranking):
+        return search_page(shown)
+    program, plan = _program_and_plan(shown)
+    return page(program, plan, *(_program_and_plan(against) if against is not None else ()))
+
+
+def _program_and_plan(shown: Program | Plan) -> tuple[Program, Plan | None]:
+    return (shown.program, shown) if isinstance(shown, Plan) else (shown, None)
+
+
+draw_by(_draw)
 
 
 def _policy(*scripts: str) -> str:
@@ -138,5 +174,5 @@ def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _fill_template(**parts: str) -> str:
-    return re.sub(r"<!--(\w+)-->", lambda match: parts[match[1]], _file("template.html"))
+def _fill_template(name: str, /, **parts: str) -> str:
+    return re.sub(r"<!--(\w+)-->", lambda match: parts[match[1]], _file(name))

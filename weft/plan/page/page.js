@@ -289,6 +289,34 @@ for (const chart of document.querySelectorAll(".course")) {
   });
 }
 
+// Who works on what at which turn: the cell that is pointed at or walked to says so.
+
+for (const grid of document.querySelectorAll(".turns")) {
+  const rows = [...grid.querySelectorAll("tbody tr")].map(row => [...row.querySelectorAll("td[title]")]).filter(row => row.length);
+  const readout = grid.nextElementSibling;
+  let at = null;
+  const go = cell => {
+    if (!cell) return;
+    at?.classList.remove("here");
+    at = cell;
+    at.classList.add("here");
+    at.scrollIntoView({ block: "nearest", inline: "nearest" });
+    readout.textContent = at.title;
+  };
+  grid.addEventListener("pointerover", event => {
+    const cell = event.target.closest("td[title]");
+    if (cell) readout.textContent = cell.title;
+  });
+  grid.addEventListener("click", event => go(event.target.closest("td[title]")));
+  grid.addEventListener("keydown", event => {
+    const [x, y] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key] ?? [];
+    if (x === undefined) return;
+    event.preventDefault();
+    const row = Math.max(0, rows.findIndex(row => row.includes(at))), column = Math.max(0, rows[row].indexOf(at));
+    go(at ? rows[row + y]?.[column + x] : rows[0][0]);
+  });
+}
+
 // Keys that work everywhere.
 
 function help(isOpen) {
@@ -329,7 +357,8 @@ document.addEventListener("keydown", event => {
   act();
 });
 
-// What the page opens with: a line whose tensor is split, so that the mesh has something to show.
+// What the page opens with: a line whose tensor is split, so that the mesh has something to show. On a phone, where what
+// is picked lies over the lines, nothing.
 
 open(tabs.some(tab => `#${tab.getAttribute("aria-controls")}` === location.hash) ? location.hash.slice(1) : tabs[0].getAttribute("aria-controls"));
 {
@@ -338,5 +367,5 @@ open(tabs.some(tab => `#${tab.getAttribute("aria-controls")}` === location.hash)
     part.tensors.slice(0, 1).some(([, number]) => told.sides[part.side].tensors[number].dims.some(dim => dim.axes.length)));
   const rows = list?.shown.filter(row => row.dataset.pick !== undefined && row.matches(wanted)) ?? [];
   const first = rows.find(isSplit) ?? rows[0];
-  if (first) list.pick(first);
+  if (first && !matchMedia("(max-width: 600px)").matches) list.pick(first);
 }

@@ -79,9 +79,8 @@ class PageBuilder:
 
     def mesh(self, mesh: Mesh) -> str:
         """A mesh as it is written, in colours."""
-        written = [f"{self.axis(name)}={size}" for name, size in mesh.axes.items()]
-        parts = written[: len(mesh.slow)], written[len(mesh.slow) :]
-        return "|".join(",".join(part) for part in parts if part)
+        levels = (",".join(f"{self.axis(name)}={mesh.axes[name]}" for name in level) for level in mesh.levels)
+        return "|".join(levels)
 
     def layout(self, layout: Layout) -> str:
         """A layout as it is written, in colours."""
