@@ -36,10 +36,10 @@ class Trial:
     mesh: Mesh
     layout: Layout
     variant: int = 0
-    place: Place | int = 0
-    """Of the candidate, or the number of the set of rules that is traced alone."""
-    is_alone: bool = False
-    """One set on one axis, to be put together with others."""
+    place: Place = (0, 0, ())
+    """Of the candidate."""
+    alone: int | None = None
+    """Else the number of the set of rules that is traced alone on one axis, to be put together with others."""
 
 
 @dataclass

@@ -251,13 +251,13 @@ class _LayoutSearch:
             if rules and fitting and (worth is None or rules in worth):
                 layout = choices.layout([rules], AXES[:1])
                 mesh = Mesh({AXES[0]: fitting[-1]})
-                trials.append(Trial(mesh, layout, program.variant.number, index, is_alone=True))
+                trials.append(Trial(mesh, layout, program.variant.number, alone=index))
         alone = {}
         for done, (trial, facts) in enumerate(self._pool.results(iter(trials)), 1):
             if isinstance(facts, Refusal):
                 self.refusal = f"{trial.layout}: {facts.reason}"
             else:
-                alone[trial.place] = (trial.mesh.size, facts)
+                alone[trial.alone] = (trial.mesh.size, facts)
             self.report(SearchProgress("rules of one axis", done, len(trials)))
         return alone
 
@@ -269,7 +269,7 @@ class _LayoutSearch:
             return Refusal(error.fact)
         except Exception as error:  # the user's own; under the empty layout the function did not fail
             return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
-        if trial.is_alone:
+        if trial.alone is not None:
             return facts_of(plan)
         figures = dict(seconds=plan.seconds, fits=plan.fits, mfu=plan.mfu, why=plan.why, tokens_per_s=plan.tokens_per_s)
         return figures | dict(memory_bytes=plan.memory.range[1], bytes=plan.program.ledger.bytes())
