@@ -1,5 +1,6 @@
 """Searching layouts: nothing that could be the best is left out, and what is found is what a trace says."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -503,6 +504,58 @@ def test_rings_are_searched(mesh):
     dims = ["heads", "length", "memory_length"]
     found = assert_the_best_is_found(fn, args, mesh, dims, MACHINES["slow in all"])
     assert any(ranked.layout.rules.keys() >= {"length", "memory_length"} for ranked in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["as it is", "slow links", "slow in all"])
+def test_sequences_between_blocks_are_searched(machine):
+    fn, args = attention_step()
+    assert_the_best_is_found(fn, args, "x=2,y=2", ["stream", "heads", "params.d_model"], MACHINES[machine])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["as it is", "slow links", "slow in all"])
+def test_the_order_of_axes_is_searched(machine):
+    dims, best = DIMS[:4], []
+    for shape in shapes(16, 2):
+        mesh = wf.Mesh(dict(zip("xy", shape, strict=False)))
+        for layout in every_layout(list(mesh.axes), dims):
+            with contextlib.suppress(LayoutError):
+                plan = Plan(traced(mesh, layout), MACHINES[machine])
+                # Of all processors a search splits something over each.
+                if set(plan.layout.axes) == set(mesh.axes):
+                    best.append(plan.seconds)
+    found = search(step, *ARGS, processors=16, hardware=MACHINES[machine], dims=dims, most_axes=2, workers=1)
+    assert found.best.seconds == pytest.approx(min(best), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_choices_and_layouts_together_are_those_of_every_combination():
+    config = models.preset("tiny-lm", layers=2, dropout=0.0)
+    ids = wf.tensor(jax.ShapeDtypeStruct((4, 32), "int32"), "batch length")
+
+    def build(remat, loss_chunks):
+        changed = dataclasses.replace(config, remat=remat, loss_chunks=loss_chunks)
+        fn = wf.value_and_grad(lambda model, ids: model.loss({"tokens": ids}))
+        return fn, (models.shapes(changed), ids)
+
+    dims, mesh, plans = ["batch", "heads", "vocab"], "x=2,y=2", {}
+    for remat, chunks in itertools.product((False, True), (1, 4)):
+        fn, args = build(remat, chunks)
+        for layout in every_layout(["x", "y"], dims):
+            try:
+                plans[remat, chunks, layout] = Plan(traced(mesh, layout, fn, args), H100)
+            except LayoutError:
+                continue
+    high = sorted({plan.memory.range[1] for plan in plans.values()})
+    choices = {
+        "remat": wf.plan.Choice([False, True], is_slower=True),
+        "loss_chunks": wf.plan.Choice([1, 4], is_slower=True),
+    }
+    for memory in (high[-1], high[len(high) // 2], high[len(high) // 8], high[0]):
+        best = min(plan.seconds for plan in plans.values() if plan.memory.range[1] <= memory)
+        found = search(build, choices=choices, mesh=mesh, dims=dims, hardware=H100, memory=memory, workers=1)
+        assert found.best.seconds == pytest.approx(best, rel=1e-9), memory
 
 
 @pytest.mark.slow
