@@ -315,8 +315,13 @@ class TransformerConfig(ModelConfig):
         return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
+SEARCHED = (
+    "batch", "length", "memory_length", "stream", "queries", "heads", "d_ff", "vocab", "d_model", "experts", "stage",
+    "params.d_model", "optimizer.d_model",
+)  # fmt: skip
 """The dims of a model that a search of layouts splits where none are named."""
+SEARCHED_FIRST = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
+"""Those that a run with `layout = "auto"` splits: a search of them takes a fraction of the time."""
 
 
 def need_config(config: Any, kind: type = ModelConfig) -> None:
