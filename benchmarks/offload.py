@@ -72,8 +72,8 @@ def predict(layers: int, memory: float, host: float, small: bool) -> None:
             most.append(int(layers + (capacity * 1e9 - few) / ((more - few) / layers)) if more > few else None)
         held = [figure / 1e9 for figure in (plans[0].memory.peak, plans[0].memory.host)]
         print(
-            f"{way:10} {layers} layers: {plans[0].seconds:.3f} s, {held[0]:.1f} GB at the peak, {held[1]:.1f} GB on the "
-            f"host; layers in {memory:.0f} GB: {most[0]}, in {host:.0f} GB of the host: {most[1]}",
+            f"{way:10} {layers} layers: {plans[0].seconds:.3f} s, {held[0]:.1f} GB at the peak, {held[1]:.1f} GB on "
+            f"the host; layers in {memory:.0f} GB: {most[0]}, in {host:.0f} GB of the host: {most[1]}",
             flush=True,
         )
 

@@ -228,7 +228,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.again:
         rows = {row["key"]: row for row in json.loads(args.out.read_text())}
     wanted = [cell for cell in cells(args.quick) if not args.only or cell.part in args.only.split(",")]
-    left = [cell for cell in wanted if cell.key not in rows]
+    left = [cell for cell in wanted if "failed" in rows.get(cell.key, {"failed": ""})]
     print(f"{len(wanted)} cells, {len(wanted) - len(left)} of them known from {args.out}", flush=True)
     for i, cell in enumerate(left, 1):
         start = time.perf_counter()
@@ -279,6 +279,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     marks = dict(zip(HARDWARE, ("o", "s", "^"), strict=True))
+    colours = dict(zip(HARDWARE, ("C0", "C1", "C2"), strict=True))
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True)
     titles = dict(
         growth="the model grows with the machine",
@@ -295,7 +296,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> None:
                 if of:
                     label = hardware if kind == "dense" else f"{hardware}, experts"
                     at = [r["processors"] for r in of], [100 * r["mfu"] for r in of]
-                    axis.plot(*at, style, marker=marks[hardware], label=label)
+                    axis.plot(*at, style, marker=marks[hardware], color=colours[hardware], label=label)
                 for row in of if part == "growth" and hardware == HARDWARE[0] else ():
                     words = row["model"].split(maxsplit=1)[1]
                     axis.annotate(

@@ -37,7 +37,7 @@ BELOW = {
     "mesh": ["dims", "devices"],
     "schedule": [],
     "record": ["dims", "schedule"],
-    "primitives": [],
+    "primitives": ["compat"],
     "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
     "namespace": ["errors"],

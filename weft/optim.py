@@ -109,7 +109,7 @@ def scale_by_adam8bit(
 
     def blocks_of(params: Any) -> list[int | None]:
         """For each array the size of its blocks, or None where it keeps float32."""
-        leaves, structure = jax.tree.flatten(params)
+        leaves, structure = _flatten(params)
         wide = keep_float32(params) if callable(keep_float32) else keep_float32
         flags = [False] * len(leaves) if wide is None else structure.flatten_up_to(wide)
         return [
@@ -118,7 +118,7 @@ def scale_by_adam8bit(
         ]
 
     def init(params: Any) -> ScaleByAdam8bitState:
-        leaves, structure = jax.tree.flatten(params)
+        leaves, structure = _flatten(params)
         moments = []
         for path, leaf, block in zip(_paths(params), leaves, blocks_of(params), strict=True):
             zeros = jnp.zeros_like(leaf, dtype=jnp.float32)
@@ -129,7 +129,7 @@ def scale_by_adam8bit(
         return ScaleByAdam8bitState(jnp.zeros([], jnp.int32), mu, nu, mu_scale, nu_scale)
 
     def update(gradients: Any, state: ScaleByAdam8bitState, params: Any = None) -> tuple[Any, ScaleByAdam8bitState]:
-        leaves, structure = jax.tree.flatten(gradients)
+        leaves, structure = _flatten(gradients)
         count = optax.safe_increment(state.count)
         correct = [1 - decay**count for decay in (b1, b2)]
         held = [structure.flatten_up_to(part) for part in (state.mu, state.mu_scale, state.nu, state.nu_scale)]
@@ -179,9 +179,14 @@ def _decode(codes: Any, scale: Any, *, signed: bool) -> Any:
     return jnp.square(jnp.square(blocks) * scale[..., None]).reshape(codes.shape)
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    """A tree's leaves, and its structure, which JAX's types say little of."""
+    return jax.tree.flatten(tree)
+
+
 def _check_whole_blocks(path: str, leaf: Any, block: int) -> None:
     """Raises where a slice of the array, by the type JAX gives it, would cut blocks."""
-    sharding = getattr(jax.typeof(leaf), "sharding", None)
+    sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
     spec = tuple(getattr(sharding, "spec", ()))
     if len(spec) < leaf.ndim or spec[-1] is None:
         return

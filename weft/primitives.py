@@ -248,7 +248,7 @@ def groups_of_product(eqn: Any) -> int:
 
 
 def is_leading_slice(eqn: Any) -> bool:
-    """Whether a slice, or a split, is along the first dim: its parts lie in one piece."""
+    """Whether a slice, or a split, is along the first dim: in one piece."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
     if eqn.primitive.name == "split":
         return bool(params["axis"] == 0)

@@ -21,6 +21,18 @@ def example():
     return net, (shaped(BATCH, D_IO), shaped(D_IO, HIDDEN), shaped(HIDDEN, D_IO))
 
 
+def repeated(times):
+    """The net so many times over: a choice of a search."""
+    fn, (x, w, v) = example()
+
+    def again(x, w, v):
+        for _ in range(times):
+            x = fn(x, w, v)
+        return x
+
+    return again, (x, w, v)
+
+
 def bound():
     fn, args = example()
     return wf.spmd(fn, mesh="rows=2,cols=4", layout="batch:rows,hidden:cols"), args

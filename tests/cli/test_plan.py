@@ -115,6 +115,35 @@ def test_a_search_is_a_text_and_json_alone():
     assert again["seconds"] == best["seconds"]
 
 
+def test_a_search_chooses_among_values_that_build_the_program():
+    how = ("--mesh", "rows=2", "--dims", "batch,hidden", "--top", 3, "--json")
+    found = json.loads(weft("search", f"{NETS}:repeated", *how, "--choices", "times=2|1")[0])
+    assert found["plans"][0]["choices"] == {"times": 1} and len(found["variants"]) == 2
+    found = json.loads(weft("search", "tiny-lm", "--loss", *how[:2], "--dims", "batch,heads", *how[4:])[0])
+    assert found["plans"][0]["choices"] == {"remat": False} and "remat=True: ruled out" in found["variants"][-1]
+    none = json.loads(weft("search", "tiny-lm", "--loss", *how[:2], "--dims", "batch", "--choices", "", "--json")[0])
+    assert none["plans"][0]["choices"] == {} and none["variants"] == []
+    assert "did you mean `remat`?" in weft("search", "tiny-lm", *how, "--choices", "remta", status=2)[1]
+    assert "write the values out" in weft("search", NET, *how, "--choices", "times", status=2)[1]
+    decoded = weft("search", "tiny-lm", "--decode", 32, *how, "--choices", "remat", status=2)[1]
+    assert "is for train steps of presets" in decoded
+
+
+def test_an_interrupted_search_says_what_it_did_not_see_and_ends_with_130(monkeypatch):
+    def interrupt(reporter, at):
+        if at.best is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.search._tell", interrupt)
+    how = ("--processors", 8, "--dims", "batch,hidden,d_io")
+    found = json.loads(weft("search", NET, *how, "--json", status=130)[0])
+    assert found["complete"] is False and found["stopped"] == "interrupted"
+    assert found["searched"] == found["traced"] + found["pruned"] + found["not_seen"]
+    assert " NOT SEEN" in weft("search", NET, *how, status=130)[0]
+    monkeypatch.undo()
+    assert "its time was up" in weft("search", NET, *how, "--seconds", 0)[0]
+
+
 def test_a_search_wants_a_mesh_or_a_number_of_processors():
     assert "say one of them" in weft("search", NET, status=2)[1]
     assert "say one of them" in weft("search", NET, "--mesh", "rows=2", "--processors", 2, status=2)[1]

@@ -308,7 +308,7 @@ fault("remat-recomputes-nothing", "ops/remat.py",
       "return jax.checkpoint(run, policy=policy)(values)", "return run(values)",
       "program/test_work.py -k recomputation", "program/test_memory.py -k recomputing")
 fault("remat-keeps-nothing-by-name", "ops/remat.py",
-      "policy = jax.checkpoint_policies.save_only_these_names(*save) if save else None", "policy = None",
+      "policy = _policy(kept, on_host) if save else None", "policy = None",
       "program/test_work.py -k by_name")
 fault("accumulate-loses-the-slope-of-its-weight", "ops/accumulate.py",
       "return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)", "return (of_sum,)",
@@ -557,18 +557,19 @@ fault("a-misspelt-figure-is-passed-over", "plan/hardware_file.py",
       "if unknown := next((key for key in table if key not in known), None):", "if unknown := None:",
       "plan/test_hardware_file.py -k is_wrong")
 fault("a-kernel-takes-the-shorter-of-two", "plan/roofline.py",
-      "found = max(moving, computing)\n    return", "found = min(moving, computing)\n    return",
+      "found = max(moving, computing) + kernel.calls * hardware.call\n    if kernel.calls",
+      "found = min(moving, computing) + kernel.calls * hardware.call\n    if kernel.calls",
       "plan/test_cost.py -k 'thin_product or as_its_flops'")
 fault("what-goes-on-beside-costs-nothing", "plan/cost.py",
-      "shown = took * (left[kernel.body] if kernel.is_beside else 1.0)",
+      "shown = took * (left[kernel.body, kernel.is_ahead] if kernel.is_beside else 1.0)",
       "shown = took * (0.0 if kernel.is_beside else 1.0)",
       "plan/test_cost.py -k 'nothing_waits_for'")
 fault("useful-work-has-what-is-recomputed", "plan/cost.py",
       "useful = program.flops_useful * (1 - again)", "useful = program.flops_useful * (1 + 0 * again)",
       "plan/test_cost.py -k no_use")
 fault("a-loop-in-a-loop-costs-its-own-turns", "plan/values.py",
-      "turn = Routine(routine.count * (loop.turns or 1), is_turn=True)",
-      "turn = Routine(loop.turns or 1, is_turn=True)",
+      "turn = Routine(routine.count * (loop.turns or 1), is_turn=True, is_looped=True)",
+      "turn = Routine(loop.turns or 1, is_turn=True, is_looped=True)",
       "plan/test_cost.py -k turns")
 fault("a-search-bound-is-above-the-cost", "plan/best_first.py",
       "bound = self.candidates.seconds[candidate] * self.slack",

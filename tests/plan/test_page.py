@@ -493,7 +493,7 @@ def found():
         return wf.einsum(wf.relu(wf.einsum(x, w, over=d_io)), v, over=hidden)
 
     args = shape(batch, d_io), shape(d_io, hidden), shape(hidden, d_io)
-    return wf.search(large, *args, processors=8, hardware="h100", dims=["batch", "hidden", "d_io"], memory=18 * 10**8)
+    return wf.search(large, *args, processors=8, hardware="h100", dims=["batch", "hidden", "d_io"], memory=20 * 10**8)
 
 
 def test_a_search_has_a_page_with_its_front_and_the_best_marked(found):

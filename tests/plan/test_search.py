@@ -1,5 +1,6 @@
 """Searching layouts: nothing that could be the best is left out, and what is found is what a trace says."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -16,7 +17,7 @@ import pytest
 import weft as wf
 from weft import models
 from weft.cli.model import load_preset
-from weft.errors import LayoutError, MeshError, WeftError
+from weft.errors import DimError, LayoutError, MeshError, WeftError
 from weft.plan import HARDWARE, Plan, search
 from weft.plan.best_first import BestFirst
 from weft.plan.candidates import Trial
@@ -25,7 +26,7 @@ from weft.plan.compose import Composer, Facts
 from weft.plan.facts import facts_of
 from weft.plan.roofline import BESIDE
 
-from .nets import ARGS, DIMS, STAGED_ARGS, loss, shaped, staged, step
+from .nets import ARGS, DIMS, STAGED_ARGS, loss, staged, step
 
 H100 = HARDWARE["h100"]
 SLOW = tuple(dataclasses.replace(link, bandwidth=link.bandwidth / 1000) for link in H100.links)
@@ -313,12 +314,26 @@ def test_without_names_every_dim_of_the_function_is_searched_and_said():
 
 
 def test_of_a_model_the_dims_worth_it_are_searched_and_the_others_named():
-    model = models.shapes(models.preset("tiny-lm", layers=1))
-    tokens = shaped(wf.tensor, wf.Dim("batch", 8), wf.Dim("length", 16), dtype="int32")
-    found = search(lambda model, tokens: model.loss({"tokens": tokens}), model, tokens, processors=2)
-    assert found.dims == ("batch", "length", "heads", "d_ff", "vocab", "d_model", "params.d_model")
-    assert "d_kv" in found.left_out and "not d_kv" in str(found).splitlines()[-1]
-    assert found.to_dict()["dims"] == list(found.dims)
+    fn, args = attention_step()
+    choices = Choices(traced({"x": 1}, "", fn, args), args, None)
+    assert choices.rules == (
+        "batch", "length", "memory_length", "stream", "heads", "d_ff", "vocab", "d_model", "params.d_model",
+        "optimizer.d_model",
+    )  # fmt: skip
+    assert "d_kv" in choices.left_out
+    # Keys go round with their queries; the optimizer's state lies where its parameters are whole.
+    assert all("length" in rules for rules in choices.sets if "memory_length" in rules)
+    assert ("batch", "optimizer.d_model") in choices.sets and ("heads", "optimizer.d_model") not in choices.sets
+    assert ("stream", "heads", "d_ff", "vocab", "params.d_model") in choices.sets
+    queries = Choices(traced({"x": 1}, "queries:x", fn, args), args, None, also=["queries"])
+    assert "queries" in queries.rules and ("stream", "queries") in queries.sets and ("queries",) not in queries.sets
+
+
+def test_dims_that_are_named_are_all_that_is_searched_and_the_others_are_told():
+    fn, args = attention_step()
+    found = search(fn, *args, processors=2, dims=["batch", "heads"], workers=1)
+    assert found.dims == ("batch", "heads") and "d_kv" in found.left_out
+    assert "d_kv" in str(found).splitlines()[-1] and found.to_dict()["dims"] == ["batch", "heads"]
 
 
 def test_too_many_sets_of_rules_are_an_error_that_says_to_name_some():
@@ -352,7 +367,10 @@ def test_numbers_that_are_none(how):
 def test_memory_that_nothing_fits():
     with pytest.raises(WeftError, match=r"no layout fits: the smallest needs .* and 1000 B is there") as caught:
         search(step, *ARGS, mesh="rows=2", hardware="h100", dims=DIMS, memory=1000)
-    assert "processors" in caught.value.fix and "largest at its peak: " in caught.value.state
+    assert "name more dims" in caught.value.fix and "largest at its peak: " in caught.value.state
+    with pytest.raises(WeftError, match="no layout fits") as caught:
+        search(step, *ARGS, mesh="rows=2", hardware="h100", dims=DIMS, memory=500_000)
+    assert "take 4 processors or more" in caught.value.fix
 
 
 def test_unknown_hardware_and_a_function_that_fails():
@@ -378,6 +396,55 @@ def test_a_layout_that_an_op_refuses_is_left_out():
     with pytest.raises(MeshError, match="can use 4 processors") as caught:
         search(fn, x, processors=4, dims=["length"])
     assert "refused: length:x" in caught.value.state
+
+
+# What is chosen beside the layout.
+
+
+def builds(count, narrow=False):
+    """A step of so many products one after another, and its arguments."""
+    w, x = ARGS[0]["w"], ARGS[1]
+
+    def fn(params, x):
+        for _ in range(count):
+            x = wf.einsum(wf.relu(wf.einsum(x, params["w"], over="d_io")), params["v"], over="hidden")
+        return wf.mean(x * x, over=["batch", "d_io"])
+
+    if narrow:
+        raise DimError("it is too narrow", fix="make it wide")
+    return wf.value_and_grad(fn), ({"w": w, "v": ARGS[0]["v"]}, x)
+
+
+def test_values_of_choices_are_searched_with_the_layouts():
+    how = dict(mesh="rows=2,cols=4", hardware=MACHINES["slow in all"], dims=DIMS[:3], workers=1)
+    found = search(builds, choices={"count": [3, 1, 2]}, **how)
+    alone = {count: search(*_flat(builds(count)), **how).best.seconds for count in (1, 2, 3)}
+    assert found.best.choices == {"count": 1} and found.best.seconds == alone[1] == min(alone.values())
+    assert found.best.plan().seconds == found.best.seconds and "count=1" in str(found)
+    assert found.to_dict()["plans"][0]["choices"] == {"count": 1}
+    assert any(line.startswith("count=2: ruled out") or line.startswith("count=2: ") for line in found.variants)
+
+
+def _flat(built):
+    fn, args = built
+    return (fn, *args)
+
+
+def test_a_slower_value_is_tried_only_where_the_faster_does_not_fit():
+    how = dict(mesh="rows=2,cols=4", hardware=H100, dims=DIMS[:3], workers=1)
+    choices = {"count": wf.plan.Choice([1, 2], is_slower=True)}
+    found = search(builds, choices=choices, **how)
+    assert found.best.choices == {"count": 1} and [line for line in found.variants if "count=2: ruled out" in line]
+    assert found.searched == search(*_flat(builds(1)), **how).searched
+
+
+def test_values_that_build_nothing_are_refused():
+    found = search(builds, choices={"count": [1], "narrow": [False, True]}, mesh="rows=2", dims=DIMS[:2], workers=1)
+    assert found.best.choices["narrow"] is False and any("too narrow" in each for each in found.refused)
+    with pytest.raises(WeftError, match="the function builds the program, and it returned a Ranking"):
+        search(lambda count: found, choices={"count": [1]}, mesh="rows=2")
+    with pytest.raises(WeftError, match="a choice has 'ab' for values"):
+        search(builds, choices={"count": "ab"}, mesh="rows=2")
 
 
 # What makes another program than the whole one: stages in a pipeline, a ring in place of scores.
@@ -437,6 +504,58 @@ def test_rings_are_searched(mesh):
     dims = ["heads", "length", "memory_length"]
     found = assert_the_best_is_found(fn, args, mesh, dims, MACHINES["slow in all"])
     assert any(ranked.layout.rules.keys() >= {"length", "memory_length"} for ranked in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["as it is", "slow links", "slow in all"])
+def test_sequences_between_blocks_are_searched(machine):
+    fn, args = attention_step()
+    assert_the_best_is_found(fn, args, "x=2,y=2", ["stream", "heads", "params.d_model"], MACHINES[machine])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["as it is", "slow links", "slow in all"])
+def test_the_order_of_axes_is_searched(machine):
+    dims, best = DIMS[:4], []
+    for shape in shapes(16, 2):
+        mesh = wf.Mesh(dict(zip("xy", shape, strict=False)))
+        for layout in every_layout(list(mesh.axes), dims):
+            with contextlib.suppress(LayoutError):
+                plan = Plan(traced(mesh, layout), MACHINES[machine])
+                # Of all processors a search splits something over each.
+                if set(plan.layout.axes) == set(mesh.axes):
+                    best.append(plan.seconds)
+    found = search(step, *ARGS, processors=16, hardware=MACHINES[machine], dims=dims, most_axes=2, workers=1)
+    assert found.best.seconds == pytest.approx(min(best), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_choices_and_layouts_together_are_those_of_every_combination():
+    config = models.preset("tiny-lm", layers=2, dropout=0.0)
+    ids = wf.tensor(jax.ShapeDtypeStruct((4, 32), "int32"), "batch length")
+
+    def build(remat, loss_chunks):
+        changed = dataclasses.replace(config, remat=remat, loss_chunks=loss_chunks)
+        fn = wf.value_and_grad(lambda model, ids: model.loss({"tokens": ids}))
+        return fn, (models.shapes(changed), ids)
+
+    dims, mesh, plans = ["batch", "heads", "vocab"], "x=2,y=2", {}
+    for remat, chunks in itertools.product((False, True), (1, 4)):
+        fn, args = build(remat, chunks)
+        for layout in every_layout(["x", "y"], dims):
+            try:
+                plans[remat, chunks, layout] = Plan(traced(mesh, layout, fn, args), H100)
+            except LayoutError:
+                continue
+    high = sorted({plan.memory.range[1] for plan in plans.values()})
+    choices = {
+        "remat": wf.plan.Choice([False, True], is_slower=True),
+        "loss_chunks": wf.plan.Choice([1, 4], is_slower=True),
+    }
+    for memory in (high[-1], high[len(high) // 2], high[len(high) // 8], high[0]):
+        best = min(plan.seconds for plan in plans.values() if plan.memory.range[1] <= memory)
+        found = search(build, choices=choices, mesh=mesh, dims=dims, hardware=H100, memory=memory, workers=1)
+        assert found.best.seconds == pytest.approx(best, rel=1e-9), memory
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -250,6 +250,11 @@ def find_preset(name: str, **sizes: int) -> models.ModelConfig:
 
 def load_function(name: str) -> Model:
     """What `package.module:function` or `file.py:function` returns when called."""
+    return Model(name, *load_maker(name)())
+
+
+def load_maker(name: str, values: Sequence[str] = ()) -> Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The function that MODEL names, to be called with values of these names."""
     place, _, wanted = name.rpartition(":")
     if not place or not wanted:
         raise WeftError(
@@ -258,10 +263,13 @@ def load_function(name: str) -> Model:
         )
     is_file = place.endswith(".py") or os.sep in place
     module = _import_file(place, name) if is_file else _import_module(place, name)
-    make = _find_function(module, wanted, name)
-    with users_code(f"`{name}` failed while it was called"):
-        returned = make()
-    return Model(name, *_check_returned(returned, name))
+    make = _find_function(module, wanted, name, values)
+
+    def call(**values: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        with users_code(f"`{name}` failed while it was called"):
+            return _check_returned(make(**values), name)
+
+    return call
 
 
 def _import_module(place: str, name: str) -> ModuleType:
@@ -299,7 +307,7 @@ def _import_file(place: str, name: str) -> ModuleType:
     return module
 
 
-def _find_function(module: ModuleType, wanted: str, name: str) -> Callable[[], Any]:
+def _find_function(module: ModuleType, wanted: str, name: str, values: Sequence[str] = ()) -> Callable[..., Any]:
     functions = [
         key
         for key, value in vars(module).items()
@@ -310,7 +318,7 @@ def _find_function(module: ModuleType, wanted: str, name: str) -> Callable[[], A
         fact = f"`{wanted}` in `{module.__name__}` is no function" if function is not None else ""
         fact = fact or f"there is no function `{wanted}` in `{module.__name__}`"
         raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, functions))
-    if needed := _arguments_needed(function):
+    if needed := [each for each in _arguments_needed(function) if each not in values]:
         raise WeftError(
             f"`{wanted}` in `{module.__name__}` needs arguments ({', '.join(needed)}); it is called with none",
             state=f"model: {name}",

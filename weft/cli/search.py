@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +10,26 @@ from typing import Annotated, Any
 import typer
 
 from ..models.config import SEARCHED
+from ..plan import Choice
 from ..plan import search as search_layouts
 from ..plan.hardware import hardware as find_hardware
 from ..plan.page import search_page
 from ..plan.search import MOST_AXES, SearchProgress
-from ..text import time_text
-from .model import BATCH, DECODE, LENGTH, LOSS, MODEL, OPTIMIZER, load
+from ..text import plural, time_text
+from .choices import preset_builder, read_choices
+from .model import (
+    BATCH,
+    DECODE,
+    LENGTH,
+    LOSS,
+    MODEL,
+    OPTIMIZER,
+    PresetOptimizer,
+    is_function,
+    is_run,
+    load,
+    load_maker,
+)  # fmt: skip
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
 from .terminal import reported, titled, users_code, write, write_program
@@ -44,6 +59,15 @@ def search(
             f"{', '.join(SEARCHED)} where it has them; the output says which.",
         ),
     ] = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="What else is chosen: of a preset some of remat, loss_chunks, microbatches, prefetch and pipeline, "
+            "with values or without (`remat,loss_chunks=1|8`), remat unless given, none if ''; of a function of yours "
+            "its arguments and their values.",
+        ),
+    ] = None,
     memory: MEMORY = None,
     batch: BATCH = None,
     length: LENGTH = None,
@@ -67,32 +91,47 @@ def search(
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        how = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        fn, args, wanted = _program(model, choices, how)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
         options: dict[str, Any] = dict(
             mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top, seconds=seconds,
-            most_axes=axes,
+            most_axes=axes, choices=wanted,
         )  # fmt: skip
         try:
-            with users_code(f"`{chosen.name}` failed while it was traced"), Reporter(stderr_console()) as bar:
-                ranking = search_layouts(
-                    chosen.fn, *chosen.args, hardware=machine, progress=partial(_tell, bar), **options
-                )
+            with users_code(f"`{model}` failed while it was traced"), Reporter(stderr_console()) as bar:
+                ranking = search_layouts(fn, *args, hardware=machine, progress=partial(_tell, bar), **options)
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before any layout was costed\n")
             raise typer.Exit(INTERRUPTED) from None
         if html is not None:
-            search_page(ranking, chosen.name).save(html)
+            search_page(ranking, model).save(html)
         if as_json:
             write(json.dumps(ranking.to_dict(), indent=1))
         else:
-            count = ranking.best.mesh.size
-            head = f"{chosen.name} on {machine}, {count} processor{'s' * (count != 1)}"
+            head = f"{model} on {machine}, {plural(ranking.best.mesh.size, 'processor')}"
             write_program(titled(f"{head}\n\n{ranking}"))
             if html is not None:
                 write(f"page: {html}")
-        if ranking.stopped == "interrupted":
-            raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(INTERRUPTED if ranking.stopped == "interrupted" else 0)
+
+
+def _program(
+    model: str, choices: str | None, how: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Choice]]:
+    """What is searched, with its arguments; or what builds it, with the choices."""
+    wanted = {}
+    sizes = {name: how[name] for name in ("batch", "length") if how[name] is not None}
+    if not is_run(model) and how["decode"] is None:
+        wanted = read_choices(model, choices, **sizes)
+    elif choices:
+        raise typer.BadParameter("is for train steps of presets, and for functions", param_hint="--choices")
+    if wanted and is_function(model):
+        return load_maker(model, list(wanted)), (), wanted
+    chosen = load(model, **how)
+    if not wanted:
+        return chosen.fn, chosen.args, {}
+    return preset_builder(model, None if how["loss"] else how["optimizer"] or PresetOptimizer.adam, sizes), (), wanted
 
 
 def _tell(reporter: Reporter, at: SearchProgress) -> None:

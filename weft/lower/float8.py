@@ -81,7 +81,9 @@ class _Scaled:
         """The product with another, with the dims `out` in that order."""
         both = [n for n in self.order if n in other.order]
         summed, batch = [n for n in both if n not in out], [n for n in both if n in out]
-        places = [tuple([order.index(n) for n in ns] for order in (self.order, other.order)) for ns in (summed, batch)]
+        places: list[Any] = [
+            tuple([order.index(n) for n in ns] for order in (self.order, other.order)) for ns in (summed, batch)
+        ]
         wide = dtype if dtype == jnp.bfloat16 or jnp.dtype(dtype).itemsize >= 4 else jnp.float32
         y = lax.dot_general(
             self.values, other.values, (places[0], places[1]), precision=precision, preferred_element_type=wide

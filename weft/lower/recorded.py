@@ -138,7 +138,8 @@ def part_of_block() -> Iterator[None]:
 def note_loop(over: str, *, examples: int = 1, schedule: Schedule | None = None) -> None:
     """Notes a loop's dim, how many examples run at once, and who works when."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
-        draft.note(over=_shown([over]), examples=examples, schedule=schedule)
+        known = {} if schedule is None else {"schedule": schedule}  # a loop inside leaves that of the pipeline
+        draft.note(over=_shown([over]), examples=examples, **known)
 
 
 def note_schedule(schedule: Schedule) -> None:

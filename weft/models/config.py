@@ -315,8 +315,13 @@ class TransformerConfig(ModelConfig):
         return dict.fromkeys(("inputs", "targets"), tensor(ids, "batch length"))
 
 
-SEARCHED = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
+SEARCHED = (
+    "batch", "length", "memory_length", "stream", "queries", "heads", "d_ff", "vocab", "d_model", "experts", "stage",
+    "params.d_model", "optimizer.d_model",
+)  # fmt: skip
 """The dims of a model that a search of layouts splits where none are named."""
+SEARCHED_FIRST = ("batch", "length", "heads", "d_ff", "vocab", "d_model", "experts", "stage", "params.d_model")
+"""Those that a run with `layout = "auto"` splits: a search of them takes a fraction of the time."""
 
 
 def need_config(config: Any, kind: type = ModelConfig) -> None:
@@ -326,7 +331,7 @@ def need_config(config: Any, kind: type = ModelConfig) -> None:
 
 
 def check_kept(remat: bool | str, names: Sequence[str]) -> None:
-    """Raises where remat is to keep what has another name than these, here or on the host."""
+    """Raises where remat is to keep, here or on the host, what is none of these."""
     kept = [word.removesuffix("@host") for word in remat.split()] if isinstance(remat, str) else []
     if unknown := next((name for name in kept if name not in names), None):
         named = " or ".join(f"`{name}`" for name in names)

@@ -84,6 +84,11 @@ _PRESETS: dict[str, ModelConfig] = {
         _gpt2("gpt2-xl", 48, 1600),
         _llama("llama-1b", layers=16, d_model=2048, heads=8, group=4, d_kv=64, d_ff=8192, vocab=128256, tied=True),
         _llama("llama-8b", layers=32, d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=128256),
+        _llama("llama-405b", layers=126, d_model=16384, heads=8, group=16, d_kv=128, d_ff=53248, vocab=128256),
+        _llama(
+            "moe-1t", layers=64, d_model=8192, heads=8, group=8, d_kv=128, d_ff=10240, vocab=128256, experts=64,
+            gating="top_k",
+        ),
         _mt("mt-0.15b", 4, 2048), _mt("mt-0.24b", 8, 4096), _mt("mt-0.42b", 16, 8192), _mt("mt-0.77b", 32, 16384),
         _mt("mt-1.48b", 64, 32768), _mt("mt-2.89b", 128, 65536),
         *(_t5(f"t5-{name}", sizes, tied=True) for name, sizes in _T5.items()),

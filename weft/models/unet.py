@@ -216,7 +216,14 @@ class ImageAttention(eqx.Module):
 class UNet(Runnable):
     """A U-Net: blocks on the way down, attention below, blocks on the way up."""
 
-    searched_dims: ClassVar[Sequence[str]] = ("batch", *SPACE, "filters", "channels", "params.channels")
+    searched_dims: ClassVar[Sequence[str]] = (
+        "batch",
+        *SPACE,
+        "filters",
+        "channels",
+        "params.channels",
+        "optimizer.channels",
+    )
     down: tuple[ConvBlock, ...]
     attention: ImageAttention | None
     up: tuple[UpBlock, ...]

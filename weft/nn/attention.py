@@ -153,16 +153,12 @@ class Attention(eqx.Module):
 
     def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (names := self.queries(h)):
-            return self._project_as_named(h, weight, bias)
+            return _project(h, weight, bias, self.matmul_dtype)
         if not h.dims.has("stream"):  # all positions are here: each processor projects its own heads
             bias = None if bias is None else bias.rename(**names)
-            return self._project_as_named(h, weight.rename(**names), bias)
-        return self._project_as_named(h, weight, bias).rename(stream=Dim("length", h.size("stream")), **names)
-
-    def _project_as_named(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        d_model = weight.dims[0]
-        y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=self.matmul_dtype)
-        return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
+            return _project(h, weight.rename(**names), bias, self.matmul_dtype)
+        length = Dim("length", h.size("stream"))
+        return _project(h, weight, bias, self.matmul_dtype).rename(stream=length, **names)
 
     def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.rotary is None or position is None:
@@ -273,9 +269,15 @@ class Attention(eqx.Module):
                 mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
             else:
                 weight = weight.rename(**{old: new})
-        how = {"rename": rename, "matmul_dtype": self.matmul_dtype}
-        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=weight.dims[:-1], **how)
+        over = weight.dims[:-1]
+        y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=over, rename=rename, matmul_dtype=self.matmul_dtype)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
+
+
+def _project(h: Tensor, weight: Tensor, bias: Tensor | None, matmul_dtype: str | None) -> Tensor:
+    d_model = weight.dims[0]
+    y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype)
+    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
 
 
 def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:

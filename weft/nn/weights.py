@@ -191,7 +191,7 @@ def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
     make = _compile_sharded(weight.dims, weight.stack, weight.layers, weight.dtype, region.mesh, Layout(rules))
     values = _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
-    is_made = not isinstance(values.raw, jax.core.Tracer)
+    is_made = not isinstance(values.array, jax.core.Tracer)
     if not is_made or not region.is_on_host(weight.stored_dims, values.kind.store):
         return values
     return put(values, mesh=region.mesh, layout=region.layout)  # at once: the next one needs the room

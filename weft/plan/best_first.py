@@ -52,9 +52,9 @@ class BestFirst:
         order, at = self.candidates.order, 0
         while True:
             if self._open_next(self):
-                order, at = self.candidates.order, 0
+                order, at, self._passed = self.candidates.order, 0, 0
                 continue
-            if at == len(order):
+            if at == len(order) or self.stopped:
                 return
             candidate = order[at]
             at += 1
@@ -67,7 +67,7 @@ class BestFirst:
                 or (ways := self.candidates.ways(candidate)) in self._seen
             ):
                 continue
-            if self._is_late() and self.best is not None:
+            if self.is_late:
                 self.stopped, self._passed = "late", at - 1
                 return
             self._seen.add(ways)
@@ -76,6 +76,11 @@ class BestFirst:
             self._bounds[place] = float(self.candidates.seconds[candidate])
             self._begun += 1
             yield self._trial_at(place)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, and there is something to show."""
+        return self.best is not None and self._is_late()
 
     @property
     def next_bound(self) -> float | None:

@@ -36,10 +36,10 @@ class Trial:
     mesh: Mesh
     layout: Layout
     variant: int = 0
-    place: Place | int = 0
-    """Of the candidate, or the number of the set of rules that is traced alone."""
-    is_alone: bool = False
-    """One set on one axis, to be put together with others."""
+    place: Place = (0, 0, ())
+    """Of the candidate."""
+    alone: int | None = None
+    """Else the number of the set of rules that is traced alone on one axis, to be put together with others."""
 
 
 @dataclass
@@ -84,6 +84,9 @@ class Candidates:
         """Those that cannot fit, and those that take more than `CUT` times the cheapest that may."""
         self.unfit_seconds: dict[int, float] = {}
         """Of each variant the least bound of those that cannot fit."""
+        self.least_by_set: dict[int, np.ndarray] = {}
+        """Of each variant for each set of rules the least bound of a layout that has it."""
+        self._techniques: dict[int, Techniques] = {}
         self.classes: dict[tuple[str, ...], ClassBest] = {}
         self.smallest: list[tuple[float, Place]] = []
         """Those that need least memory, whether it is there or not."""
@@ -104,16 +107,18 @@ class Candidates:
     ) -> None:
         """Takes up all layouts of a variant that have the rule it `needs`."""
         self.composers[variant] = composer
-        techniques = Techniques(composer.choices)
+        techniques = self._techniques[variant] = Techniques(composer.choices)
         has = np.array([needs is None or needs in rules for rules in composer.choices.sets])
-        for done, mesh in enumerate(meshes):
-            shape = tuple(mesh.axes.values())
-            layouts = composer.legal(shape, all_axes=all_axes and mesh.size > 1)
-            layouts = layouts[has[layouts].any(axis=1)]
-            if len(layouts):
-                self._add(variant, mesh, shape, layouts, techniques)
-            report(done + 1)
-        self.order = np.argsort(self.seconds, kind="stable")
+        try:
+            for done, mesh in enumerate(meshes):
+                shape = tuple(mesh.axes.values())
+                layouts = composer.legal(shape, all_axes=all_axes and mesh.size > 1)
+                layouts = layouts[has[layouts].any(axis=1)]
+                if len(layouts):
+                    self._add(variant, mesh, shape, layouts, techniques)
+                report(done + 1)
+        finally:  # an interrupt leaves what was taken up until then
+            self.order = np.argsort(self.seconds, kind="stable")
 
     def _add(self, variant: int, mesh: Mesh, shape: MeshShape, layouts: np.ndarray, techniques: Techniques) -> None:
         self.meshes.append(mesh)
@@ -121,13 +126,17 @@ class Candidates:
         costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), layouts)
         self.searched += len(layouts)
         fits = costs.memory <= self.capacity
+        nothing = np.full(len(self.composers[variant].choices.sets), math.inf)
+        least = self.least_by_set.setdefault(variant, nothing)
+        for axis in range(len(shape)):
+            np.minimum.at(least, layouts[:, axis], costs.seconds)
 
         def place_of(rows: np.ndarray) -> Callable[[int], Place]:
             return lambda at: (variant, number, tuple(map(int, layouts[rows[at]])))
 
         self._add_classes(costs.seconds, costs.memory, fits, techniques.of(layouts), techniques, place_of)
-        least = np.argsort(costs.memory)[:8]
-        self.smallest += [(float(costs.memory[at]), place_of(least)(i)) for i, at in enumerate(least)]
+        small = np.argsort(costs.memory)[:8]
+        self.smallest += [(float(costs.memory[at]), place_of(small)(i)) for i, at in enumerate(small)]
         self.smallest = sorted(self.smallest)[:8]
         rows = np.flatnonzero(~fits)
         self.unfit.add(costs.seconds[rows], costs.memory[rows], place_of(rows))
@@ -191,13 +200,10 @@ class Candidates:
         """The layout at a place as something to trace."""
         return Trial(*self.layout(place), variant, place)
 
-    def bound(self, place: Place) -> tuple[float, float]:
-        """The seconds and the memory of a place, put together."""
-        variant, number, sets = place
-        mesh = self.meshes[number]
-        shape = tuple(mesh.axes.values())
-        costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), np.array([sets]))
-        return float(costs.seconds[0]), float(costs.memory[0])
+    def class_of(self, place: Place) -> tuple[str, ...]:
+        """The parallelisms of the layout at a place."""
+        techniques = self._techniques[place[0]]
+        return techniques.names(int(techniques.of(np.array([place[2]]))[0]))
 
     def ways(self, candidate: int) -> tuple[frozenset[tuple[int, int]], float]:
         """Parts each set cuts into, and the bound: equal where only axes' names differ."""

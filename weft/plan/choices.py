@@ -27,6 +27,8 @@ MOST_SETS = 4000
 AXES = ("x", "y", "z", "u", "v", "w")
 RINGS = (("length", "memory_length"),)
 """Queries and keys of attention: split over the same axes, keys and values go round (ring attention)."""
+BESIDE = (("memory_length", "length"), ("queries", "stream"))
+"""Where no dims are named, the first is split beside the second alone: ring attention, Ulysses."""
 STORES = ("params", "optimizer")
 
 RuleSet = tuple[str, ...]
@@ -48,6 +50,7 @@ class Choices:
         """Without `rules` every dim, or what a model says and `also` names."""
         self.tensors = tensors_of(program, args)
         self.rules = self._default_rules(args, also) if rules is None else self._check_rules(rules)
+        self._is_default = rules is None
         self._stores = STORES if any(rule.startswith("optimizer.") for rule in self.rules) else STORES[:1]
         self._divisors = {rule: self._divisor(rule) for rule in self.rules}
         self._follows = {dim.name: dim.follows for tensor in self.tensors for dim in tensor.dims if dim.follows}
@@ -60,7 +63,8 @@ class Choices:
         rules = [rule for rule in (*names, *stored) if self._divisor(rule) > 1]
         if (searched := searched_dims(args)) is not None:
             stored += [rule.replace("params.", "optimizer.") for rule in stored]
-            rules = [rule for rule in dict.fromkeys((*searched, *also)) if rule in (*names, *stored)]
+            known = {dim.name for tensor in self.tensors for dim in tensor.dims}.union(stored)
+            rules = [rule for rule in dict.fromkeys((*searched, *also)) if rule in known]
         elif len(rules) > MOST_RULES:
             rules = [rule for rule in rules if rule not in stored]
         if not rules:
@@ -106,7 +110,8 @@ class Choices:
         sets: dict[Any, RuleSet] = {}
         larger: list[RuleSet] = [()]
         while larger:  # a set is legal only if it is without its last rule
-            legal = [(rules, split) for rules in larger if (split := self.split_dims(rules)) is not None]
+            worth = larger if not self._is_default else [rules for rules in larger if self._is_worth(rules)]
+            legal = [(rules, split) for rules in worth if (split := self.split_dims(rules)) is not None]
             for rules, split in legal:
                 sets.setdefault(split, rules)
             if len(sets) > MOST_SETS:
@@ -121,6 +126,17 @@ class Choices:
                 for more in self.rules[self.rules.index(rules[-1]) + 1 if rules else 0 :]
             ]
         return list(sets.values())
+
+    def _is_worth(self, rules: RuleSet) -> bool:
+        """Whether a set is searched where no dims are named.
+
+        What only goes with another (`BESIDE`) does, unless that has nothing to split, as in decoding; the optimizer's
+        state lies beside what splits no parameter, and so leaves it whole.
+        """
+        if any(rule in rules and beside not in rules and self._divisors.get(beside, 1) > 1 for rule, beside in BESIDE):
+            return False
+        weights = {dim.name for tensor in self.tensors if tensor.is_parameter for dim in tensor.dims}
+        return "optimizer" not in stores_in(rules) or not (weights & set(rules) or "params" in stores_in(rules))
 
     def split_dims(self, rules: RuleSet) -> tuple[str | None, ...] | None:
         """For each tensor the dim these rules split; None where they split two of one."""
@@ -162,9 +178,9 @@ class Choices:
             products |= {a * b for a in products for b in of_rule if count % (a * b) == 0}
         return count in products
 
-    def rule_of(self, dim: str) -> str:
-        """The rule a dim is split by: its own, or that of the dim it follows."""
-        return dim if dim in self.rules else self._follows.get(dim) or dim
+    def rules_of(self, dim: str) -> RuleSet:
+        """The rules a dim may be split by: its own, or that of the dim it follows."""
+        return (dim, follows) if (follows := self._follows.get(dim)) else (dim,)
 
     @functools.cached_property
     def parameters(self) -> set[tuple[str, ...]]:

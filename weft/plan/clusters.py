@@ -29,18 +29,21 @@ class WorkPart:
     sides: tuple[float, float]
     divided: np.ndarray
     """For each side and set the share that the set divides; inf where there is none of it under the set."""
+    only: np.ndarray | None = None
+    """The sets one of which must be there for the op to be."""
 
     @property
     def tells(self) -> np.ndarray:
         """What the part knows of each set, a column each."""
-        return self.divided
+        return self.divided if self.only is None else np.concatenate([self.divided, self.only[None]])
 
     @property
     def merged_by(self) -> object:
         """Parts alike in this are one part."""
         one_side = np.array_equal(self.divided[0], self.divided[1]) or 0.0 in self.sides
         which = 0 if self.sides[1] == 0.0 else 1
-        return (self.bucket, self.divided[which].tobytes()) if one_side else (self.bucket, id(self))
+        told = (self.bucket, None if self.only is None else self.only.tobytes())
+        return (*told, self.divided[which].tobytes()) if one_side else (*told, id(self))
 
     def merge(self, others: Sequence["WorkPart"]) -> "WorkPart":
         """One part in place of several that are divided alike on both sides."""
@@ -48,7 +51,7 @@ class WorkPart:
             return self
         which = 0 if self.sides[1] == 0.0 else 1
         longer = sum(max(part.sides) for part in others)
-        return WorkPart(self.bucket, (longer, 0.0), np.stack([self.divided[which]] * 2))
+        return WorkPart(self.bucket, (longer, 0.0), np.stack([self.divided[which]] * 2), self.only)
 
     def add(self, totals: dict[Bucket, np.ndarray], shape: Shape, sets: Sequence[np.ndarray], rates: Rates) -> None:
         """Adds the work left under each choice of a set for each axis."""
@@ -61,7 +64,13 @@ class WorkPart:
                 share = np.where(gone, 0.0, np.maximum(1 - np.where(gone, 0.0, divided) * (1 - 1 / size), 0.0))
                 product = product * along(share, axis, len(shape))
             left.append(product)
-        totals[self.bucket] = totals[self.bucket] + np.maximum(*left)
+        work = np.maximum(*left)
+        if self.only is not None:
+            there = np.zeros((), bool)
+            for axis, of_axis in enumerate(sets):
+                there = there | along(self.only[of_axis], axis, len(shape))
+            work = work * there
+        totals[self.bucket] = totals[self.bucket] + work
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class SentPart:
 class HeldPart:
     """A value alive at the peak, which some sets divide."""
 
+    bucket: Bucket
     bytes: float
     divided: np.ndarray
 
@@ -136,11 +146,11 @@ class HeldPart:
     @property
     def merged_by(self) -> object:
         """Parts alike in this are one part."""
-        return self.divided.tobytes()
+        return self.bucket, self.divided.tobytes()
 
     def merge(self, others: Sequence["HeldPart"]) -> "HeldPart":
         """One part in place of several divided alike."""
-        return HeldPart(sum(part.bytes for part in others), self.divided)
+        return HeldPart(self.bucket, sum(part.bytes for part in others), self.divided)
 
     def add(
         self, totals: dict[Bucket, np.ndarray], shape: Shape, sets: Sequence[np.ndarray], rates: Rates | None
@@ -149,7 +159,7 @@ class HeldPart:
         product = np.asarray(self.bytes)
         for axis, (size, of_axis) in enumerate(zip(shape, sets, strict=True)):
             product = product * along(np.where(self.divided[of_axis], 1 / size, 1.0), axis, len(shape))
-        totals["memory", None] = totals["memory", None] + product
+        totals[self.bucket] = totals[self.bucket] + product
 
 
 Part = WorkPart | SentPart | HeldPart

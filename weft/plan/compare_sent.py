@@ -31,7 +31,7 @@ class _Total:
 
 
 def compare_sent(program: Program, compiled: Iterable[Sent], kind: str) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """A row for each group of axes, and notes on why they differ; `kind` is `gpu` or `tpu`."""
+    """A row for each group of axes, and why they differ on a `gpu` or a `tpu`."""
     compiled = list(compiled)
     ours, xlas, merged = (_by_axes(program, rows) for rows in (program.ledger, compiled, merged_rows(program)))
     rows, notes = [], []
@@ -87,7 +87,7 @@ def _not_known(axes: str, more: int) -> str:
 
 
 def _as_all_reduce(axes: str, own: _Total, other: _Total) -> Iterator[str]:
-    """What XLA sums whole and then slices, though the program scatters it: twice on the wire."""
+    """What XLA sums whole and slices, where the program scatters: twice on the wire."""
     added = other.by_kind["all_reduce"] - own.by_kind["all_reduce"]
     gone = own.by_kind["reduce_scatter"] - other.by_kind["reduce_scatter"]
     if (moved := min(added, gone)) > 0:

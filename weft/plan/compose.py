@@ -9,7 +9,8 @@ All layouts of one mesh are worked out at once. Most ops tell few sets apart (th
 `d_ff`), so parts that tell the same ones apart are added up for these few (`clusters.py`), and layouts look them up.
 
 A set may make another program than the whole one (a ring in place of scores, stages in a pipeline). What is new in it
-counts as if the other axes divided it, and so does what it holds: still no more than a layout truly costs.
+is divided by its own axis and by sets that split its dims; in a pipeline, and in memory, it counts as if all other axes
+divided it: still no more than a layout truly costs.
 
 What comes out orders the layouts and bounds their cost; what is ranked in the end is traced.
 """
@@ -17,7 +18,7 @@ What comes out orders the layouts and bounds their cost; what is ranked in the e
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -49,6 +50,8 @@ class Held:
     name: str
     dims: tuple[str, ...] | None
     bytes: float
+    argument: tuple[str, int] | None = None
+    """Of an argument its name, and which of those so called it is: the same in every layout."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Facts:
     """Whether stages run one microbatch after another: what others send inside them is divided as their work is."""
     choosing: frozenset[str] = frozenset()
     """The lines of ops that sent what was fewest bytes; on another mesh they may choose otherwise."""
+    dims: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The dims of each op of `work`, by its name there."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Costs:
 
 
 _KEPT = ("product", "attention")  # work that every layout of one program does
-_WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
+WHOLE = ("all_gather",)  # what is counted is the result, which is whole over the axis
 
 
 class Composer:
@@ -107,14 +112,15 @@ class Composer:
         self.choosing = frozenset().union(*(facts.choosing for _, facts in alone.values()))
         """What these lines send is not put together: no bound knows what they choose."""
         self._sent = {index: self._by_dim(index, traced, facts) for index, (traced, facts) in alone.items()}
-        self._work = {index: _by_op(facts) for index, (_, facts) in alone.items()}
-        self._whole_work = _by_op(whole)
+        self._work = {index: by_op(facts) for index, (_, facts) in alone.items()}
+        self._whole_work = by_op(whole)
         self._other = {
-            index: [part for key, part in self._work[index].items() if key not in self._whole_work]
+            index: {key: part for key, part in self._work[index].items() if key not in self._whole_work}
             for index, (_, facts) in alone.items()
             if facts.is_pipeline or any(key[-1] in _KEPT and key not in self._work[index] for key in self._whole_work)
         }
         """Of each set that makes another program, the work that only that has."""
+        self._turned = {index for index in self._other if alone[index][1].is_pipeline}
 
     def _by_dim(self, index: int, traced: int, facts: Facts) -> dict[Key, Sending]:
         """What a set sends, undivided; of a stored parameter, under its sharded dim."""
@@ -128,7 +134,7 @@ class Composer:
 
     def _divides(self, index: int, sent: Sending) -> bool:
         """Whether a set divides what it sends itself."""
-        return self._splits(index, sent.dims) and sent.collective not in _WHOLE
+        return self._splits(index, sent.dims) and sent.collective not in WHOLE
 
     def legal(self, shape: MeshShape, *, all_axes: bool = False) -> np.ndarray:
         """The layouts that can be, a row each: the number of the set on each axis.
@@ -180,7 +186,7 @@ class Composer:
         none = np.zeros(len(layouts))
         compute = {key[1]: total for key, total in totals.items() if key[0] == "compute"}
         others = compute.get(None, none) + self._of_other_programs(
-            shape, layouts, lambda index: sum(map(max, self._other[index]))
+            shape, layouts, lambda index: sum(map(max, self._other[index].values())) if index in self._turned else 0.0
         )
         compute[None] = others
         if self.is_shared:  # what is new in other programs counts as divided, and the machine does the work of all
@@ -202,7 +208,7 @@ class Composer:
         full = totals.get(("memory", None), np.zeros(len(layouts)))
         is_other = self._of_other_programs(shape, layouts, lambda index: 1.0) > 0
         peak = self._of_other_programs(shape, layouts, lambda index: self.alone[index][1].peak)
-        return np.where(is_other, peak, full)
+        return np.where(is_other, np.maximum(peak, totals.get(("arguments", None), 0.0)), full)
 
     @functools.cached_property
     def _clusters(self) -> Clusters:
@@ -216,8 +222,32 @@ class Composer:
                      *self._sent_left(key, sent))
             for key, sent in self._all_sent.items()
         ]  # fmt: skip
-        held = [HeldPart(held.bytes, self._held_divided(held)) for held in self.whole.held]
-        return Clusters(len(self.choices.sets), [*work, *sent, *held])
+        held = [HeldPart(("memory", None), held.bytes, self._held_divided(held)) for held in self.whole.held]
+        arguments = [
+            HeldPart(("arguments", None), held.bytes, self._held_divided(held))
+            for held in self.whole.held
+            if held.argument is not None
+        ]
+        return Clusters(len(self.choices.sets), [*work, *self._new_work(), *sent, *held, *arguments])
+
+    def _new_work(self) -> list[WorkPart]:
+        """What only other programs do, divided as their sets and its dims say."""
+        new: dict[Key, list[int]] = {}
+        for index, parts in self._other.items():
+            for key in parts if index not in self._turned else ():
+                new.setdefault(key, []).append(index)
+        found = []
+        for key, having in new.items():
+            computing, moving = (
+                min(self._other[index][key][side] * self.alone[index][0] for index in having) for side in (0, 1)
+            )
+            dims = tuple(self.alone[having[0]][1].dims.get(str(key[0]), ()))
+            divided = np.array(
+                [float(index in having or self._splits(index, dims)) for index in range(len(self.choices.sets))]
+            )
+            only = np.isin(np.arange(len(divided)), having)
+            found.append(WorkPart(("compute", None), (computing, moving), np.stack([divided] * 2), only))
+        return found
 
     def _divided(self, key: Key, side: int) -> np.ndarray:
         """For each set the share of an op's work that it divides; inf where none is left."""
@@ -276,7 +306,7 @@ class Composer:
 
     def _splits(self, index: int, dims: tuple[str, ...]) -> bool:
         """Whether a set's axis splits a value of these dims."""
-        return any(self.choices.rule_of(dim) in self.choices.sets[index] for dim in dims)
+        return any(rule in self.choices.sets[index] for dim in dims for rule in self.choices.rules_of(dim))
 
     def _may_divide(self, index: int, dims: tuple[str, ...]) -> bool:
         """Whether a set may divide what others send: a pipeline, or ZeRO's scattering."""
@@ -292,15 +322,27 @@ class Composer:
     def _held_divided(self, held: Held) -> np.ndarray:
         """Which sets divide a value; any may divide an unnamed array."""
         divided = np.zeros(len(self.choices.sets), bool)
-        for index in self.alone:
+        for index, arguments in self._arguments.items():
             rules = self.choices.sets[index]
+            if held.argument is not None and held.argument in arguments:
+                divided[index] = arguments[held.argument] < held.bytes * 0.9
+                continue
             names = held.dims or ()
-            is_stored = any(f"{store}.{dim}" in rules for store in STORES for dim in names)
+            may_store = held.argument is not None or names in self.choices.parameters  # a gradient, say
+            is_stored = may_store and any(f"{store}.{dim}" in rules for store in STORES for dim in names)
             divided[index] = held.dims is None or is_stored or self._splits(index, names)
         return divided
 
+    @functools.cached_property
+    def _arguments(self) -> dict[int, dict[tuple[str, int], float]]:
+        """For each set the bytes of every argument where it is traced alone."""
+        return {
+            index: {held.argument: held.bytes for held in facts.held if held.argument is not None}
+            for index, (_, facts) in self.alone.items()
+        }
 
-def _by_op(facts: Facts) -> dict[Key, tuple[float, float]]:
+
+def by_op(facts: Facts) -> dict[Key, tuple[float, float]]:
     """The work of each op in each phase, whatever loops it stands in."""
     totals: dict[Key, tuple[float, float]] = {}
     for key, (computing, moving) in facts.work.items():

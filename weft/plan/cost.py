@@ -366,7 +366,7 @@ class Plan:
 def _shares_left(
     computing: Mapping[int, float], beside: Mapping[int, float], ahead: Mapping[int, float], kind: str
 ) -> dict[tuple[int, bool], float]:
-    """By body, and whether they run ahead: the share of its collectives that its work does not hide."""
+    """Of each body's collectives the share its work does not hide; True: those ahead."""
     left: dict[tuple[int, bool], float] = {}
     for body in {*beside, *ahead}:
         room = roofline.BESIDE[kind] * computing.get(body, 0.0)

@@ -17,11 +17,20 @@ def facts_of(plan: Plan) -> Facts:
     """A plan's work, collectives and memory, by names the same in every layout."""
     run = list(kernels(plan.program.reading, plan.hardware))
     memory = plan.memory
-    held = [Held(alive.name, _dims(alive.array_type), alive.bytes) for alive in memory.alive]
+    beside = memory.peak - memory.arguments
+    margin = (memory.range[1] - memory.arguments) / beside if beside else 1.0  # arguments are exact
+    held = []
+    seen: Counter[str] = Counter()
+    for alive in memory.alive:
+        is_argument = alive.kind == "argument"
+        number = (alive.name, seen[alive.name]) if is_argument else None
+        seen[alive.name] += is_argument
+        held.append(Held(alive.name, _dims(alive.array_type), alive.bytes * (1.0 if is_argument else margin), number))
     reading = plan.program.reading
     choosing = frozenset(str(reading.site(entry)) for entry in reading.entries if entry.choice)
     parts = _work(plan, run), _sending_of(plan, run), held, memory.arguments, memory.peak
-    return Facts(*parts, is_pipeline=bool(plan.bubbles), choosing=choosing)
+    dims = {_name(plan, entry): frozenset(_dims_of(entry)) for entry in reading.entries}
+    return Facts(*parts, is_pipeline=bool(plan.bubbles), choosing=choosing, dims=dims)
 
 
 def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
@@ -31,7 +40,7 @@ def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
         if kernel.row is not None:
             continue
         entry = reading.entry(kernel.op)
-        named = str(next(updates)) if entry is None else f"{reading.site(entry)} {_dims_of(entry)}"
+        named = str(next(updates)) if entry is None else _name(plan, entry)
         key = (kernel.body, named, kernel.phase, kernel.kind)
         for side, part in enumerate(_sides(kernel)):
             took, _ = roofline.seconds(part, plan.hardware, 1)
@@ -39,8 +48,12 @@ def _work(plan: Plan, run: Sequence[Kernel]) -> dict[Key, tuple[float, float]]:
     return {key: (computing, moving) for key, (computing, moving) in work.items()}
 
 
-def _dims_of(entry: Entry) -> str:
-    return " ".join(name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names)
+def _name(plan: Plan, entry: Entry) -> str:
+    return " ".join([str(plan.program.reading.site(entry)), *_dims_of(entry)])
+
+
+def _dims_of(entry: Entry) -> list[str]:
+    return [name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names]
 
 
 def _sending_of(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:

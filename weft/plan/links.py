@@ -41,7 +41,7 @@ _PASSES = {"all_gather": 3}
 
 
 def seconds(row: Row, mesh: Mesh, hardware: Hardware) -> float:
-    """Seconds of one call of a collective on every processor, or of a transfer to its host."""
+    """Seconds of one call of a collective, or of one transfer to the host."""
     if row.axes == (HOST,):
         link = hardware.host_link
         return 0.0 if link is None else link.latency + row.bytes / link.rate

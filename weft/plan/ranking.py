@@ -69,7 +69,7 @@ class LayoutClass:
     parallelisms: tuple[str, ...]
     count: int
     best: Ranked
-    """Traced: the one with the lowest bound, or that needs least memory where none can fit."""
+    """The fastest of those that were traced and fit, if any does."""
     times: float
     """How long its step takes, in steps of the winner."""
 

@@ -128,7 +128,7 @@ def rules_to_try(program: Program) -> list[str]:
     for given, held in zip(program.inputs, program.memory.given, strict=False):
         for dim in given.dims if given.store is not None and given.dims is not None else ():
             bytes_of[dim.name] = bytes_of.get(dim.name, 0) + held.bytes
-    has_optimizer = any(step.phase == "update" for step in program.reading.steps())
+    has_optimizer = any(given.store == _OPTIMIZER for given in program.inputs)
     layout, sizes = program.layout, program.mesh.axes
     axes = "+".join(layout.rules.get("batch") or [axis for axis, size in sizes.items() if size > 1])
     rules = []

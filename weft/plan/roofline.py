@@ -2,7 +2,7 @@
 
 The shares of the peaks that kernels reach are stated here, once. Those of GPUs were fitted to train steps and to steps
 of decoding measured on one H200, those of virtual processors to steps on one machine of two cores
-(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates, held against published runs.
+(`benchmarks/README.md` says which, and how far off others are); those of TPUs are estimates.
 """
 
 import math
@@ -42,8 +42,8 @@ def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float,
         share = _STREAMED.get(hardware.kind, share)
     moving = kernel.bytes / (hardware.bandwidth * share)
     computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
-    found = max(moving, computing) + (0.0 if kernel.is_part else hardware.call)
-    if not kernel.is_looped:
+    found = max(moving, computing) + kernel.calls * hardware.call
+    if kernel.calls and not kernel.is_looped:
         found = max(found, _STARTED.get(hardware.kind, 0.0))
     return found, "flops" if computing >= moving else "memory"
 
@@ -54,7 +54,7 @@ def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tupl
     share = _SHARED_SMALL_PRODUCTS if kernel.shape[0] > 1 else _SHARED_PRODUCT
     computing = kernel.flops / (hardware.flops_of(kernel.dtype) * share)
     computing += kernel.work / (hardware.vector * _SHARED_VECTOR)
-    found = max(moving, computing) + hardware.call
+    found = max(moving, computing) + kernel.calls * hardware.call
     return processors * found, "flops" if computing >= moving else "memory"
 
 

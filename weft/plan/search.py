@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..checks import is_real
 from ..errors import MeshError, WeftError, WeftWarning, public
 from ..layout import Layout
@@ -138,6 +140,7 @@ class _LayoutSearch:
         self.opened: dict[int, list[int]] = {}
         """For each variant taken up its programs."""
         self.refusal = ""
+        self._programs_of = functools.cache(self._make_programs)
 
     def _trace_on(self, variant: int, mesh: Mesh, layout: Layout) -> Program:
         fn, args = self.build(variant)
@@ -146,6 +149,13 @@ class _LayoutSearch:
             return trace(fn, *args, mesh=mesh, layout=layout, **self.kwargs)
 
     # Programs of a variant.
+
+    def _make_programs(self, number: int) -> "list[_SearchedProgram] | WeftError":
+        """The programs of a variant, or why there are none."""
+        try:
+            return self._programs(self.variants[number])
+        except WeftError as error:
+            return error
 
     def _programs(self, variant: Variant) -> list[_SearchedProgram]:
         """The variant, and with each rule that makes another program (`queries`)."""
@@ -195,37 +205,60 @@ class _LayoutSearch:
                 raise too_many(first[0].choices, meshes[0].size, MOST_AXES, self.refusal)
             return self._rank(candidates, keep, deadline)
 
-    def _open(self, variant: Variant, programs: Sequence[_SearchedProgram], candidates: Candidates) -> None:
-        """Traces the sets of rules of a variant, and takes up its layouts."""
+    def _open(
+        self,
+        variant: Variant,
+        programs: Sequence[_SearchedProgram],
+        candidates: Candidates,
+        limit: float = math.inf,
+    ) -> None:
+        """Traces the sets of rules of a variant, and takes up its layouts below a limit."""
         beside = BESIDE[self.hardware.kind]
         self.opened[variant.number] = []
         for program in programs:
             number = len(self.programs)
             self.programs.append(program)
             self.opened[variant.number].append(number)
-            alone = self._trace_sets(program)
+            alone = self._trace_sets(program, self._sets_worth(program, candidates, limit))
             composer = Composer(program.choices, program.whole, alone, beside, is_shared=self.hardware.is_shared)
             report = lambda done: self.report(SearchProgress("meshes", done, len(self._meshes)))  # noqa: E731
             candidates.add(number, composer, self._meshes, all_axes=self._all_axes, needs=program.needs, report=report)
 
-    def _trace_sets(self, program: _SearchedProgram) -> dict[int, tuple[int, Facts]]:
+    def _sets_worth(
+        self, program: _SearchedProgram, candidates: Candidates, limit: float
+    ) -> set[tuple[str, ...]] | None:
+        """The sets of layouts that took less than the limit before; None: all."""
+        before = [
+            number
+            for each in program.variant.after
+            for number in self.opened.get(each, ())
+            if self.programs[number].needs == program.needs and number in candidates.least_by_set
+        ]
+        if not before or not math.isfinite(limit):
+            return None
+        sets = self.programs[before[0]].choices.sets
+        return {sets[index] for index in np.flatnonzero(candidates.least_by_set[before[0]] < limit)}
+
+    def _trace_sets(
+        self, program: _SearchedProgram, worth: set[tuple[str, ...]] | None = None
+    ) -> dict[int, tuple[int, Facts]]:
         """What each set of rules does alone on one axis, of the largest size it may have."""
         choices = program.choices
         sizes = sorted({size for mesh in self._meshes for size in mesh.axes.values() if size > 1})
         trials = []
         for index, rules in enumerate(choices.sets):
             fitting = [n for n in sizes if all(choices.divisor(rule) % n == 0 for rule in rules)]
-            if rules and fitting:
+            if rules and fitting and (worth is None or rules in worth):
                 layout = choices.layout([rules], AXES[:1])
                 mesh = Mesh({AXES[0]: fitting[-1]})
-                trials.append(Trial(mesh, layout, program.variant.number, index, is_alone=True))
+                trials.append(Trial(mesh, layout, program.variant.number, alone=index))
         alone = {}
-        for trial, facts in self._pool.results(iter(trials)):
+        for done, (trial, facts) in enumerate(self._pool.results(iter(trials)), 1):
             if isinstance(facts, Refusal):
                 self.refusal = f"{trial.layout}: {facts.reason}"
             else:
-                alone[trial.place] = (trial.mesh.size, facts)
-            self.report(SearchProgress("rules of one axis", len(alone), len(trials)))
+                alone[trial.alone] = (trial.mesh.size, facts)
+            self.report(SearchProgress("rules of one axis", done, len(trials)))
         return alone
 
     def _cost(self, trial: Trial) -> Facts | dict[str, Any] | Refusal:
@@ -236,7 +269,7 @@ class _LayoutSearch:
             return Refusal(error.fact)
         except Exception as error:  # the user's own; under the empty layout the function did not fail
             return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
-        if trial.is_alone:
+        if trial.alone is not None:
             return facts_of(plan)
         figures = dict(seconds=plan.seconds, fits=plan.fits, mfu=plan.mfu, why=plan.why, tokens_per_s=plan.tokens_per_s)
         return figures | dict(memory_bytes=plan.memory.range[1], bytes=plan.program.ledger.bytes())
@@ -255,32 +288,48 @@ class _LayoutSearch:
         for before in variant.after:
             if before not in self.opened:
                 return math.inf  # not worth it before the one that is as fast
-            unfit = [tracing.candidates.unfit_seconds.get(number, math.inf) for number in self.opened[before]]
-            unfit += [r.seconds for p, r in tracing.ranked.items() if p[0] in self.opened[before] and not r.fits]
-            bounds.append(min(unfit))
-        if bounds:
-            return max(bounds)
-        work = min(self.programs[number].ideal for number in self.opened[0])
+            if numbers := self.opened[before]:
+                unfit = [tracing.candidates.unfit_seconds.get(number, math.inf) for number in numbers]
+                unfit += [ranked.seconds for p, ranked in tracing.ranked.items() if p[0] in numbers and not ranked.fits]
+                bounds.append(min(unfit))
+        return max(bounds) if bounds else self._ideal(variant)
+
+    def _ideal(self, variant: Variant) -> float:
+        """Seconds of a variant's work over all processors; 0 where it is refused."""
+        programs = self._programs_of(variant.number)
+        work = min((program.ideal for program in programs), default=0.0) if not isinstance(programs, WeftError) else 0.0
         return work / (1 if self.hardware.is_shared else self._meshes[0].size)
 
-    def _open_next(self, tracing: BestFirst) -> bool:
-        """Takes up the variant of the lowest bound, if it may be the best."""
+    def _next_variant(self, tracing: BestFirst) -> Variant | None:
+        """The variant to take up before the next layout; None where there is none.
+
+        One that only saves memory has its turn in the order of bounds, any other when no layout is left that could win.
+        """
         best = math.inf if tracing.best is None else tracing.best.seconds
-        bounds = {each.number: self._bound(each, tracing) * tracing.slack for each in self._waiting}
-        waiting = min(self._waiting, key=lambda each: bounds[each.number], default=None)
-        next_bound = tracing.next_bound
-        if waiting is None or bounds[waiting.number] >= best or not math.isfinite(bounds[waiting.number]):
+        next_bound = math.inf if tracing.next_bound is None else tracing.next_bound
+        bounds = {}
+        for each in self._waiting:
+            if each.after or next_bound >= best or next_bound == math.inf:
+                bound = self._bound(each, tracing) * tracing.slack
+                if bound < best and (bound <= next_bound or not each.after):
+                    bounds[each.number] = bound
+        return self.variants[min(bounds, key=lambda number: bounds[number])] if bounds else None
+
+    def _open_next(self, tracing: BestFirst) -> bool:
+        """Takes up a variant whose turn it is, unless the time is up."""
+        if not self._waiting or (variant := self._next_variant(tracing)) is None:
             return False
-        if next_bound is not None and waiting.after and next_bound < bounds[waiting.number]:
+        if tracing.is_late:
+            tracing.stopped = "late"
             return False
-        self._waiting = [each for each in self._waiting if each is not waiting]
-        try:
-            programs = self._programs(waiting)
-        except WeftError as error:
-            self.opened[waiting.number] = []
-            tracing.refused.append(f"{waiting.values}: {error.fact}")
-            return True
-        self._open(waiting, programs, tracing.candidates)
+        self._waiting = [each for each in self._waiting if each is not variant]
+        programs = self._programs_of(variant.number)
+        if isinstance(programs, WeftError):
+            self.opened[variant.number] = []
+            tracing.refused.append(f"{variant.text}: {programs.fact}")
+        else:
+            best = math.inf if tracing.best is None else tracing.best.seconds
+            self._open(variant, programs, tracing.candidates, best / tracing.slack)
         return True
 
     # What came out.
@@ -332,32 +381,32 @@ class _LayoutSearch:
 
     def _classes(self, candidates: Candidates, tracing: BestFirst, winner: Ranked) -> list[LayoutClass]:
         """The best of each class that was traced, the fastest that fits first."""
-        found = []
-        for names, best in candidates.classes.items():
-            place = best.place if best.place is not None else best.smallest
-            if place in tracing.ranked:
-                ranked = tracing.ranked[place]
-                found.append(LayoutClass(names, best.count, ranked, ranked.seconds / winner.seconds))
+        best: dict[tuple[str, ...], Ranked] = {}
+        for place, ranked in tracing.ranked.items():
+            names = candidates.class_of(place)
+            if names not in best or (not ranked.fits, ranked.seconds) < (not best[names].fits, best[names].seconds):
+                best[names] = ranked
+        found = [
+            LayoutClass(names, candidates.classes[names].count, ranked, ranked.seconds / winner.seconds)
+            for names, ranked in best.items()
+        ]
         return sorted(found, key=lambda each: (not each.best.fits, each.times))
 
     def _told_variants(self, tracing: BestFirst) -> list[str]:
         """What became of each variant, a line each; none where there is only one."""
         lines = []
         for variant in self.variants if len(self.variants) > 1 else ():
-            chosen = ", ".join(f"{name}={value}" for name, value in variant.values.items())
             numbers = self.opened.get(variant.number)
-            if numbers is None:
-                why = (
-                    "not seen"
-                    if tracing.stopped
-                    else "ruled out: under no layout that does not fit with less of it is it faster"
-                )
+            if numbers is None and tracing.stopped:
+                why = "NOT SEEN"
+            elif numbers is None:
+                why = "ruled out: faster only under layouts that are slower than the best, or fit without it"
             elif not numbers:
                 why = "refused"
             else:
                 fitting = [r.seconds for p, r in tracing.ranked.items() if p[0] in numbers and r.fits]
                 why = f"{min(fitting):.4g} s" if fitting else "nothing that could be the best fits"
-            lines.append(f"{chosen}: {why}")
+            lines.append(f"{variant.text}: {why}")
         return lines
 
 
@@ -377,7 +426,7 @@ def _places_to_show(candidates: Candidates) -> list[Place]:
 def _front(plans: Sequence[Ranked]) -> list[Ranked]:
     """Of plans that fit, fastest first, those that need less memory than all before."""
     front: list[Ranked] = []
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.memory_bytes)):
         if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
             front.append(plan)
     return front

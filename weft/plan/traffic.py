@@ -31,22 +31,13 @@ from ..program.transfers import transfers_of
 from ..program.update import implied
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
-from .values import Array, Node, Routine, routines_of
+from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
     Role.COLLECTIVE, Role.TRANSFER,
 }  # fmt: skip
-_MOVED = frozenset(
-    {
-        Role.GATHER,
-        Role.SCATTER,
-        Role.WRITE,
-        Role.RANDOM,
-        Role.KERNEL,
-        Role.CALLBACK,
-    }
-)
+_MOVED = frozenset({Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK})
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
 _HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
@@ -70,8 +61,8 @@ class Kernel:
     """Elementwise operations."""
     is_looped: bool = False
     """Whether a loop runs it, and not the host."""
-    is_part: bool = False
-    """Whether it is a part of a kernel that goes on, and is not started by itself."""
+    calls: int = 1
+    """How often it is started; 0 for a part of a kernel that goes on."""
     row: Row | None = None
     is_beside: bool = False
     """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
@@ -128,8 +119,8 @@ class _Fusion:
                 if self._is_in_place(node, body):
                     in_place.update(node.outs)
                 continue
-            if node.kind is Role.ADD_GRADIENTS and any(map(_is_among_zeros, node.ins)):
-                in_place |= {*node.outs, *_zeros_below(node)}
+            if node.kind is Role.ADD_GRADIENTS and any(map(is_among_zeros, node.ins)):
+                in_place |= {*node.outs, *zeros_below(node)}
             node.leaves = _leaves(node, stored)
             node.is_hard = self._is_hard(node)
             node.is_early &= not node.is_hard
@@ -228,7 +219,7 @@ class _Fusion:
                 nodes[0].step.op,
                 phase,
                 bytes=0 if group.is_one_kernel else ends_bytes,  # a long one computes all the time
-                is_part=group.is_one_kernel,
+                calls=0 if group.is_one_kernel else 1,
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
@@ -339,21 +330,6 @@ def _beside_products(body: Routine, leaves: frozenset[Array], written: list[Arra
     made = {leaf for leaf in leaves - taken if leaf.maker is not None and leaf.maker.kind is Role.PRODUCT}
     taken |= made  # the first group that reads a product's result is part of the product
     return _bytes(leaves - made) + max(_bytes(stays) - _bytes(made), 0) if stays else 0
-
-
-def _is_among_zeros(value: Array) -> bool:
-    """Whether a value is a slice written into zeros."""
-    maker = value.maker
-    return maker is not None and maker.kind is Role.WRITE and _is_constant(maker.ins[0])
-
-
-def _is_constant(value: Array) -> bool:
-    return value.maker is not None and not value.maker.ins
-
-
-def _zeros_below(node: Node) -> Iterator[Array]:
-    """The zeros that a slice is written into before it is added."""
-    yield from (value.maker.ins[0] for value in node.ins if value.maker is not None and _is_among_zeros(value))
 
 
 def _connected(nodes: list[Node]) -> Iterable[list[Node]]:

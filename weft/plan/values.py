@@ -191,3 +191,18 @@ class _ValueReader:
 
 def _axes(spec: Any) -> list[tuple[str, ...]]:
     return [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
+
+
+def is_among_zeros(value: Array) -> bool:
+    """Whether a value is a slice written into zeros."""
+    maker = value.maker
+    return maker is not None and maker.kind is Role.WRITE and _is_constant(maker.ins[0])
+
+
+def zeros_below(node: Node) -> list[Array]:
+    """The zeros that slices are written into before a node adds them."""
+    return [value.maker.ins[0] for value in node.ins if value.maker is not None and is_among_zeros(value)]
+
+
+def _is_constant(value: Array) -> bool:
+    return value.maker is not None and not value.maker.ins

@@ -40,6 +40,11 @@ class Variant:
     after: list[int] = field(default_factory=list)
     """Variants that are as fast under every layout, and need more memory."""
 
+    @property
+    def text(self) -> str:
+        """The values, as a configuration writes them."""
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
 
 def combine(choices: Mapping[str, Choice | Sequence[Any]]) -> list[Variant]:
     """Every combination of values, those that come first in each choice first.

@@ -216,7 +216,7 @@ def cast_before_remats(schedule: TaskOrder) -> None:
 
 
 def recompute_first(schedule: TaskOrder) -> None:
-    """Computes again all at once, before the first gradient.
+    """Computes all again before the first gradient: the latest XLA lets go of it.
 
     Outside of loops nothing bounds how early it begins with what is to be computed again.
     """

@@ -18,7 +18,7 @@ from .update import split_of
 
 
 def transfers_of(reading: Reading, step: Step) -> list[Row]:
-    """The rows of one equation: one for each array that it brings to the other memory."""
+    """The rows of one equation: one for each array it brings to the other memory."""
     if step.kind is not Role.TRANSFER:
         return []
     entry = reading.entry(step.op)
@@ -70,7 +70,7 @@ def read_transfers(reading: Reading) -> Ledger:
 
 
 def transfers_text(transfers: Ledger) -> list[str]:
-    """One line: what is fetched from the host, and what is stored there; none of none."""
+    """One line: what is fetched from the host and what is stored there, if any."""
     parts = []
     for direction, word in (("fetch", "fetched"), ("store", "stored")):
         rows = [row for row in transfers if row.collective == direction]

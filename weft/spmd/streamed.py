@@ -101,7 +101,7 @@ class _Streamed:
             if self.after is not None:
                 array, _ = lax.optimization_barrier((array, self.after))
             return to_device(array)
-        maker = value.maker
+        maker: Any = value.maker
         return self._bind(maker, value.aval.shape, [self._whole(operand) for operand in maker.operands])
 
     def _bind(self, step: Any, shape: Sequence[int], arrays: Sequence[Any]) -> Any:
@@ -175,7 +175,7 @@ class _PieceLoop:
         self.carried: list[int | None] = []
         """For each result the place of the array that it is the new value of, and is written over."""
         for i, result in zip(numbers, self.results, strict=True):
-            place = places.get(of.starts.get(i))
+            place = places[of.starts[i]] if of.starts.get(i) in places else None
             is_alike = place is not None and self.arrays[place].aval.dtype == result.aval.dtype
             self.carried.append(place if is_alike else None)
 

@@ -8,6 +8,8 @@ import jax
 
 from ..errors import MeshError, WeftError
 from ..mesh import as_mesh
+from ..models import TransformerConfig
+from ..models.config import SEARCHED_FIRST
 from ..plan import Hardware, Plan, Ranking, search
 from ..plan.hardware import hardware, hardware_of
 from ..plan.search import SearchProgress
@@ -126,7 +128,9 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
         if listener is not None:
             listener.progress(f"searching layouts: {at.stage}", at.done, at.total)
 
-    ranking: Ranking = search(step, *shapes_of_call(config, step), hardware=machine(config), progress=report, **where)
+    ranking: Ranking = search(
+        step, *shapes_of_call(config, step), hardware=machine(config), dims=_searched(config), progress=report, **where
+    )
     if listener is not None:
         listener.say("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
     # A run with a mesh has a layout that splits something, even where doing all work everywhere is fastest.
@@ -135,6 +139,14 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
         fix = "name a layout, or leave `mesh` and `layout` out: one processor does it"
         raise ConfigError("no layout that splits anything fits this mesh", fix=fix, at=config.place("layout"))
     return str(best.mesh), str(best.layout)
+
+
+def _searched(config: RunConfig) -> list[str] | None:
+    """The dims that are searched before a run; None: those the model says."""
+    if not isinstance(config.model, TransformerConfig):
+        return None
+    names = config.sized_model.dims.names
+    return [rule for rule in SEARCHED_FIRST if rule in names or rule == "params.d_model"]
 
 
 class Forecast:
