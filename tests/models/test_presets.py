@@ -150,7 +150,7 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
             "tiny-lm",
             {"remat": "dots"},
             "`remat` names 'dots', and no block has it",
-            "`attention` or `feed_forward`, or",
+            "`attention` or `feed_forward` or `stream`",
         ),
         (
             "tiny-bert",

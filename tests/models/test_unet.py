@@ -275,7 +275,8 @@ def test_a_volume_too_large_for_one_processor_fits_on_eight():
     config = models.preset(
         "unet-3d", depth=416, height=480, width=384, levels=3, batch=1, channels=64, dtype="float32", remat=False
     )  # fmt: skip
-    whole, split = (wf.Plan(wf.trace(fn, *given), "h100") for fn, given in (step_of(config, *p) for p in PLACES))
+    programs = (wf.trace(fn, *given) for fn, given in (step_of(config, *place) for place in PLACES))
+    whole, split = (wf.Plan(program, "h100", share=0.95) for program in programs)
     assert not whole.fits and split.fits
     assert split.memory.peak < whole.memory.peak / 6  # weights are whole on each, and halos lie beside slices
 

@@ -136,4 +136,4 @@ def test_a_step_faster_than_planned_and_memory_beyond_it(forecast, monkeypatch):
 def test_what_may_not_fit_is_told(forecast):
     tiny = dataclasses.replace(HARDWARE["h100"], memory=1000)
     forecast.plan = Plan(forecast.plan.program, tiny)
-    assert "IT MAY NOT FIT into 1000 B" in str(forecast)
+    assert "IT MAY NOT FIT into 750 B" in str(forecast)
