@@ -1,6 +1,5 @@
 """A run goes on with the processes and processors that are left, and says who has nothing to do."""
 
-import functools
 import os
 import signal
 import subprocess
