@@ -1,5 +1,6 @@
 """What a search found: plans in order, and why the others lost."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,3 +219,24 @@ class Ranking(Sequence[Ranked]):
                 f"{why}: the best so far; not seen, though they may be better: {plural(self.not_seen, 'layout')}"
             )
         return lines
+
+
+def front_of(plans: Sequence[Ranked]) -> list[Ranked]:
+    """Of plans that fit, fastest first, those that need less memory than all before."""
+    front: list[Ranked] = []
+    for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.memory_bytes)):
+        if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
+            front.append(plan)
+    return front
+
+
+def drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
+    """The plans without those equal to an earlier one under other names or orders."""
+    distinct: dict[Any, Ranked] = {}
+    for plan in plans:
+        layout = plan.layout
+        stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
+        rules = {f"{store}{dim}": axes for store, kept in stores for dim, axes in kept.items()}
+        ways = frozenset((rule, math.prod(plan.mesh.axes[a] for a in axes)) for rule, axes in rules.items())
+        distinct.setdefault((ways, plan.seconds, plan.memory_bytes, plan.chosen), plan)
+    return list(distinct.values())

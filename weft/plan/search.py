@@ -34,7 +34,7 @@ from .facts import facts_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
 from .misfits import nothing_fits, too_many
-from .ranking import LayoutClass, Ranked, Ranking
+from .ranking import LayoutClass, Ranked, Ranking, drop_repeated, front_of
 from .roofline import BESIDE
 from .variants import Choice, Variant, build_with, combine
 from .workers import Workers
@@ -141,6 +141,7 @@ class _LayoutSearch:
         """For each variant taken up its programs."""
         self.refusal = ""
         self._programs_of = functools.cache(self._make_programs)
+        self._slower_than = functools.cache(self._find_faster)
 
     def _trace_on(self, variant: int, mesh: Mesh, layout: Layout) -> Program:
         fn, args = self.build(variant)
@@ -195,7 +196,9 @@ class _LayoutSearch:
     ) -> Ranking:
         """The ranking of all layouts on one mesh, or on every mesh of so many processors."""
         meshes = [mesh] if mesh is not None else [Mesh(named_axes(s)) for s in shapes(processors or 1, most_axes)]
-        first = self._programs(self.variants[0])
+        first = self._programs_of(0)
+        if isinstance(first, WeftError):
+            raise first
         with Workers(self._cost, workers) as pool:
             self._pool, self._meshes, self._all_axes = pool, meshes, mesh is None
             self._waiting = self.variants[1:]
@@ -230,7 +233,7 @@ class _LayoutSearch:
         """The sets of layouts that took less than the limit before; None: all."""
         before = [
             number
-            for each in program.variant.after
+            for each in self._slower_than(program.variant.number)
             for number in self.opened.get(each, ())
             if self.programs[number].needs == program.needs and number in candidates.least_by_set
         ]
@@ -284,15 +287,20 @@ class _LayoutSearch:
 
     def _bound(self, variant: Variant, tracing: BestFirst) -> float:
         """What the variant takes at least, on any layout that could win."""
+        if not all(before in self.opened for before in variant.after):
+            return math.inf  # not worth it before the one that is as fast
         bounds = []
-        for before in variant.after:
-            if before not in self.opened:
-                return math.inf  # not worth it before the one that is as fast
+        for before in self._slower_than(variant.number):
             if numbers := self.opened[before]:
                 unfit = [tracing.candidates.unfit_seconds.get(number, math.inf) for number in numbers]
                 unfit += [ranked.seconds for p, ranked in tracing.ranked.items() if p[0] in numbers and not ranked.fits]
                 bounds.append(min(unfit))
         return max(bounds) if bounds else self._ideal(variant)
+
+    def _find_faster(self, number: int) -> list[int]:
+        """Variants said to be as fast as this one that are: whole, on one processor."""
+        variant = self.variants[number]
+        return [each for each in variant.after if self._ideal(self.variants[each]) <= self._ideal(variant)]
 
     def _ideal(self, variant: Variant) -> float:
         """Seconds of a variant's work over all processors; 0 where it is refused."""
@@ -311,7 +319,7 @@ class _LayoutSearch:
         for each in self._waiting:
             if each.after or next_bound >= best or next_bound == math.inf:
                 bound = self._bound(each, tracing) * tracing.slack
-                if bound < best and (bound <= next_bound or not each.after):
+                if bound < best and (bound <= next_bound or next_bound >= best or next_bound == math.inf):
                     bounds[each.number] = bound
         return self.variants[min(bounds, key=lambda number: bounds[number])] if bounds else None
 
@@ -349,7 +357,7 @@ class _LayoutSearch:
             if tracing.best is None:
                 raise
         order = sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes)))
-        plans = _drop_repeated(order)
+        plans = drop_repeated(order)
         if not plans or not plans[0].fits:
             small = [trial(place) for _, place in candidates.smallest if place not in tracing.ranked]
             self._trace_all(tracing, iter(small))
@@ -364,7 +372,7 @@ class _LayoutSearch:
             searched=candidates.searched, traced=tracing.count,
             pruned=candidates.searched - tracing.count - not_seen, not_seen=not_seen, stopped=tracing.stopped,
             refused=tracing.refused, losers=candidates.losers(tracing.ranked, plans[0]),
-            front=_front(order), classes=self._classes(candidates, tracing, plans[0]),
+            front=front_of(order), classes=self._classes(candidates, tracing, plans[0]),
             variants=self._told_variants(tracing), dims=dims,
             left_out=tuple(name for name in first.left_out if name not in dims),
         )  # fmt: skip
@@ -421,24 +429,3 @@ def _places_to_show(candidates: Candidates) -> list[Place]:
         if place is not None:
             places.append(place)
     return list(dict.fromkeys(places))
-
-
-def _front(plans: Sequence[Ranked]) -> list[Ranked]:
-    """Of plans that fit, fastest first, those that need less memory than all before."""
-    front: list[Ranked] = []
-    for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.memory_bytes)):
-        if plan.fits and (not front or plan.memory_bytes < front[-1].memory_bytes):
-            front.append(plan)
-    return front
-
-
-def _drop_repeated(plans: Sequence[Ranked]) -> list[Ranked]:
-    """The plans without those equal to an earlier one under other names or orders."""
-    distinct: dict[Any, Ranked] = {}
-    for plan in plans:
-        layout = plan.layout
-        stores = (("", layout.rules), ("params.", layout.params), ("optimizer.", layout.optimizer))
-        rules = {f"{store}{dim}": axes for store, kept in stores for dim, axes in kept.items()}
-        ways = frozenset((rule, math.prod(plan.mesh.axes[a] for a in axes)) for rule, axes in rules.items())
-        distinct.setdefault((ways, plan.seconds, plan.memory_bytes, plan.chosen), plan)
-    return list(distinct.values())
