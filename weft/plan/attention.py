@@ -37,6 +37,11 @@ class FusedGroup:
         return (tiles + 1) / (2 * tiles)
 
 
+def is_fused(kind: str, fused: bool | None) -> bool:
+    """Whether attention is one kernel: on a GPU, which Weft has it for, or as said."""
+    return kind == "gpu" if fused is None else fused
+
+
 def groups_of(reading: Reading) -> dict[int | None, FusedGroup]:
     """For each entry of an attention that a GPU fuses, the attention it belongs to."""
     groups: dict[FusedAttention, FusedGroup] = {}

@@ -24,6 +24,7 @@ from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
+from .attention import is_fused
 from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
@@ -247,7 +248,7 @@ class Plan:
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
         kind = self.hardware.kind
-        return self.program.memory_on(kind, fused=kind == "gpu" if self.fused is None else self.fused)
+        return self.program.memory_on(kind, fused=is_fused(kind, self.fused))
 
     @property
     def fits(self) -> bool:

@@ -15,7 +15,7 @@ from .traffic import Kernel, kernels
 
 def facts_of(plan: Plan) -> Facts:
     """A plan's work, collectives and memory, by names the same in every layout."""
-    run = list(kernels(plan.program.reading, plan.hardware))
+    run = kernels(plan.program.reading, plan.hardware, fused=plan.fused)
     memory = plan.memory
     beside = memory.peak - memory.arguments
     margin = (memory.range[1] - memory.arguments) / beside if beside else 1.0  # arguments are exact

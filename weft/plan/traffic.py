@@ -29,7 +29,7 @@ from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.transfers import transfers_of
 from ..program.update import implied
-from .attention import FusedGroup, groups_of
+from .attention import FusedGroup, groups_of, is_fused
 from .hardware import Hardware
 from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
 
@@ -83,8 +83,7 @@ class _Fusion:
     def __init__(self, reading: Reading, hardware: Hardware, fused: bool | None):
         self.reading = reading
         self.kind = hardware.kind
-        is_fused = self.kind == "gpu" if fused is None else fused
-        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if is_fused else {}
+        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if is_fused(self.kind, fused) else {}
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
