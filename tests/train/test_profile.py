@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from tests.cli.command import weft
 from weft.program.profile import read_op_names
 from weft.train import trainer
 from weft.train.config import read
@@ -107,6 +108,15 @@ def test_the_program_in_a_profile_keeps_the_scopes_of_ops(profiled):
     named = read_op_names(raw)
     assert {program for program, _ in named} >= {"jit_train_step"}
     assert any(re.match(r"einsum \(backward\) weft/nn/", name) for name in named.values())
+
+
+def test_the_command_reads_what_a_run_kept(profiled):
+    folder, _ = profiled
+    printed, said = weft("profile", folder.parent, "--hardware", "h100", "--json")
+    found = json.loads(printed)
+    assert said.startswith(f"reads {folder};") and (found["name"], found["steps"]) == ("train_step", 2)
+    total = sum(row["seconds"] for row in (*found["lines"], *found["others"]))
+    assert total == pytest.approx(found["seconds"], rel=1e-9) and found["exposed"] + found["hidden"] > 0
 
 
 @pytest.mark.slow

@@ -163,6 +163,5 @@ def _values(chosen: Model, bound: Bound) -> tuple[Any, ...]:
             return bound.init(values[0].params), *values[1:]
         return values
     model = chosen.start(bound.mesh, bound.layout)
-    is_step = isinstance(bound, TrainStep)
-    rest = fill_shapes(tuple(rest), below=chosen.vocab, floats=np.ones)
-    return bound.init(model) if is_step else model, *put(tuple(rest), mesh=bound.mesh, layout=bound.layout)
+    others = put(fill_shapes(tuple(rest), below=chosen.vocab, floats=np.ones), mesh=bound.mesh, layout=bound.layout)
+    return bound.init(model) if isinstance(bound, TrainStep) else model, *others

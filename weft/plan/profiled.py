@@ -148,8 +148,8 @@ class Measured:
     def _put_predictions(self) -> None:
         """Says of each line whose work it has, and what the plan says of that."""
         left: dict[tuple[int | None, str, Axes], float] = defaultdict(float)
-        for op in self.plan.ops if self.plan is not None else ():
-            left[op.op, op.phase, op.axes] += op.seconds
+        for cost in self.plan.ops if self.plan is not None else ():
+            left[cost.op, cost.phase, cost.axes] += cost.seconds
         for timed in self.lines:
             line = timed.line
             doers = [doer for doer in line.doers if doer not in self._lines]
