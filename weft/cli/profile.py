@@ -21,7 +21,7 @@ from ..spmd import Bound, TrainState, TrainStep, bind, put
 from ..text import time_text
 from ..train.config import CONFIG
 from ..train.profiling import PROFILE
-from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, OPTIMIZER, Model, load, need_mesh_and_layout
+from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, OPTIMIZER, Model, is_function, load, need_mesh_and_layout
 from .terminal import reported, users_code, write, write_program
 from .trained import say
 
@@ -119,6 +119,8 @@ def _bind(chosen: Model, mesh: str | None, layout: str | None) -> Bound:
 def _trace(chosen: Model, bound: Bound) -> Program:
     with users_code(f"`{chosen.name}` failed while it was traced", f"layout: {bound.layout}   mesh: {bound.mesh}"):
         program = trace(bound, *chosen.args)
+    if not is_function(chosen.name):
+        program.name = f"{chosen.name} {program.name}"
     return program
 
 
