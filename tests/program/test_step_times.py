@@ -108,6 +108,16 @@ def test_what_xla_adds_to_a_loop_inside_an_op_is_the_ops():
     assert instruction("copy", "copy").doers == {}
 
 
+def test_what_xla_joined_or_cut_without_a_scope_works_for_what_made_its_operands():
+    behind = (("jit(f)/transpose(jvp(wf3_einsum))/dot", 30.0), ("jit(f)/transpose(jvp(wf4_einsum))/dot", 10.0))
+    shares = {3: 0.75, 4: 0.25}
+    joined = instruction("sum", "all-reduce-start", behind=behind)
+    assert joined.doers == {Doer(op, "backward", "all_reduce"): share for op, share in shares.items()}
+    cut = instruction("reduce", "fusion", parts=(instruction("r", "reduce"),), behind=behind)
+    assert cut.doers == {Doer(op, "backward"): share for op, share in shares.items()}
+    assert instruction("copy", "copy", behind=behind).doers == {}
+
+
 def test_a_profile_without_ops_of_ours_is_refused():
     with pytest.raises(MeasureError, match="holds no program with ops of Weft's") as error:
         times([(0, "x", 0, 1)], instruction("x", scopes="jit(g)/dot"))
