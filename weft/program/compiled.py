@@ -233,7 +233,7 @@ class _Module:
                 yield from self._behind(maker, depth + 1)
 
     def _maker(self, raw: "_Message") -> "_Message":
-        """The instruction that made a value: of a fused one with several results, that inside it."""
+        """What made a value: of a fused instruction of several results, what is inside."""
         if _text(raw, 2) != "get-tuple-element":
             return raw
         made = self.by_id.get(next(iter(_numbers(raw, 36)), -1), raw)
