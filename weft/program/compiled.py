@@ -79,7 +79,7 @@ class HloInstruction:
         """
         weights: dict[Doer, float] = {}
         for said, work in self._said():
-            found = list(dict.fromkeys(_doer(scopes, self.collective) for scopes in alternatives(said)))
+            found = _doers(said, self.collective)
             for doer in found:
                 weights[doer] = weights.get(doer, 0.0) + work / len(found)
         known = {doer: work for doer, work in weights.items() if doer.op is not None or doer.phase == "update"}
@@ -89,12 +89,21 @@ class HloInstruction:
 
     def _said(self) -> Iterable[tuple[str, float]]:
         """The scopes that say what it works for, each with its weight."""
-        scoped = [part for part in self.parts or (self,) if part.scopes]
-        if scoped or self.scopes:
-            return [(part.scopes, part.work) for part in scoped or [self]]
+        if scoped := [part for part in self.parts if names_op(part.scopes)] or [self] * names_op(self.scopes):
+            return [(part.scopes, part.work) for part in scoped]
         if is_within_op(self.around):
             return [(self.around, 1.0)]
         return () if self.is_copy else self.behind
+
+
+def names_op(scopes: str) -> bool:
+    """Whether scopes say for what something works: an op, or the update."""
+    return any(doer.op is not None or doer.phase == "update" for doer in _doers(scopes, ""))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _doers(scopes: str, collective: str) -> tuple[Doer, ...]:
+    return tuple(dict.fromkeys(_doer(each, collective) for each in alternatives(scopes)))
 
 
 def _doer(scopes: str, collective: str) -> Doer:
@@ -216,16 +225,17 @@ class _Module:
             part for number in called for each in self._instructions(number) for part in each.parts or (each,)
         )
         line, scopes = self._stacks.line(_one(metadata, 15)), _text(metadata, 2)
-        has_scopes = scopes or any(part.scopes for part in parts) or opcode in _FREE
-        behind = () if has_scopes else tuple(self._behind(raw))
+        is_said = opcode in _FREE or names_op(scopes) or any(names_op(part.scopes) for part in parts)
+        behind = () if is_said else tuple(self._behind(raw))
         return HloInstruction(_text(raw, 1), opcode, scopes, line, self._work(raw, opcode), parts, around, behind)
 
     def _behind(self, raw: "_Message", depth: int = 0) -> Iterator[tuple[str, float]]:
         """The scopes of what made an instruction's operands, and their elements."""
         for operand in [self.by_id[number] for number in _numbers(raw, 36) if number in self.by_id]:
             maker, size = self._maker(operand), float(_elements(operand))
-            fused = [part for number in _numbers(maker, 38) for part in self._instructions(number) if part.scopes]
-            if scopes := _text(_message(next(iter(maker[7]), b"")), 2):
+            inside = [part for number in _numbers(maker, 38) for part in self._instructions(number)]
+            fused = [part for part in inside if names_op(part.scopes)]
+            if names_op(scopes := _text(_message(next(iter(maker[7]), b"")), 2)):
                 yield scopes, size
             elif fused and _text(maker, 2) == "fusion":
                 yield fused[-1].scopes, size
