@@ -22,6 +22,7 @@ from jax import lax
 from ..compat import attention_kernel
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError
+from ..kernels.choice import AttentionCase, Chip, capability_of, choose
 from ..layout import Axes
 from ..lower.collectives import as_varying, first_place, index, permute, varying
 from ..lower.dealt import dealt_among
@@ -98,9 +99,11 @@ def _attend(
     key: Any = None,
     dropout: float = 0.0,
 ) -> Tensor:
+    if mask.goes_by_place:
+        mask = dataclasses.replace(mask, positions=None, memory_positions=None)
     channel = q.dims[-1]
     table = None if bias is None else with_layout(bias.table, q.region)
-    tensors = {"q": q, "k": k, "v": v, "table": table} | {name: getattr(mask, name) for name in _MASK_TENSORS}
+    tensors = {"q": q, "k": k, "v": v, "table": table} | {name: getattr(mask, name) for name in MASK_TENSORS}
     named = {name: x for name, x in tensors.items() if is_tensor(x)}
     meeting = meet_apart(list(named.values()))
     _check(meeting, q, k, channel)
@@ -136,7 +139,7 @@ def _attend(
     return settle(array, q.dims, meeting.placement(q.dims), meeting.region)
 
 
-_MASK_TENSORS = ("prefix", "positions", "memory_positions", "segments", "memory_segments")
+MASK_TENSORS = ("prefix", "positions", "memory_positions", "segments", "memory_segments")
 
 
 def _check(meeting: Meeting, q: Tensor, k: Tensor, channel: Dim) -> None:
@@ -172,7 +175,7 @@ def _scoring(
         outer_of_keys=tuple(name for name in outer.names if k.dims.has(name)),
         scale=scale,
         softcap=softcap,
-        mask=dataclasses.replace(mask, **dict.fromkeys(_MASK_TENSORS)),
+        mask=dataclasses.replace(mask, **dict.fromkeys(MASK_TENSORS)),
         bias=bias,
         outer_of_bias=() if bias is None else bias.table.dims.names[1:],
         memory_count=memory.count if memory.is_padded else None,
@@ -181,42 +184,53 @@ def _scoring(
         dealt=dealt_among(q.dims),
         starts=[start_of(dim) for dim in outer],
         kernel=attention_kernel(scale)
-        if can_fuse_blocks(q, k, mask, bias, softcap, dropout) and is_on_gpu(q)
+        if choose(block_case(q, k, mask, bias, softcap, dropout), chip_of(q)).kernel == "cudnn"
         else None,
         is_ordered=_is_ordered(q, k, mask),
     )
 
 
-WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
+def chip_of(x: Tensor) -> Chip:
+    """What `x` is, or will be, on; of no kind in a region that has no devices."""
+    return Chip(jax.default_backend(), capability_of(jax.devices()[0])) if x.region is None else x.region.mesh.chip
 
 
-def is_on_gpu(x: Tensor) -> bool:
-    """Whether `x` is, or will be, on a GPU."""
-    return jax.default_backend() == "gpu" if x.region is None else x.region.mesh.platform == "gpu"
-
-
-def can_fuse_blocks(
+def block_case(
     q: Tensor, k: Tensor, mask: MaskLike, bias: Any = None, softcap: float | None = None, dropout: float = 0.0
-) -> bool:
-    """Whether a fused kernel can do whole blocks: narrow floats, plain or causal."""
+) -> AttentionCase:
+    """What an attention asks of a kernel that does its blocks: one without a mask."""
+    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
+    return AttentionCase(
+        str(q.dtype),
+        own,
+        memory,
+        q.dims[-1].size,
+        causal=mask.causal,
+        window=mask.window,
+        bias="" if bias is None else "shared",
+        softcap=softcap is not None,
+        dropout=bool(dropout),
+        is_in_blocks=True,
+        refusal=_why_not_blocks(q, k, mask, bias, softcap, dropout, own, memory),
+    )
+
+
+def _why_not_blocks(
+    q: Tensor, k: Tensor, mask: MaskLike, bias: Any, softcap: Any, dropout: float, own: int, memory: int
+) -> str:
     outer = [name for name in q.dims.names if name != "length"][:-1]
     of_keys = [name for name in k.dims.names if name != "memory_length"][:-1]
-    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
-    is_plain = all(getattr(mask, name) is None for name in ("window", *_MASK_TENSORS)) and not dropout
-    is_aligned = not mask.causal or (_is_ordered(q, k, mask) and own % 2 == 0 and memory % own == 0)
-    width = q.dims[-1].size
-    return (
-        q.dtype in (jnp.bfloat16, jnp.float16)
-        and outer[:2] == of_keys
-        and len(outer) <= 3
-        and is_plain
-        and is_aligned
-        and bias is None
-        and softcap is None
-        and width <= WIDEST_FUSED
-        and width % 8 == 0
-        and not any(dim.is_padded for dim in (*q.dims, *k.dims))
-    )
+    asked = [name for name in ("window", *MASK_TENSORS) if getattr(mask, name) is not None]
+    asked += [name for name, x in (("bias", bias), ("softcap", softcap)) if x is not None] + ["dropout"] * bool(dropout)
+    if asked:
+        return f"blocks are fused where attention is plain or causal, and this has {asked[0]}"
+    if outer[:2] != of_keys or len(outer) > 3:
+        return f"blocks are fused of queries [batch length heads (group) channel], and these are [{q.dims}]"
+    if mask.causal and not (_is_ordered(q, k, mask) and own % 2 == 0 and memory % own == 0):
+        return f"causal blocks are fused of even size, as many keys as queries, and a slice has {own} and {memory}"
+    if padded := next((dim.name for dim in (*q.dims, *k.dims) if dim.is_padded), ""):
+        return f"`{padded}` is padded"
+    return ""
 
 
 def count_scores(q: Tensor, k: Tensor, mask: MaskLike) -> int:

@@ -24,7 +24,6 @@ from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
-from .attention import is_fused
 from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
@@ -247,8 +246,7 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        kind = self.hardware.kind
-        return self.program.memory_on(kind, fused=is_fused(kind, self.fused))
+        return self.program.memory_on(self.hardware.chip, fused=self.fused)
 
     @property
     def fits(self) -> bool:

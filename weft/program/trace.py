@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import WeftError, public
+from ..kernels.choice import Chip
 from ..layout import Layout, LayoutLike, Region
 from ..mesh import Mesh, MeshLike
 from ..notebook import Page, page_of
@@ -45,7 +46,7 @@ class Program:
         """The equations with what the record says of them: what costing, planning and the page read."""
         self.inputs = inputs
         """The arrays the program is given, in the order it takes them."""
-        self._memory: dict[tuple[str, bool], Memory] = {}
+        self._memory: dict[tuple[Chip, bool | None], Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
@@ -131,17 +132,18 @@ class Program:
         """What the program holds in the memory of one GPU; found without compiling."""
         return self.memory_on("gpu")
 
-    def memory_on(self, target: str, *, fused: bool = False) -> Memory:
+    def memory_on(self, target: str | Chip, *, fused: bool | None = False) -> Memory:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`.
 
-        With `fused` attention is done by the fused kernel wherever a GPU has one for it, which stores no scores; a
-        program traced where no GPU is has them written out.
+        With `fused` attention is done by the fused kernel wherever a GPU has one for it, which stores no scores; with
+        None, wherever the target itself has one. A program traced where none is has them written out.
         """
-        key = target, fused
+        chip = Chip(target) if isinstance(target, str) else target
+        key = chip, fused
         if key not in self._memory:
             names = Names(self.reading, self.inputs, Region(self.mesh, self.layout))
-            scores = find_scores(self.reading) if fused else None
-            self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, target, scores)
+            scores = find_scores(self.reading, chip, fused) or None
+            self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, chip.kind, scores)
         return self._memory[key]
 
     def diff(self, other: "Program") -> Diff:
