@@ -28,7 +28,6 @@ BELOW = {
     "kernels": ["compat"],
     "fields": [],
     "errors": ["compat"],
-    "kernels": ["compat"],
     "checks": ["errors"],
     "text": ["errors"],
     "small_files": ["checks"],

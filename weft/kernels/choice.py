@@ -1,4 +1,4 @@
-"""Which kernel does an attention, and why not another: the one place that decides.
+"""Which kernel does an attention, and why not another: one place decides.
 
 A case says by values alone what an attention asks of a kernel, a chip what it would run on. So a program that is
 traced with no devices knows what a GPU or a TPU would do, and the layer, the plan and the printed program say the same.
@@ -44,6 +44,8 @@ class AttentionCase:
     """What else the mask has: `prefix`, `positions`, `segments`."""
     is_in_order: bool = False
     """Whether positions that are given count up along each segment, so that causal goes by place."""
+    is_within: bool = False
+    """Whether each query is one of the keys, and sees itself; else one may see none."""
     bias: str = ""
     """`shared` by all sequences, `each` one's own, or none."""
     softcap: bool = False
@@ -64,13 +66,13 @@ class AttentionCase:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether a kernel that knows causal and window alone needs an array of what is seen."""
+        """Whether a kernel needs an array of what is seen, beside causal and window."""
         has_order = self.causal or self.window is not None
         return "segments" in self.tensors or (has_order and not self.goes_by_place)
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The kernel that does an attention, and why none that would come first."""
 
     kernel: str
@@ -93,7 +95,7 @@ def capability_of(device: Any) -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
-def choose(case: AttentionCase, chip: Chip) -> Choice:
+def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
     """The kernel that does a case on a chip.
 
     >>> case = AttentionCase("bfloat16", 256, 256, 256, causal=True)
@@ -101,14 +103,14 @@ def choose(case: AttentionCase, chip: Chip) -> Choice:
     fused by cuDNN | plain, because cuDNN takes heads of at most 128 channels before Hopper, and these have 256
     """
     if case.refusal:
-        return Choice("plain", case.refusal)
+        return KernelChoice("plain", case.refusal)
     against = []
     for name, why_not in _KERNELS.get(chip.kind, {}).items():
         reason = why_not(case, chip)
         if not reason:
-            return Choice(name, "; ".join(against))
+            return KernelChoice(name, "; ".join(against))
         against.append(reason)
-    return Choice("plain", "; ".join(against) or f"{chip} has no fused kernel")
+    return KernelChoice("plain", "; ".join(against) or f"{chip} has no fused kernel")
 
 
 def widest(chip: Chip) -> int:

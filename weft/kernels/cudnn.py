@@ -1,4 +1,4 @@
-"""Attention by cuDNN on plain arrays, forward and backward, with a mask or a bias.
+"""Attention by cuDNN on plain arrays, and its gradients, with a mask or a bias.
 
 What cuDNN knows itself (causal, a sliding window) it is told; the rest is an array that it adds to the scores. Of a
 mask that array is made where it is used, in the backward pass again, so that none is kept; only a bias has a gradient.
@@ -31,15 +31,21 @@ def cudnn_attention(
     bias: Any = None,
     see: See | None = None,
     places: Sequence[Any] = (),
+    may_see_none: bool = False,
 ) -> Any:
     """What queries [batch length heads channel] take from keys and values, as `q`.
 
     Keys are [batch memory_length heads channel], of as many heads or fewer (GQA). `bias` is [.. length memory_length]
-    with 1 or all of batch and heads; `see(*places)` says which keys are seen.
+    with 1 or all of batch and heads; `see(*places)` says which keys are seen. A query that sees none, if one may, takes
+    the mean of all values.
     """
     kernel = attention_kernel(scale, is_heads_first=False)
     if kernel is None:
         raise RuntimeError("cuDNN is not there, or not as expected")
+    if see is not None and may_see_none:
+        # All its scores are `UNSEEN` whatever it is; as zeros it has no part in the gradients of keys either.
+        sees_any = jnp.any(see(*places), axis=-1)
+        q = jnp.where(jnp.moveaxis(sees_any, 1, 2)[..., None], q, jnp.zeros((), q.dtype))
     bias = None if bias is None else bias.astype(q.dtype)
     run = _differentiable(kernel, causal=causal, window=window, see=see)
     return run(q, k, v, bias, tuple(places))
@@ -65,6 +71,8 @@ def _differentiable(kernel: AttentionKernel, *, causal: bool, window: int | None
             return d_q, d_k, d_v, None, None
         added, pull_back = jax.vjp(functools.partial(_added, q.dtype, see, places=places), bias)
         d_q, d_k, d_v, d_added = kernel.backward(q, k, v, *ends, bias=added, has_bias_gradient=True, **how)
+        if see is not None:
+            d_added = jnp.where(see(*places), d_added, jnp.zeros((), d_added.dtype))  # of a query that sees none
         return d_q, d_k, d_v, *pull_back(d_added), None
 
     run.defvjp(forward, backward)

@@ -1,4 +1,4 @@
-"""Attention by one fused kernel, on each processor's own batch, heads and queries.
+"""Attention by one fused kernel, on each processor's own batch and heads.
 
 `case_of` says what an attention asks of a kernel (`weft.kernels.choice` then chooses); `attend_fused` runs the chosen
 one on local arrays, as [batch length heads channel]: dims before `length` are one batch, dims of heads one of heads.
@@ -17,7 +17,8 @@ from ..kernels.choice import AttentionCase
 from ..kernels.cudnn import cudnn_attention
 from ..lower.move import align
 from ..lower.recorded import note_attention
-from ..ops.ring import MASK_TENSORS, block_case, is_ring
+from ..ops.block_case import MASK_TENSORS, block_case
+from ..ops.ring import is_ring
 from ..tensor import Tensor, is_tensor
 from .mask import Mask
 from .position import RelativeBias
@@ -51,6 +52,7 @@ def case_of(
         window=mask.window,
         tensors=tuple(sorted(given)),
         is_in_order=mask.goes_by_place,
+        is_within=mask.is_within,
         bias=_kind_of_bias(q, bias, mask),
         softcap=softcap is not None,
         dropout=bool(dropout),
@@ -154,7 +156,9 @@ def _by_cudnn(
         return jnp.broadcast_to(seen, jnp.broadcast_shapes(seen.shape, (1, 1, case.length, case.memory_length)))
 
     places = [jnp.asarray(start, "int32"), *said.values()]
-    return cudnn_attention(q, k, v, scale=scale, bias=bias, see=see, places=places, **order)
+    return cudnn_attention(
+        q, k, v, scale=scale, bias=bias, see=see, places=places, may_see_none=not case.is_within, **order
+    )
 
 
 def _along(name: str, x: Any) -> Any:
@@ -172,7 +176,7 @@ def _joined(x: Any, outer: int, heads: int) -> Any:
 
 
 def _of_batch(array: Any, x: Tensor, outer: Sequence[Dim], sizes: Mapping[str, int]) -> Any:
-    """What is said of places as [batch places], or [1 places] where all have the same."""
+    """What is said of places as [batch places], or [1 places] of all the same."""
     places = [name for name in ("length", "memory_length") if x.dims.has(name)]
     array = _filled(array, x, [dim.name for dim in outer], places, sizes)
     return array.reshape(-1, math.prod(array.shape[len(outer) :]))
@@ -181,7 +185,7 @@ def _of_batch(array: Any, x: Tensor, outer: Sequence[Dim], sizes: Mapping[str, i
 def _of_scores(
     array: Any, x: Tensor, outer: Sequence[Dim], heads: Sequence[Dim], sizes: Mapping[str, int], case: AttentionCase
 ) -> Any:
-    """A bias as [batch heads length memory_length], of size 1 where all have the same."""
+    """A bias as [batch heads length memory_length], of size 1 where it lacks one."""
     rest = [*(dim.name for dim in heads), "length", "memory_length"]
     array = _filled(array, x, [dim.name for dim in outer], rest, sizes)
     array = array.reshape(-1, *array.shape[len(outer) :])
@@ -192,7 +196,7 @@ def _of_scores(
 
 
 def _filled(array: Any, x: Tensor, outer: Sequence[str], rest: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """An array as [outer .. rest ..], where it has one of the outer dims of all sizes."""
+    """An array as [outer .. rest ..]; with one of the outer dims, of all their sizes."""
     array = align(array, x.dims, [Dim(name, 1) for name in (*outer, *rest)])
     if any(x.dims.has(name) for name in outer):
         array = jnp.broadcast_to(array, (*(sizes[name] for name in outer), *array.shape[len(outer) :]))

@@ -22,7 +22,7 @@ from jax import lax
 from ..compat import attention_kernel
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError
-from ..kernels.choice import AttentionCase, Chip, capability_of, choose
+from ..kernels.choice import choose
 from ..layout import Axes
 from ..lower.collectives import as_varying, first_place, index, permute, varying
 from ..lower.dealt import dealt_among
@@ -31,6 +31,7 @@ from ..lower.move import align, settle
 from ..lower.recorded import note_schedule, recorded
 from ..schedule import RingSchedule
 from ..tensor import Tensor, is_tensor, placement
+from .block_case import MASK_TENSORS, block_case, chip_of, is_ordered
 from .blockwise import (
     Back,
     Bias,
@@ -111,7 +112,7 @@ def _attend(
     if ring.hops:
         shape = ring.axes, ring.ways, ring.hops, ring.is_zigzag
         own = k.size("memory_length") // ring.ways
-        note_schedule(RingSchedule(*shape, _is_ordered(q, k, mask), own, mask.window))
+        note_schedule(RingSchedule(*shape, is_ordered(q, k, mask), own, mask.window))
     scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
 
     def attend(*arrays: Any) -> Any:
@@ -137,9 +138,6 @@ def _attend(
 
     array = meeting.run(attend, list(named.values()))
     return settle(array, q.dims, meeting.placement(q.dims), meeting.region)
-
-
-MASK_TENSORS = ("prefix", "positions", "memory_positions", "segments", "memory_segments")
 
 
 def _check(meeting: Meeting, q: Tensor, k: Tensor, channel: Dim) -> None:
@@ -186,67 +184,17 @@ def _scoring(
         kernel=attention_kernel(scale)
         if choose(block_case(q, k, mask, bias, softcap, dropout), chip_of(q)).kernel == "cudnn"
         else None,
-        is_ordered=_is_ordered(q, k, mask),
+        is_ordered=is_ordered(q, k, mask),
     )
-
-
-def chip_of(x: Tensor) -> Chip:
-    """What `x` is, or will be, on; of no kind in a region that has no devices."""
-    return Chip(jax.default_backend(), capability_of(jax.devices()[0])) if x.region is None else x.region.mesh.chip
-
-
-def block_case(
-    q: Tensor, k: Tensor, mask: MaskLike, bias: Any = None, softcap: float | None = None, dropout: float = 0.0
-) -> AttentionCase:
-    """What an attention asks of a kernel that does its blocks: one without a mask."""
-    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
-    return AttentionCase(
-        str(q.dtype),
-        own,
-        memory,
-        q.dims[-1].size,
-        causal=mask.causal,
-        window=mask.window,
-        bias="" if bias is None else "shared",
-        softcap=softcap is not None,
-        dropout=bool(dropout),
-        is_in_blocks=True,
-        refusal=_why_not_blocks(q, k, mask, bias, softcap, dropout, own, memory),
-    )
-
-
-def _why_not_blocks(
-    q: Tensor, k: Tensor, mask: MaskLike, bias: Any, softcap: Any, dropout: float, own: int, memory: int
-) -> str:
-    outer = [name for name in q.dims.names if name != "length"][:-1]
-    of_keys = [name for name in k.dims.names if name != "memory_length"][:-1]
-    asked = [name for name in ("window", *MASK_TENSORS) if getattr(mask, name) is not None]
-    asked += [name for name, x in (("bias", bias), ("softcap", softcap)) if x is not None] + ["dropout"] * bool(dropout)
-    if asked:
-        return f"blocks are fused where attention is plain or causal, and this has {asked[0]}"
-    if outer[:2] != of_keys or len(outer) > 3:
-        return f"blocks are fused of queries [batch length heads (group) channel], and these are [{q.dims}]"
-    if mask.causal and not (_is_ordered(q, k, mask) and own % 2 == 0 and memory % own == 0):
-        return f"causal blocks are fused of even size, as many keys as queries, and a slice has {own} and {memory}"
-    if padded := next((dim.name for dim in (*q.dims, *k.dims) if dim.is_padded), ""):
-        return f"`{padded}` is padded"
-    return ""
 
 
 def count_scores(q: Tensor, k: Tensor, mask: MaskLike) -> int:
     """How many scores a block has on one processor, of all its heads and sequences."""
     own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
-    if is_ring(q, k) and _is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
+    if is_ring(q, k) and is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
         own, memory = own // 2, memory // 2  # of a zigzag
     outer = (q.size(dim) // q.ways(dim) for dim in q.dims.without(["length", q.dims[-1]]))
     return math.prod(outer) * (own // pieces_of(own)) * (memory // pieces_of(memory))
-
-
-def _is_ordered(q: Tensor, k: Tensor, mask: MaskLike) -> bool:
-    """Whether places count from 0, each query sees itself and none after it."""
-    is_plain = mask.causal and mask.prefix is mask.positions is mask.memory_positions is None
-    sees_itself = mask.segments is None or mask.is_within
-    return is_plain and sees_itself and q.size("length") == k.size("memory_length")
 
 
 def _spread(array: Any, x: Tensor | None, outer: Sequence[str], along: str | None, sizes: Sequence[int]) -> Any:
@@ -275,10 +223,10 @@ class _Ring:
     def of(cls, meeting: Meeting, q: Tensor, k: Tensor, mask: MaskLike) -> "_Ring":
         length, memory = q.dim("length"), k.dim("memory_length")
         axes, ways = meeting.axes([length]), meeting.ways(memory)
-        own, hops, is_ordered = memory.size // ways, ways - 1, _is_ordered(q, k, mask)
-        if is_ordered and mask.window is not None:
+        own, hops, in_order = memory.size // ways, ways - 1, is_ordered(q, k, mask)
+        if in_order and mask.window is not None:
             hops = min(hops, -(-(mask.window - 1) // own))
-        is_zigzag = is_ordered and mask.window is None and own % 2 == 0 and ways > 1
+        is_zigzag = in_order and mask.window is None and own % 2 == 0 and ways > 1
         return cls(axes, ways, hops, is_zigzag)
 
     def attend(self, scoring: Scoring, q: Any, kv: Any, table: Any, rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attention that hardware does by one fused kernel, and what that kernel leaves out."""
+"""Attention that hardware does by one kernel, and what that kernel leaves out."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class FusedGroup:
 
 
 def groups_of(reading: Reading, hardware: Hardware, fused: bool | None) -> dict[int | None, FusedGroup]:
-    """For each entry of an attention that the hardware fuses, the attention it belongs to."""
+    """For each entry of an attention that the hardware fuses, that attention."""
     groups: dict[NotedAttention, FusedGroup] = {}
     for attention, entry in attentions_of(reading):
         if is_fused(attention, hardware.chip, fused):

@@ -175,7 +175,8 @@ _MI300X = Hardware(
         "PCIe 5 x16": f"{_AMD}: half of 128 GB/s",
         "host_memory": "Microsoft Azure ND MI300X v5: 1,850 GiB of eight GPUs",
     },
-    device_kinds=("MI300X",), capability=(0, 0), call=1e-6, cache=256 * MB, host_link=_pcie(5), host_memory=1850 * GIB // 8,
+    capability=(0, 0), device_kinds=("MI300X",), call=1e-6,
+    cache=256 * MB, host_link=_pcie(5), host_memory=1850 * GIB // 8,
 )  # fmt: skip
 
 

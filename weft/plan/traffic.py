@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
+from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product, sizes_of_attention
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
@@ -390,7 +390,7 @@ def _masked_product(node: Node, groups: int) -> Kernel:
 def _fused_attention(node: Node) -> Kernel:
     """The kernel of an attention traced for a GPU; of its mask only causal is known."""
     step = node.step
-    (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
+    _, _, length, memory, width = sizes_of_attention(step.eqn)
     share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
     return Kernel(
         "attention",

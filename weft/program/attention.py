@@ -1,4 +1,4 @@
-"""Attention as a program has it: which kernel does it where, and what that stores.
+"""Attention as a program has it: which kernel does it, and what that stores.
 
 A program is traced with no devices, so its attention is written out; who wrote it says in the record what it asks of a
 kernel. One that is fused stores no scores: of each row of them it keeps one number, for the gradients.
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..graph import Body, Loop, Value
-from ..kernels.choice import Chip, Choice, choose
+from ..kernels.choice import Chip, KernelChoice, choose
 from ..record import Entry, NotedAttention
 from .reading import Reading
 
@@ -23,9 +23,9 @@ def attentions_of(reading: Reading) -> Iterator[tuple[NotedAttention, Entry]]:
             yield entry.attention, entry
 
 
-def choice_of(attention: NotedAttention, chip: Chip) -> Choice:
+def choice_of(attention: NotedAttention, chip: Chip) -> KernelChoice:
     """The kernel that does an attention: that it was traced by, or the chip's."""
-    return Choice(attention.kernel) if attention.kernel else choose(attention.case, chip)
+    return KernelChoice(attention.kernel) if attention.kernel else choose(attention.case, chip)
 
 
 def is_fused(attention: NotedAttention, chip: Chip, fused: bool | None) -> bool:
@@ -45,7 +45,7 @@ def explain_attention(reading: Reading, chip: Chip) -> list[str]:
 
 
 def count_scores(reading: Reading, attention: NotedAttention, entry: Entry) -> int:
-    """How many scores one processor has, at once, of an attention that is written out."""
+    """How many scores one processor has at once of an attention written out."""
     ways = math.prod(reading.mesh.axes[axis] for axes in entry.dims.values() for axis in axes)
     return attention.block or math.prod(entry.results[0].dims.sizes) // ways
 

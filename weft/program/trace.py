@@ -14,7 +14,7 @@ from ..notebook import Page, page_of
 from ..record import Placed, Record, recording
 from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
-from .attention import find_scores
+from .attention import explain_attention, find_scores
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, Printed, printed_lines
@@ -87,6 +87,7 @@ class Program:
             *sent,
             *transfers_text(self.transfers),
             f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}",
+            *(f"on a GPU, {line}" for line in self.explain_attention()),
         ]
 
     def __str__(self) -> str:
@@ -145,6 +146,13 @@ class Program:
             scores = find_scores(self.reading, chip, fused) or None
             self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, chip.kind, scores)
         return self._memory[key]
+
+    def explain_attention(self, target: str | Chip = "gpu") -> list[str]:
+        """What does each attention on a `"gpu"`, a `"tpu"` or a `"cpu"`, and why.
+
+        A line for each kind of attention: `fused by cuDNN`, or `plain, because ...`. A GPU is one of Hopper's or newer.
+        """
+        return explain_attention(self.reading, Chip(target) if isinstance(target, str) else target)
 
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another, of another layout or version."""
