@@ -388,6 +388,7 @@ def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
         prefix=batch.get("prefix") if config.prefix else None,
         positions=batch.get("positions"),
         segments=batch.get("segments"),
+        is_in_order="segments" in batch,
     )
 
 
