@@ -7,11 +7,12 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..tensor import Tensor
+from ..tensor import Tensor, is_tensor
 
 
 class KeysValues(NamedTuple):
@@ -33,14 +34,31 @@ class KeysValues(NamedTuple):
 class KVCache(eqx.Module):
     """The KV cache of a decoder: keys and values, and where the next token goes."""
 
-    past: KeysValues
+    past: KeysValues | tuple[KeysValues, ...]
+    """Of all layers stacked; or of each by itself (`apart`)."""
     at: Tensor
     """The place of the next token."""
     first: Tensor | None
     """The place of the first token of each sequence, where they are not all 0."""
-    memory: KeysValues | None = None
+    memory: KeysValues | tuple[KeysValues, ...] | None = None
     """Keys and values of cross-attention, for what an encoder made."""
     memory_segments: Tensor | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the keys and values of each layer are by themselves."""
+        return not isinstance(self.past, KeysValues)
+
+    def apart(self) -> "KVCache":
+        """With each layer's by themselves: changed in place, none is sliced from others."""
+        memory = _each_layer(self.memory) if isinstance(self.memory, KeysValues) else self.memory
+        past = _each_layer(self.past) if isinstance(self.past, KeysValues) else self.past
+        return dataclasses.replace(self, past=past, memory=memory)
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all layers, or those of the first."""
+        return self.past.keys if isinstance(self.past, KeysValues) else self.past[0].keys
 
     @property
     def position(self) -> Tensor:
@@ -49,7 +67,7 @@ class KVCache(eqx.Module):
 
     def mask(self, window: int | None) -> nn.Mask:
         """What the next token sees."""
-        there = wf.arange(self.past.keys.dim("memory_length"), like=self.past.keys)
+        there = wf.arange(self.keys.dim("memory_length"), like=self.keys)
         if self.first is None:
             return nn.Mask(causal=True, window=window, positions=self.position, memory_positions=there)
         there = there - self.first
@@ -70,9 +88,13 @@ class KVCache(eqx.Module):
         one = wf.ones(self.memory_segments.dims.without(["memory_length"]), like=self.memory_segments, dtype="int32")
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
-    def after(self, new: KeysValues) -> "KVCache":
-        """With the next token in its place."""
-        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
+    def after(self, new: Any) -> "KVCache":
+        """With the next token, new keys and values as `past` has them, in its place."""
+        if isinstance(self.past, KeysValues):
+            past: Any = self.past.with_token(new, self.at)
+        else:
+            past = tuple(x.with_token(y, self.at) for x, y in zip(self.past, new, strict=True))
+        return dataclasses.replace(self, past=past, at=self.at + 1)
 
     def spread(self, dim: Dim) -> "KVCache":
         """With a dim of continuations beside `batch`, which all begin the same."""
@@ -85,4 +107,8 @@ class KVCache(eqx.Module):
 
     def map_past(self, fn: Any) -> "KVCache":
         """With `fn` of the keys and of the values."""
-        return dataclasses.replace(self, past=KeysValues(*map(fn, self.past)))
+        return dataclasses.replace(self, past=jax.tree.map(fn, self.past, is_leaf=is_tensor))
+
+
+def _each_layer(stacked: KeysValues) -> tuple[KeysValues, ...]:
+    return tuple(map(KeysValues, *(wf.unstack(x, over="layers") for x in stacked)))

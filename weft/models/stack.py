@@ -33,6 +33,7 @@ class Stack(eqx.Module):
     """Blocks and a last norm; experts in some: those are `layers`, others `dense`."""
 
     layers: Any
+    """Blocks stacked along dims of layers; or, for decoding, a tuple of all blocks in their order (`apart`)."""
     dense: Any
     norm: nn.RMSNorm | nn.LayerNorm
     relative: nn.RelativeBias | None
@@ -147,8 +148,17 @@ class Stack(eqx.Module):
             kept = {"past": past, "at": cache.at, "memory": memory, "memory_mask": memory_mask}
             return block(x, mask=mask, bias=bias, drops=False, **kept)
 
-        x, _, new = self._run_all(one, x, (cache.past, cache.memory))
+        memory = [None] * len(self.layers) if cache.is_apart and cache.memory is None else cache.memory
+        x, _, new = self._run_all(one, x, (cache.past, memory))
         return self.norm(x), cache.after(new)
+
+    def apart(self) -> "Stack":
+        """The stack with each block by itself, so that a loop over tokens slices none."""
+        blocks = [_unstack(part, "layers") for part in self._blocks()]
+        size = self.config.group_size
+        groups = [[group[0]] if size == 1 else [*_unstack(group[0], _IN_GROUP), group[1]] for group in zip(*blocks)]
+        layers = tuple(block for group in groups for block in group)
+        return eqx.tree_at(lambda stack: (stack.layers, stack.dense), self, (layers, None), is_leaf=lambda x: x is None)
 
     def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
         """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
@@ -168,6 +178,8 @@ class Stack(eqx.Module):
     def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
         """As `_run`, of all layers; pasts and outputs of stages are stacked as they are."""
         config, size = self.config, self.config.group_size
+        if isinstance(self.layers, tuple):
+            return self._run_apart(one, x, pasts)
 
         def run(x: Any, own: Any) -> tuple[Any, dict[str, Tensor], Any]:
             blocks, numbers, pasts = own
@@ -180,6 +192,14 @@ class Stack(eqx.Module):
         own = (self._blocks(), number_along(config.stack_dims(1)), pasts)
         x, outputs = in_turn(lambda x, own: run(x, own)[::2], x, own)
         return x, {}, outputs
+
+    def _run_apart(self, one: Callable[..., Any], x: Any, pasts: Any) -> tuple[Any, dict[str, Tensor], Any]:
+        """As `_run_all`, of blocks apart: what each outputs stays apart too."""
+        outputs = []
+        for turn, (block, past, memory) in enumerate(zip(self.layers, *pasts, strict=True)):
+            x, _, output = one(x, block, (past, memory), turn)
+            outputs.append(output)
+        return x, {}, tuple(outputs)
 
     def _run(
         self, one: Callable[..., Any], x: Any, blocks: Any, pasts: Any, numbers: Any

@@ -11,7 +11,7 @@ the projections of a slice of the stream become all positions of some heads by o
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -42,6 +42,7 @@ from .weights import apply_dropout, cast_weight, full, normal
 class Attention(eqx.Module):
     """Multi-head attention; with a `group` of query heads to a head of keys, GQA."""
 
+    computed: ClassVar[Sequence[str]] = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
     q: Tensor
     k: Tensor
     v: Tensor
