@@ -15,7 +15,7 @@ from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest, public
 from ..layout import LayoutLike
 from ..models.cache import KVCache
-from ..models.decoding import prepare
+from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..spmd.place import get
 from ..tensor import Tensor

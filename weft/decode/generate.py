@@ -15,7 +15,7 @@ from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError, public
 from ..layout import LayoutLike
 from ..models.cache import KVCache
-from ..models.decoding import prepare
+from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..nn.weights import check_key
 from ..spmd.place import get

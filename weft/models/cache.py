@@ -44,11 +44,6 @@ class KVCache(eqx.Module):
     """Keys and values of cross-attention, for what an encoder made."""
     memory_segments: Tensor | None = None
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether the keys and values of each layer are by themselves."""
-        return not isinstance(self.past, KeysValues)
-
     def apart(self) -> "KVCache":
         """With each layer's by themselves: changed in place, none is sliced from others."""
         memory = _each_layer(self.memory) if isinstance(self.memory, KeysValues) else self.memory
@@ -65,18 +60,21 @@ class KVCache(eqx.Module):
         """The position of the next token in its sequence."""
         return self.at if self.first is None else self.at - self.first
 
-    def mask(self, window: int | None) -> nn.Mask:
-        """What the next token sees."""
+    def mask(self, window: int | None, of: Tensor | None = None) -> nn.Mask:
+        """What the next token sees, or those of `length` in `of`."""
+        here = self.position
+        if of is not None and of.dims.has("length"):
+            here = here + wf.arange(of.dim("length"), like=of)
         there = wf.arange(self.keys.dim("memory_length"), like=self.keys)
         if self.first is None:
-            return nn.Mask(causal=True, window=window, positions=self.position, memory_positions=there)
+            return nn.Mask(causal=True, window=window, positions=here, memory_positions=there)
         there = there - self.first
         return nn.Mask(
             causal=True,
             window=window,
-            positions=self.position,
+            positions=here,
             memory_positions=there,
-            segments=wf.ones(self.first.dims, like=self.first, dtype="int32"),
+            segments=wf.ones(here.dims, like=self.first, dtype="int32"),
             memory_segments=wf.cast(there >= 0, "int32"),
         )
 
@@ -88,13 +86,14 @@ class KVCache(eqx.Module):
         one = wf.ones(self.memory_segments.dims.without(["memory_length"]), like=self.memory_segments, dtype="int32")
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
-    def after(self, new: Any) -> "KVCache":
-        """With the next token, new keys and values as `past` has them, in its place."""
-        if isinstance(self.past, KeysValues):
-            past: Any = self.past.with_token(new, self.at)
-        else:
-            past = tuple(x.with_token(y, self.at) for x, y in zip(self.past, new, strict=True))
-        return dataclasses.replace(self, past=past, at=self.at + 1)
+    def after(self, new: KeysValues) -> "KVCache":
+        """With the next token in its place, of all layers stacked."""
+        assert isinstance(self.past, KeysValues)
+        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
+
+    def moved(self, past: tuple[KeysValues, ...], by: int) -> "KVCache":
+        """With keys and values in which the next `by` tokens are in their places."""
+        return dataclasses.replace(self, past=past, at=self.at + by)
 
     def spread(self, dim: Dim) -> "KVCache":
         """With a dim of continuations beside `batch`, which all begin the same."""

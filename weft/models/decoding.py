@@ -1,43 +1,21 @@
-"""What decoding makes of a model: a form for its loop over tokens, a step to read.
+"""A step of decoding as a program to read: shapes in place of weights and cache.
 
-In the loop weights are in the dtype they are computed with, cast once before it, and every layer is by itself: no turn
-reads a wider copy, and none slices a stack. Imports the models and the binding of programs.
+Imports the models and the binding of programs; nothing here is run.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 
 from ..dims import dims
 from ..errors import DimError, TensorError
 from ..nn.arguments import check_count
-from ..nn.weights import cast_weights
 from ..spmd import spmd
 from ..tensor import Tensor, tensor
 from .cache import KVCache
 from .seq2seq import Seq2SeqConfig
 from .transformer import LMConfig
-
-
-MOST_WRITTEN_OUT = 64
-"""Deeper models stay a loop over layers in decoding too: compiling takes a second for every few layers."""
-
-
-def prepare(model: Any, cache: KVCache) -> tuple[Any, KVCache]:
-    """The model and its KV cache as a loop over tokens has them.
-
-    Weights are cast, LoRA adapters added; layers are written out where there are at most `MOST_WRITTEN_OUT`, and no
-    stages of a pipeline. Every number computed with them is the same.
-    """
-    config = model.config
-    decoder = cast_weights(model.decoder, config.dtype)
-    if config.stages == 1 and config.layers <= MOST_WRITTEN_OUT:
-        decoder, cache = decoder.apart(), cache.apart()
-    if model.softmax is not None:
-        return eqx.tree_at(lambda m: (m.decoder, m.softmax), model, (decoder, cast_weights(model.softmax, config.dtype))), cache
-    return eqx.tree_at(lambda m: (m.decoder, m.embedding), model, (decoder, cast_weights(model.embedding, config.dtype))), cache
 
 
 def decode_token(model: Any, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
