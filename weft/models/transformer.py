@@ -242,13 +242,13 @@ def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
         )
 
 
-def predict(model: Any, x: Tensor) -> Tensor:
-    """The logits: f32[.. vocab]."""
+def predict(model: Any, x: Tensor, dtype: str = "float32") -> Tensor:
+    """The logits: [.. vocab]."""
     if model.softmax is not None:
-        return model.softmax.logits(x)
+        return model.softmax.logits(x, dtype)
     if model.config.tied_scale:
         x = x * model.config.d_model**-0.5
-    return model.embedding.logits(x)
+    return model.embedding.logits(x, dtype)
 
 
 def token_loss(
@@ -261,7 +261,7 @@ def token_loss(
     config = model.config
     check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
     sums = nn.summed_cross_entropy(
-        lambda x: predict(model, x),
+        lambda x: predict(model, x, config.loss_dtype),
         x,
         targets,
         weights,
