@@ -138,7 +138,7 @@ PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
         ({}, Chip("gpu", (7, 5)), "from compute capability 8.0 on, and this is a GPU of compute capability 7.5"),
         ({}, Chip("gpu", (0, 0)), "and this is no CUDA"),
         ({}, Chip("cpu"), "plain, because a CPU has no fused kernel"),
-        ({"dtype": "float32"}, Chip("gpu"), "cuDNN takes bfloat16 and float16, and this is float32"),
+        ({"dtype": "float32"}, Chip("gpu"), "plain, because fused kernels take bfloat16 and float16, and this is float32"),
         ({"softcap": True}, Chip("gpu"), "cuDNN has no softcap"),
         ({"dropout": True}, Chip("gpu"), "cuDNN's dropout has bits of its own, which a layout would change"),
         ({"tensors": ("segments",), "length": 255}, Chip("gpu"), "even lengths, and these are 255 and 256"),

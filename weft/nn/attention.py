@@ -183,7 +183,7 @@ class Attention(eqx.Module):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return ring_attention(q, k, v, mask, made, **how)
         if choice.is_fused and not case.is_in_blocks:
-            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, scale=self.scale)
+            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, **how)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or (choice.is_fused and case.is_in_blocks)):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return blockwise_attention(q, k, v, mask, bias, **how)
