@@ -236,7 +236,8 @@ def main() -> int:
             print(f"{name}: no time left")
             continue
         row = make_small(ROWS[name]) if options.small else ROWS[name]
-        print(f"{name}: {row}", flush=True)
+        asked = {k: v for k, v in vars(row).items() if v != getattr(Row, k)}
+        print(f"{name}: {asked}", flush=True)
         found = run_row(name, row, kernels, chip, repeats=2 if options.small else 20)
         results.append(found)
         for kernel in kernels:
