@@ -150,8 +150,8 @@ def why_not_flash(case: AttentionCase, chip: Chip) -> str:
         return f"Weft's kernel needs compute capability 8.0, and this is {chip}"
     if case.dtype not in _SHORT_FLOATS:
         return _LONG_FLOATS.format(case.dtype)
-    if case.is_in_blocks or case.dropout:
-        return "Weft's kernel does no blocks apart, and no dropout"
+    if case.is_in_blocks:
+        return "Weft's kernel does no blocks apart"
     return ""
 
 

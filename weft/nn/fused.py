@@ -16,10 +16,14 @@ from ..dims import Dim
 from ..kernels.choice import AttentionCase
 from ..kernels.cudnn import cudnn_attention
 from ..kernels.flash import flash_attention
+from ..lower.collectives import as_varying, varying
+from ..lower.dealt import dealt_among
 from ..lower.move import align
 from ..lower.recorded import note_attention
 from ..ops.block_case import MASK_TENSORS, block_case, chip_of
+from ..ops.random import key_words, need_key
 from ..ops.ring import is_ring
+from ..ops.shares import index_shares
 from ..tensor import Tensor, is_tensor
 from .mask import Mask
 from .position import RelativeBias
@@ -140,8 +144,10 @@ def attend_fused(
         if kernel == "cudnn":
             mixed = _by_cudnn(*joined, given, scale=scale)
         else:
-            backend = "triton" if chip_of(q).kind == "gpu" else "interpret"
-            mixed = _by_flash(*joined, given, scale=scale, softcap=softcap, backend=backend)
+            how: dict[str, Any] = {"backend": "triton" if chip_of(q).kind == "gpu" else "interpret"}
+            if dropout and key is not None:
+                how |= _dropping(q.dims[:-1], k.dim("memory_length"), dropout, key, here)
+            mixed = _by_flash(*joined, given, scale=scale, softcap=softcap, **how)
         return mixed.reshape(local["q"].shape)
 
     operands = [q, k, v, *tensors.values(), *([] if bias is None else [bias])]
@@ -182,7 +188,23 @@ def _by_cudnn(q: Any, k: Any, v: Any, given: _Given, *, scale: float) -> Any:
     return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **seeing, may_see_none=not case.is_within, **order)
 
 
-def _by_flash(q: Any, k: Any, v: Any, given: _Given, **how: Any) -> Any:
+def _dropping(dims: Sequence[Dim], memory: Dim, dropout: float, key: Any, here: Any) -> dict[str, Any]:
+    """What says which shares dropout keeps: by the global index of each row and head."""
+    dealt = dealt_among(dims)
+    words = key_words(need_key(key, "dropout"), dealt)
+    sizes = [here.size(dim) for dim in dims]
+    index = {
+        dim.name: jnp.reshape(here.start(dim) + jnp.arange(size), [size if j == i else 1 for j in range(len(dims))])
+        for i, (dim, size) in enumerate(zip(dims, sizes, strict=True))
+    }
+    shares = [*dims, memory]
+    own = index_shares(shares, index | {"memory_length": jnp.uint32(0)}, dealt, None if dealt is None else words[2])
+    arrays = {"seed": words[:2], "rows": own.batch.reshape(-1), "heads": own.head.reshape(-1)}
+    over = frozenset[str]().union(*map(varying, arrays.values()))
+    return {"dropout": dropout, **{name: as_varying(x, over) for name, x in arrays.items()}}
+
+
+def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: Any = 0, **how: Any) -> Any:
     mask, case, said = given.mask, given.case, dict(given.said)
     if mask.goes_by_place:
         said.pop("positions", None), said.pop("memory_positions", None)
@@ -208,7 +230,7 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, **how: Any) -> Any:
         positions=pair("positions", places),
         prefix=None if prefix is None else jnp.broadcast_to(prefix.reshape(-1), q.shape[:1]),
         bias=given.bias,
-        origin=(0, 0, given.start, 0),
+        origin=(rows, heads, given.start, 0),
         **how,
     )
 
