@@ -11,7 +11,7 @@ the projections of a slice of the stream become all positions of some heads by o
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 
@@ -35,6 +35,7 @@ from .weights import cast_weight, full, normal
 class Attention(eqx.Module):
     """Multi-head attention; with a `group` of query heads to a head of keys, GQA."""
 
+    computed: ClassVar[Sequence[str]] = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
     q: Tensor
     k: Tensor
     v: Tensor
@@ -125,11 +126,11 @@ class Attention(eqx.Module):
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
-        return self._apply_rope(self._project(h, self.q, self.q_bias), position)
+        return self.apply_rope(self._project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        k = self._apply_rope(self._project(h, self.k, self.k_bias), position)
+        k = self.apply_rope(self._project(h, self.k, self.k_bias), position)
         v = self._project(h, self.v, self.v_bias)
         if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
@@ -153,7 +154,8 @@ class Attention(eqx.Module):
         length = Dim("length", h.size("stream"))
         return _project(h, weight, bias, self.matmul_dtype).rename(stream=length, **names)
 
-    def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
+    def apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
+        """Queries or keys with RoPE, if the layer has it."""
         if self.rotary is None or position is None:
             return x
         d_kv = self.k.dims[-1]
@@ -254,7 +256,7 @@ class Attention(eqx.Module):
                 mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
             else:
                 weight = weight.rename(**{old: new})
-        over = weight.dims[:-1]
+        over = [dim for dim in weight.dims if mixed.dims.has(dim)]
         y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=over, rename=rename, matmul_dtype=self.matmul_dtype)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
