@@ -23,12 +23,13 @@ from ..lower.recorded import note_attention
 from ..ops.block_case import chip_of
 from ..ops.blockwise import UNSEEN
 from ..ops.ring import blockwise_attention, count_scores, is_long, is_ring, ring_attention
+from ..ops.shares import drop_shares
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_matmul_dtype, check_number
 from .fused import attend_fused, case_of
 from .mask import Mask
 from .position import RelativeBias, RopeScaling, rope
-from .weights import apply_dropout, cast_weight, full, normal
+from .weights import cast_weight, full, normal
 
 
 class Attention(eqx.Module):
@@ -185,7 +186,7 @@ class Attention(eqx.Module):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return ring_attention(q, k, v, mask, made, **how)
         if choice.is_fused and not case.is_in_blocks:
-            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, scale=self.scale)
+            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, **how)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or (choice.is_fused and case.is_in_blocks)):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return blockwise_attention(q, k, v, mask, bias, **how)
@@ -208,7 +209,8 @@ class Attention(eqx.Module):
             if self.talking is not None:
                 share = _mix_heads(share, self.talking[1])
             share = wf.cast(share, v.dtype)
-            share = apply_dropout(share, dropout, key)
+            if dropout and key is not None:
+                share = drop_shares(share, dropout, key, dims=[*q.dims[:-1], k.dim("memory_length")])
             return wf.einsum(share, v, out=q.dims)
 
     def _case(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, dropout: float) -> AttentionCase:
