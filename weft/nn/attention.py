@@ -149,9 +149,7 @@ class Attention(eqx.Module):
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        return self._as_memory(
-            self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position
-        )
+        return self._as_memory(self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position)
 
     def _as_memory(self, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         k = self._apply_rope(k, position)

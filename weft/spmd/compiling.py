@@ -1,4 +1,4 @@
-"""The options that XLA compiles our programs with, by platform: all of them, here.
+"""The options that XLA compiles our programs with, by platform.
 
 They are given to each jit of ours and to nothing else: no environment and no configuration of JAX is changed. One that
 the user's own `XLA_FLAGS` name is left to these.
