@@ -45,7 +45,9 @@ def flash_attention(
     positions = _pair(positions)
     if positions is None:
         batch, _, query, key = plain.indices(origin, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
-        positions = tuple(jnp.broadcast_to(x.reshape(1, -1).astype("int32"), (batch.size, x.size)) for x in (query, key))
+        positions = tuple(
+            jnp.broadcast_to(x.reshape(1, -1).astype("int32"), (batch.size, x.size)) for x in (query, key)
+        )
     return plain.attend(
         q,
         k,

@@ -48,6 +48,10 @@ class MaskLike(Protocol):
     memory_segments: Any
     is_within: bool
 
+    @property
+    def goes_by_place(self) -> bool:
+        """Whether positions that are given say nothing that places do not."""
+
     def is_seen(self, q: Any, k: Any, *, at: tuple[Any, Any] | None = None) -> Any:
         """Where queries see keys, `at` the positions of both; None if everywhere."""
 
