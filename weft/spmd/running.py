@@ -9,6 +9,7 @@ import jax
 
 from ..mesh import Mesh
 from ..ops.debug import failures
+from .compiling import compiler_options
 from .guard import check_slices
 from .partition import Partition
 
@@ -32,9 +33,13 @@ class Jitted:
             return fn(*args)
 
         run.__name__ = name
-        self.jitted: Any = jax.jit(run, donate_argnums=donate)
-        self.mesh, self.state = mesh, state
+        self.run, self.donate, self.mesh, self.state = run, donate, mesh, state
         self._is_read = self._has_checks = False
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The function as `jax.jit` has it, compiled as its processors want it."""
+        return jax.jit(self.run, donate_argnums=self.donate, compiler_options=compiler_options(self.mesh))
 
     def __call__(self, *args: Any) -> Any:
         """The result as a tree; once it has run, failed checks (`wf.check`) raise."""
