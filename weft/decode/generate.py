@@ -15,6 +15,7 @@ from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError, public
 from ..layout import LayoutLike
 from ..models.cache import KVCache
+from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..nn.weights import check_key
 from ..spmd.place import get
@@ -96,6 +97,7 @@ class _Generation:
 
     def __call__(self, model: Any, prompt: dict[str, Tensor], key: Any) -> tuple[Tensor, Tensor, Tensor]:
         logits, cache = model.prefill(prompt, self.room)
+        model, cache = prepare(model, cache)
         batch = prompt["inputs"].dim("batch")
         rows = Shape([batch])
         if self.samples is not None:
