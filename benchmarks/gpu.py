@@ -28,10 +28,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rivals import workloads
-from rivals.clock import measure
+from benchmarks.rivals import workloads
+from benchmarks.rivals.clock import measure
 
 RIVALS = ("torch", "weft", "jax")
 NEEDED = {"torch", "weft"}
@@ -44,7 +44,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 def work(args: argparse.Namespace) -> None:
     """Runs one rival on one workload and prints a line of JSON."""
-    rival = importlib.import_module(f"rivals.by_{args.rival}")
+    rival = importlib.import_module(f"benchmarks.rivals.by_{args.rival}")
     since = time.time()
     if args.lock:  # the next process has its imports behind it when this one is done
         lock = open(args.lock, "w")  # noqa: SIM115  (held until the process ends)

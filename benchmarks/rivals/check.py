@@ -1,4 +1,4 @@
-"""Do the rivals compute the same models? Loss and gradients from the same weights, tiny, in float32.
+"""Whether the rivals compute the same models: loss and gradients from the same weights, tiny, in float32.
 
 python benchmarks/rivals/check.py weft FOLDER     # writes each workload's weights, loss and gradients
 python benchmarks/rivals/check.py jax FOLDER      # compares with them; `torch`, by the Python that has it, too
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rivals import workloads
-from rivals.workloads import Workload
+from benchmarks.rivals import workloads
+from benchmarks.rivals.workloads import Workload
 
 
 def workload(name: str) -> Workload:
@@ -29,11 +29,11 @@ def by_weft(w: Workload) -> tuple[dict[str, Any], float, float]:
     import jax
 
     import weft as wf
-    from rivals import by_weft
+    from benchmarks.rivals import by_weft
     from weft import models
 
     model = models.init(by_weft.config(w, dtype="float32", remat=False, scanned=True), jax.random.key(0))
-    loss, grads = wf.value_and_grad(lambda model: model.loss(by_weft.place(w)))(model)
+    loss, grads = jax.jit(wf.value_and_grad(lambda model: model.loss(by_weft.place(w))))(model)
     values = {name: np.asarray(value) for name, value in by_weft.named_weights(model).items()}
     return values, float(loss.array), norm(jax.tree.leaves(grads))
 
@@ -42,21 +42,21 @@ def by_jax(w: Workload, values: dict[str, Any]) -> tuple[float, float]:
     import jax
     import jax.numpy as jnp
 
-    from rivals import by_jax
+    from benchmarks.rivals import by_jax
 
     p = {}
     for name, value in values.items():
         own = {f"{name}.{i}": x for i, x in enumerate(value)} if ".layers." in name else {name: value}
         p |= {n: jnp.asarray(x) for n, x in own.items()}
     batch = {name: jnp.asarray(value) for name, value in workloads.batch(w).items()}
-    loss, grads = jax.value_and_grad(lambda p: by_jax.loss(w, p, batch, None, jnp.float32))(p)
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: by_jax.loss(w, p, batch, None, jnp.float32)))(p)
     return float(loss), norm(grads.values())
 
 
 def by_torch(w: Workload, values: dict[str, Any]) -> tuple[float, float]:
     import torch
 
-    from rivals import by_torch
+    from benchmarks.rivals import by_torch
 
     model = by_torch.Model(w, torch.float32)
     by_torch.load(model, values)
