@@ -2,7 +2,7 @@
 
 Imports the language below it. The logits are read twice forward and once backward, in the dtype they have; statistics
 are of at least float32, and the gradient of the logits is written once, in their dtype. Of a split vocab numbers of
-tokens are sent alone: the largest logits, then all sums by one all-reduce. Backward nothing is.
+tokens are sent alone: the largest logits, then sums. Backward nothing is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,44 +27,38 @@ class CrossEntropyTerms(NamedTuple):
     """log(sum(exp(logits)))."""
     target: Tensor
     """The logit of the target; 0 where that is no id of the vocab."""
-    smoothed: Tensor
-    """The mean logit under the smoothed distribution of targets; the target's own where that is not smoothed."""
-    is_hit: Tensor | None
-    """Whether the target is the first of the largest logits (argmax), where that is asked for."""
+    is_hit: Tensor
+    """Whether the target, an id of the vocab, is the first of the largest logits (argmax)."""
+    smoothed: Tensor | None = None
+    """The mean logit under the smoothed distribution of targets, where that is smoothed."""
 
 
-@recorded(name="cross_entropy")
-def cross_entropy_terms(
-    logits: Tensor, targets: Tensor, *, over: DimLike, smoothing: float = 0.0, counts_hits: bool = False
-) -> CrossEntropyTerms:
+@recorded
+def cross_entropy_terms(logits: Tensor, targets: Tensor, *, over: DimLike, smoothing: float = 0.0) -> CrossEntropyTerms:
     """The terms of a cross-entropy; `logits` have the dims of `targets`, and `over`."""
     dim = only(resolve(over, logits.dims, what="over"), "cross_entropy")
     meeting = meet([logits, targets])
     kept = logits.dims.without([dim])
-    rows = _Rows(meeting, logits.dims, dim, smoothing, counts_hits)
+    rows = _Rows(meeting, logits.dims, dim, smoothing)
 
     def compute(a: Any, ids: Any) -> tuple[Any, ...]:
         return rows.terms(as_varying(a, rows.axes), align(ids, targets.dims, logits.dims))
 
     placement = meeting.placement(kept)
-    terms = [settle(term, kept, placement, meeting.region) for term in meeting.run(compute, [logits, targets])]
-    log_sum, target = terms[:2]
-    return CrossEntropyTerms(
-        log_sum, target, terms[2] if smoothing else target, is_hit=terms[-1] if counts_hits else None
-    )
+    terms = meeting.run(compute, [logits, targets])
+    return CrossEntropyTerms(*(settle(term, kept, placement, meeting.region) for term in terms))
 
 
 class _Rows:
     """The rows of logits on this processor, along a dim of which it may have a part."""
 
-    def __init__(self, meeting: Meeting, dims: Shape, dim: Dim, smoothing: float, counts_hits: bool):
-        self.meeting, self.dims, self.dim = meeting, dims, dim
-        self.smoothing, self.counts_hits = smoothing, counts_hits
+    def __init__(self, meeting: Meeting, dims: Shape, dim: Dim, smoothing: float):
+        self.meeting, self.dims, self.dim, self.smoothing = meeting, dims, dim, smoothing
         self.at = dims.position(dim)
         self.axes: Axes = meeting.axes([dim])
 
     def terms(self, a: Any, ids: Any) -> tuple[Any, ...]:
-        """The log-sum, the target's logit, and the other terms that are asked for."""
+        """The terms, as `CrossEntropyTerms` has them."""
         run = jax.custom_vjp(lambda a, ids: self._forward(a, ids)[0])
         run.defvjp(self._forward, self._backward)
         return run(a, ids)
@@ -76,21 +70,19 @@ class _Rows:
         parts = {"total": jnp.exp(wide - shift), "target": jnp.where(places == ids, wide, 0)}
         if self.smoothing:
             parts["all"] = self.meeting.filled(wide, self.dims, 0, [self.dim])
-        if self.counts_hits:  # those as large that come before, of which argmax takes the first
-            parts["before"] = ((wide == top) & (places < ids)).astype(wide.dtype)
         sums = self._sums(parts)
         total, target = sums["total"], sums["target"]
-        terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target]
+        # Of the largest argmax takes the first. Sent apart: where hits are not asked for, it is not.
+        before = self._sums({"before": ((wide == top) & (places < ids)).astype(wide.dtype)})["before"]
+        is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)
+        terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target, is_hit]
         if self.smoothing:
             terms.append((1 - self.smoothing) * target + self.smoothing * (sums["all"] / self.dim.count))
-        if self.counts_hits:
-            is_top = (jnp.expand_dims(target, self.at) == top) & (ids >= 0) & (ids < self.dim.count)
-            terms.append(jnp.squeeze(is_top, self.at) & (sums["before"] == 0))
         return tuple(terms), (a, ids, shift, total)
 
     def _backward(self, kept: Any, gradients: Sequence[Any]) -> tuple[Any, None]:
         a, ids, shift, total = kept
-        of_sum, of_target, *more = gradients
+        of_sum, of_target, _, *more = gradients
         if self.smoothing:
             of_target = of_target + (1 - self.smoothing) * more[0]
         by_sum, by_target = (jnp.expand_dims(g, self.at) for g in (of_sum / total, of_target))
