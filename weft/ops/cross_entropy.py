@@ -5,7 +5,7 @@ are of at least float32, and the gradient of the logits is written once, in thei
 tokens are sent alone: the largest logits, then sums. Backward nothing is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from ..lower.collectives import all_reduce, as_varying, first_place, max_for_shi
 from ..lower.meet import Meeting, meet
 from ..lower.move import align, settle
 from ..lower.recorded import recorded
-from ..tensor import Tensor
+from ..tensor import Tensor, as_dtype
 
 
 class CrossEntropyTerms(NamedTuple):
@@ -42,6 +42,7 @@ def cross_entropy_terms(logits: Tensor, targets: Tensor, *, over: DimLike, smoot
     rows = _Rows(meeting, logits.dims, dim, smoothing)
 
     def compute(a: Any, ids: Any) -> tuple[Any, ...]:
+        ids = ids.astype(as_dtype("int64" if ids.dtype.itemsize == 8 else "int32"))  # room for an offset
         return rows.terms(as_varying(a, rows.axes), align(ids, targets.dims, logits.dims))
 
     placement = meeting.placement(kept)
@@ -67,17 +68,16 @@ class _Rows:
         wide, places = self._wide(a), self._places(a)
         top = max_for_shift(jnp.max(wide, axis=self.at, keepdims=True), self.axes)
         shift = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
-        parts = {"total": jnp.exp(wide - shift), "target": jnp.where(places == ids, wide, 0)}
+        sums = [jnp.sum(jnp.exp(wide - shift), axis=self.at), self._own_targets(a, ids)]
         if self.smoothing:
-            parts["all"] = self.meeting.filled(wide, self.dims, 0, [self.dim])
-        sums = self._sums(parts)
-        total, target = sums["total"], sums["target"]
+            sums.append(jnp.sum(self.meeting.filled(wide, self.dims, 0, [self.dim]), axis=self.at))
+        total, target, *every = self._add_up(sums)
         # Of the largest argmax takes the first. Sent apart: where hits are not asked for, it is not.
-        before = self._sums({"before": ((wide == top) & (places < ids)).astype(wide.dtype)})["before"]
+        (before,) = self._add_up([jnp.sum((wide == top) & (places < ids), axis=self.at, dtype=wide.dtype)])
         is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)
         terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target, is_hit]
         if self.smoothing:
-            terms.append((1 - self.smoothing) * target + self.smoothing * (sums["all"] / self.dim.count))
+            terms.append((1 - self.smoothing) * target + self.smoothing * (every[0] / self.dim.count))
         return tuple(terms), (a, ids, shift, total)
 
     def _backward(self, kept: Any, gradients: Sequence[Any]) -> tuple[Any, None]:
@@ -102,7 +102,17 @@ class _Rows:
         places = jnp.arange(own) + first_place(self.axes, own)
         return places.reshape([-1 if i == self.at else 1 for i in range(a.ndim)])
 
-    def _sums(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Each part summed along the vocab; sent together where it is split."""
-        sums = [jnp.sum(part, axis=self.at) for part in parts.values()]
-        return dict(zip(parts, all_reduce(jnp.stack(sums), self.axes) if self.axes else sums, strict=True))
+    def _own_targets(self, a: Any, ids: Any) -> Any:
+        """The targets' logits; 0 for those that are not here."""
+        own = a.shape[self.at]
+        here = ids - first_place(self.axes, own)
+        is_here = (here >= 0) & (here < own) & (ids < self.dim.count)
+        shape = tuple(1 if i == self.at else size for i, size in enumerate(a.shape))
+        at = jnp.broadcast_to(jnp.where(is_here, here, 0), shape)
+        found = jnp.take_along_axis(a, at, axis=self.at, mode="promise_in_bounds")
+        found = jnp.where(is_here, found, jnp.zeros_like(found)).astype(jnp.promote_types(a.dtype, jnp.float32))
+        return jnp.squeeze(found, self.at)
+
+    def _add_up(self, sums: Sequence[Any]) -> list[Any]:
+        """What each processor sums along its part of the vocab, sent together."""
+        return list(all_reduce(jnp.stack(sums), self.axes)) if self.axes else list(sums)
