@@ -713,6 +713,6 @@ fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
       "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
       _ENTROPY)
 fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
-      "terms.append(jnp.squeeze(is_top, self.at) & (sums[\"before\"] == 0))", "terms.append(jnp.squeeze(is_top, self.at))",
+      "is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)", "is_hit = target == jnp.squeeze(top, self.at)",
       _ENTROPY)
 # fmt: on
