@@ -367,8 +367,11 @@ class TransformerLM(Runnable):
         return predict(self, x["stream", last - 1]), cache
 
     def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
-        """The logits of the token after `tokens` [batch], and the KV cache with those."""
-        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        """The logits of the token after `tokens` [batch], and the KV cache with those.
+
+        Of a few tokens, [batch length], there are logits after each: [batch stream vocab].
+        """
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.positions_of(tokens))), cache)
         return predict(self, x), cache
 
 
