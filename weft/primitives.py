@@ -210,6 +210,11 @@ def row_of(eqn: Any) -> Primitive:
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 
+def role_of(name: str) -> Role:
+    """What kind the primitive of that name is."""
+    return _TABLE[name].kind if name in _TABLE else Role.OTHER
+
+
 def kind_of(eqn: Any) -> Role:
     """What kind an equation's primitive is."""
     return row_of(eqn).kind
@@ -295,6 +300,9 @@ def _summed(eqn: Any) -> tuple[int, int]:
     return math.prod(sizes), math.prod(eqn.params["lhs_dilation"])
 
 
+_HEADS_FIRST = 1  # the layout BNTH of cuDNN's attention; BTNH is 0
+
+
 def flops_of(eqn: Any) -> int:
     """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
     row = row_of(eqn)
@@ -304,6 +312,13 @@ def flops_of(eqn: Any) -> int:
         numbers, dilation = _summed(eqn)
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
     if row.kind is Role.ATTENTION:
-        (batch, length, heads, width), memory = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape[1]
-        return row.products * 2 * batch * heads * length * memory * width
+        return row.products * 2 * math.prod(sizes_of_attention(eqn))
     return 0
+
+
+def sizes_of_attention(eqn: Any) -> tuple[int, int, int, int, int]:
+    """Batch, heads, queries, keys and channels of a fused attention."""
+    (batch, length, heads, width), memory = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape[1]
+    if eqn.params.get("layout") == _HEADS_FIRST:
+        length, heads, memory = heads, length, eqn.invars[1].aval.shape[2]
+    return batch, heads, length, memory, width

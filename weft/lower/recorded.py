@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from ..dims import UNSHOWN, Dim, list_dims
 from ..errors import call, fold_frames
+from ..kernels.choice import AttentionCase
 from ..layout import Placement, Region, open_region
-from ..record import Draft, FusedAttention, Placed, Record, Traits
+from ..record import Draft, NotedAttention, Placed, Record, Traits
 from ..schedule import Schedule
 from ..tensor import Tensor, is_tensor, placement
 
@@ -161,16 +162,17 @@ def note_choice(*choice: tuple[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def fused_attention(
-    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
+def note_attention(
+    q: Tensor, k: Tensor, case: AttentionCase, *, block: int | None = None, kernel: str = ""
 ) -> Iterator[None]:
-    """While a function writes out an attention that a GPU does by one fused kernel.
+    """While a function writes out an attention, or calls the kernel that does it.
 
-    With `block`, by one for each block of so many scores on one processor; or all blocks by one after all.
+    With `block`, it is written as blocks of so many scores on one processor.
     """
     region = open_region()
-    attention = FusedAttention(length, memory_length, width, causal, block, is_one_kernel)
-    with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
+    sizes = (x.size(name) if x.dims.has(name) else 1 for x, name in ((q, "length"), (k, "memory_length")))
+    attention = NotedAttention(*sizes, case, block, kernel)
+    with region.record.attending(attention) if region is not None else contextlib.nullcontext():
         yield
 
 

@@ -166,8 +166,8 @@ class Stack(eqx.Module):
         k = x if q is x else q.rename(length="memory_length")
         if is_ring(q, k) or (self.config.attention == "auto" and is_long(q, k)):
             return self.relative
-        positions = mask.query_positions(q)
-        return self.relative(positions, mask.key_positions(k))
+        places = mask.query_places(q)
+        return self.relative(places, mask.key_places(k))
 
     def _blocks(self) -> tuple[Any, ...]:
         """The weights of blocks, dense ones of each group first."""

@@ -76,8 +76,8 @@ class Block(eqx.Module):
         """
         h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
-        q = self.attention.query(h, position)
-        new = KeysValues(*self.attention.keys_and_values(h, position))
+        q, *made = self.attention.project(h, position)
+        new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
         mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=fold_key(key, 0), dropout=self.dropout)
         x = self.add_attention(x, mixed, memory=memory, memory_mask=memory_mask, key=key)
@@ -242,13 +242,13 @@ def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
         )
 
 
-def predict(model: Any, x: Tensor) -> Tensor:
-    """The logits: f32[.. vocab]."""
+def predict(model: Any, x: Tensor, dtype: str = "float32") -> Tensor:
+    """The logits: [.. vocab]."""
     if model.softmax is not None:
-        return model.softmax.logits(x)
+        return model.softmax.logits(x, dtype)
     if model.config.tied_scale:
         x = x * model.config.d_model**-0.5
-    return model.embedding.logits(x)
+    return model.embedding.logits(x, dtype)
 
 
 def token_loss(
@@ -261,7 +261,7 @@ def token_loss(
     config = model.config
     check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
     sums = nn.summed_cross_entropy(
-        lambda x: predict(model, x),
+        lambda x: predict(model, x, config.loss_dtype),
         x,
         targets,
         weights,
@@ -410,6 +410,7 @@ def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
         prefix=batch.get("prefix") if config.prefix else None,
         positions=batch.get("positions"),
         segments=batch.get("segments"),
+        is_in_order="segments" in batch,
     )
 
 
