@@ -24,6 +24,7 @@ from ..models.running import without_rules
 from ..nn.arguments import check_count
 from ..nn.moe import expert_capacity
 from ..spmd.border import SpmdFunction
+from ..spmd.compiling import compiler_options
 from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
 
@@ -39,16 +40,12 @@ class Start:
     layout: Layout | None
 
 
-GPU_OPTIONS: dict[str, Any] = {}
-"""What XLA is told for a loop over tokens on a GPU."""
-
-
 @functools.lru_cache(maxsize=64)
 def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` jitted for a mesh and a layout, or for one processor; once for equal ones."""
     if mesh is not None and layout is not None:
         return SpmdFunction(fn, mesh, layout)
-    return jax.jit(fn, compiler_options=GPU_OPTIONS if jax.default_backend() == "gpu" else None)
+    return jax.jit(fn, compiler_options=compiler_options(None))
 
 
 def start_decoding(

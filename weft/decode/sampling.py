@@ -94,7 +94,7 @@ class Sampler:
 
 
 def best_log_probability(logits: Tensor) -> Tensor:
-    """The log-probability of the likeliest token, which nobody needs to look up: f32[..]."""
+    """The log-probability of the likeliest token: f32[..]."""
     return wf.max(logits, over="vocab") - wf.logsumexp(logits, over="vocab")
 
 
