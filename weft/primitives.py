@@ -162,6 +162,7 @@ _TABLE = {
             products=5,
         ),
         _rows(Role.KERNEL, "sort", work=100),
+        _rows(Role.KERNEL, "pallas_call"),
         _rows(
             Role.KERNEL,
             """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr
@@ -299,8 +300,10 @@ _HEADS_FIRST = 1  # the layout BNTH of cuDNN's attention; BTNH is 0
 
 
 def flops_of(eqn: Any) -> int:
-    """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
+    """The FLOPs of a product, a convolution, an attention or a kernel that says them; else 0."""
     row = row_of(eqn)
+    if (said := eqn.params.get("cost_estimate")) is not None:
+        return int(said.flops)
     if row.kind is Role.PRODUCT and _is_ragged(eqn):
         return 2 * math.prod(eqn.invars[0].aval.shape) * _shape_of_ragged(eqn)[2]
     if row.kind is Role.PRODUCT:
