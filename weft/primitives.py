@@ -211,6 +211,11 @@ def row_of(eqn: Any) -> Primitive:
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 
+def role_of(name: str) -> Role:
+    """What kind the primitive of that name is."""
+    return _TABLE[name].kind if name in _TABLE else Role.OTHER
+
+
 def kind_of(eqn: Any) -> Role:
     """What kind an equation's primitive is."""
     return row_of(eqn).kind

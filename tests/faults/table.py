@@ -690,10 +690,16 @@ fault("spikes-are-looked-for-one-step-late", "train/spikes.py",
 fault("a-rollback-keeps-the-batch-of-the-spike", "train/rollback.py",
       "skipped = spike.step - saver.at\n", "skipped = spike.step - saver.at - 1\n",
       "train/test_spikes.py -k 'rollback_goes_on'")
-fault("smoothed-labels-count-more-than-once", "nn/loss.py",
-      "loss = (1 - smoothing) * nll + smoothing * others", "loss = nll + smoothing * others",
+fault("smoothed-labels-count-more-than-once", "ops/cross_entropy.py",
+      "terms.append((1 - self.smoothing) * target + self.smoothing", "terms.append(target + self.smoothing",
       _ENTROPY)
 fault("the-z-loss-is-not-squared", "nn/loss.py",
-      "loss = loss + z_loss * total * total", "loss = loss + z_loss * total",
+      "loss = loss + z_loss * terms.log_sum * terms.log_sum", "loss = loss + z_loss * terms.log_sum",
+      _ENTROPY)
+fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
+      "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
+      _ENTROPY)
+fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
+      "terms.append(jnp.squeeze(is_top, self.at) & (sums[\"before\"] == 0))", "terms.append(jnp.squeeze(is_top, self.at))",
       _ENTROPY)
 # fmt: on

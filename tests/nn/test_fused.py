@@ -31,8 +31,9 @@ from tests.nn.test_ring import (
 from tests.programs.everywhere import outcome
 from weft import nn
 from weft.kernels.choice import AttentionCase, Chip, choose
+from weft.kernels.flash import flash_attention
+from weft.nn import fused
 
-LAYER = nn.init(nn.Attention(D, H, K, group=G), KEY)
 SAME = T.renamed("memory_length")
 RELATIVE = nn.init(nn.RelativeBias(wf.Dim("buckets", 8), [H, G], is_causal=False, farthest=12), KEY)
 BIAS = wf.tensor(np.random.default_rng(3).normal(size=(2, 2, 32, 32)).astype("float32"), [H, G, T, SAME])
@@ -41,9 +42,11 @@ PACKED = wf.tensor(np.array([[0, 1, 2, 3, 4] * 7, [*range(20), *range(15)]], "in
 DOCUMENTS = wf.tensor(np.array([[i // 5 for i in range(32)], [i // 20 for i in range(32)]], "int32"), [B, T])
 
 
-def attend(mask: Any) -> Any:
+def attend(mask: Any, *, dropout: float = 0.0, softcap: float | None = None) -> Any:
+    layer = nn.init(nn.Attention(D, H, K, group=G, softcap=softcap), KEY)
+
     def program(q: wf.Tensor, k: wf.Tensor, v: wf.Tensor, bias: Any, *given: wf.Tensor) -> wf.Tensor:
-        return LAYER.attend(q, k, v, mask=mask(*given), bias=bias)
+        return layer.attend(q, k, v, mask=mask(*given), bias=bias, dropout=dropout, key=KEY)
 
     return program
 
@@ -122,6 +125,44 @@ def test_padding_of_packed_rows_sees_the_padding_before_it_on_every_path(monkeyp
     assert_near(outcome(None, attend(in_order), *SELF, None, positions, segments), want, 2e-5)
 
 
+FLASH: dict[str, Any] = {
+    "dropout": (attend(lambda: nn.Mask(causal=True), dropout=0.3), *SELF, None),
+    "dropout, packed": (attend(in_order, dropout=0.3), *SELF, None, PACKED, DOCUMENTS),
+    "softcap": (attend(lambda: nn.Mask(causal=True), softcap=2.0), *SELF, None),
+    "softcap, prefix": (attend(lambda n: nn.Mask(causal=True, prefix=n), softcap=2.0), *SELF, None, PREFIX),
+    "softcap, window": (attend(lambda: nn.Mask(causal=True, window=5), softcap=2.0), *SELF, None),
+    "softcap, positions": (
+        attend(lambda p: nn.Mask.within(causal=True, positions=p), softcap=2.0), *SELF, None, POSITIONS,
+    ),
+    "dropout, bias": (attend(nn.Mask, dropout=0.3), *SELF, BIAS),
+    "bias, segments": (attend(lambda s: nn.Mask.within(segments=s)), *SELF, BIAS, SEGMENTS),
+    "dropout, cross, segments": (
+        attend(lambda a, b: nn.Mask(segments=a, memory_segments=b), dropout=0.3), *CROSS, None, UNMET, MEMORY_SEGMENTS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(
+            name, place, marks=[] if (name, i) in (("dropout", 1), ("bias, segments", 0)) else pytest.mark.slow
+        )
+        for name in FLASH
+        for i, place in enumerate(PLACES)
+    ],
+)
+def test_the_flash_kernel_gives_what_plain_attention_does_and_drops_the_same(name, place, monkeypatch):
+    program, *given = FLASH[name]
+    want = outcome(None, program, *given)
+    pretend(monkeypatch)
+    calls = []
+    monkeypatch.setattr(fused, "flash_attention", lambda *x, **how: calls.append(how) or flash_attention(*x, **how))
+    found = outcome(place, program, *given)
+    assert calls and not StandIn.calls
+    assert_near(found, want, 2e-5)
+
+
 # ---- which kernel, and why not another
 
 PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
@@ -138,8 +179,8 @@ PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
         ({}, Chip("gpu", (7, 5)), "from compute capability 8.0 on, and this is a GPU of compute capability 7.5"),
         ({}, Chip("gpu", (0, 0)), "and this is no CUDA"),
         ({}, Chip("cpu"), "plain, because a CPU has no fused kernel"),
-        ({"dtype": "float32"}, Chip("gpu"), "cuDNN takes bfloat16 and float16, and this is float32"),
-        ({"softcap": True}, Chip("gpu"), "cuDNN has no softcap"),
+        ({"dtype": "float32"}, Chip("gpu"), "plain, because fused kernels take bfloat16 and float16, and this"),
+        ({"softcap": True}, Chip("gpu"), "fused by Weft's flash kernel (cuDNN has no softcap)"),
         ({"dropout": True}, Chip("gpu"), "cuDNN's dropout has bits of its own, which a layout would change"),
         ({"tensors": ("segments",), "length": 255}, Chip("gpu"), "even lengths, and these are 255 and 256"),
         ({"tensors": ("segments",), "dtype": "float16"}, Chip("gpu"), "a number that float16 cannot hold"),

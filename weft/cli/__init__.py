@@ -12,7 +12,7 @@ import typer
 from ..record import show_as_source as _show_as_source
 from ..train.processes import failing_at_once
 from ..train.stopping import ending_at_once
-from . import decoding, evaluate, hardware, launch, plan, plot, search, show, train, weights
+from . import decoding, evaluate, hardware, launch, plan, plot, profile, search, show, train, weights
 
 _show_as_source(__path__[0])
 
@@ -31,6 +31,7 @@ app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=search.EXAMPLES)(search.search)
 app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
 app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=profile.EXAMPLES)(profile.profile)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=launch.EXAMPLES, context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)

@@ -3,6 +3,7 @@
 Every command that reads a program loads it here, so that a model is named in one way.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -22,14 +23,14 @@ import typer
 from .. import models
 from ..decode.prompts import drop_undivided
 from ..errors import LayoutError, WeftError, closest
-from ..layout import as_layout
-from ..mesh import as_mesh
+from ..layout import Layout, as_layout
+from ..mesh import Mesh, as_mesh
 from ..models.running import without_rules
 from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, RunConfig, read
-from ..train.step import make_step, shapes_of_call
+from ..train.step import first_model, make_step, shapes_of_call
 from ..train.wording import reword_size
 from .terminal import UsersError, users_code
 
@@ -89,6 +90,10 @@ class Model:
     """What says the size of a dim, by its name: `--batch {}`."""
     change: "Callable[..., Model] | None" = None
     """The same with other options of its configuration: `remat`, `loss_chunks`, `microbatches`."""
+    start: Callable[[Mesh, Layout], Any] | None = None
+    """The weights that a preset or a run begins with, on a mesh under a layout."""
+    vocab: int = 1
+    """Below which its tokens are."""
 
     @property
     def is_bound(self) -> bool:
@@ -191,7 +196,9 @@ def _model_of_run(name: str, config: RunConfig) -> Model:
         model, train = replace(config.model, **options), replace(config.train, **of_train)
         return _model_of_run(name, replace(config, model=model, train=train))
 
-    return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES, change=change)
+    start = functools.partial(first_model, config)
+    values: dict[str, Any] = dict(start=start, vocab=config.model.vocab)
+    return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES, change=change, **values)
 
 
 def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **sizes: Any) -> Model:
@@ -212,10 +219,20 @@ def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **si
     def change(**options: Any) -> Model:
         return load_preset(name, **{"optimizer": optimizer, "microbatches": microbatches, **sizes, **options})
 
+    more: dict[str, Any] = dict(sizes=_TRAINED, change=change, **_values(config))
     if optimizer is None:
-        return Model(name, loss, (models.shapes(config), batch, key), sizes=_TRAINED, change=change)
+        return Model(name, loss, (models.shapes(config), batch, key), **more)
     step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
-    return Model(name, step, (step.init(models.shapes(config)), batch, key), sizes=_TRAINED, change=change)
+    return Model(name, step, (step.init(models.shapes(config)), batch, key), **more)
+
+
+def _values(config: models.ModelConfig) -> dict[str, Any]:
+    """What makes the first weights of a model, and below which number tokens are."""
+
+    def start(mesh: Mesh, layout: Layout) -> Any:
+        return models.init(config, jax.random.key(0), mesh, layout)
+
+    return {"start": start, "vocab": getattr(config, "vocab", 1)}
 
 
 def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:
@@ -233,8 +250,8 @@ def load_decoding(name: str, context: int, *, batch: int | None, length: int | N
     # What an encoder-decoder model looks at has two sizes: its own context and what its encoder read.
     sizes = _DECODED | ({} if isinstance(config, models.Seq2SeqConfig) else {"memory_length": "--decode {}"})
     if run is not None and not run.is_open:
-        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1, sizes=sizes)
-    return Model(name, fn, args, is_alone=True, sizes=sizes)
+        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1, sizes=sizes, **_values(config))
+    return Model(name, fn, args, is_alone=True, sizes=sizes, **_values(config))
 
 
 def find_preset(name: str, **sizes: int) -> models.ModelConfig:

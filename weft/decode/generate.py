@@ -21,7 +21,7 @@ from ..nn.weights import check_key
 from ..spmd.place import get
 from ..tensor import Tensor
 from .prompts import check_id, compile_once, start_decoding
-from .sampling import Sampler, log_probability
+from .sampling import Sampler, best_log_probability, log_probability
 
 _WRITTEN = f"{UNSHOWN}written"
 
@@ -137,7 +137,7 @@ class _Generation:
         token = self.sampler(logits, turn_key, state.get("seen"))
         is_done, is_open = state["is_done"], ~state["is_done"]
         token = wf.where(is_done, self._padding, token)
-        gain = log_probability(logits, token)
+        gain = best_log_probability(logits) if self.sampler.is_plain else log_probability(logits, token)
         extended = dict(
             turn=state["turn"] + 1,
             last=token,

@@ -39,10 +39,16 @@ class Start:
     layout: Layout | None
 
 
+GPU_OPTIONS: dict[str, Any] = {}
+"""What XLA is told for a loop over tokens on a GPU."""
+
+
 @functools.lru_cache(maxsize=64)
 def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` jitted for a mesh and a layout, or for one processor; once for equal ones."""
-    return jax.jit(fn) if mesh is None or layout is None else SpmdFunction(fn, mesh, layout)
+    if mesh is not None and layout is not None:
+        return SpmdFunction(fn, mesh, layout)
+    return jax.jit(fn, compiler_options=GPU_OPTIONS if jax.default_backend() == "gpu" else None)
 
 
 def start_decoding(

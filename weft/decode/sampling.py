@@ -44,6 +44,11 @@ class Sampler:
     def is_greedy(self) -> bool:
         return not self.temperature
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the token it takes is the one the model has the largest logit for."""
+        return self.is_greedy and self.repetition_penalty == 1
+
     def __call__(self, logits: Tensor, key: Any, seen: Tensor | None) -> Tensor:
         """The token chosen from f32[.. vocab]: i32[..]."""
         if seen is not None:
@@ -69,6 +74,11 @@ class Sampler:
         is_kept = wf.cumsum(rising, over=over) > 1 - self.top_p
         least = wf.min(wf.where(is_kept, rising, 1.0), over=over)
         return wf.where(share >= least, logits, -1e9)
+
+
+def best_log_probability(logits: Tensor) -> Tensor:
+    """The log-probability of the likeliest token, which nobody needs to look up: f32[..]."""
+    return wf.max(logits, over="vocab") - wf.logsumexp(logits, over="vocab")
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 
 HOPPER = (9, 0)
 _AMPERE = (8, 0)
-NAMES = {"cudnn": "cuDNN", "plain": "plain"}
+NAMES = {"cudnn": "cuDNN", "flash": "Weft's flash kernel"}
 _SHORT_FLOATS = ("bfloat16", "float16")
+_LONG_FLOATS = "fused kernels take bfloat16 and float16, and this is {}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class KernelChoice:
     """The kernel that does an attention, and why none that would come first."""
 
     kernel: str
-    """`cudnn`, or `plain`: products and a softmax as XLA compiles them."""
+    """`cudnn`, `flash`, or `plain`: products and a softmax as XLA compiles them."""
     reason: str = ""
 
     @property
@@ -104,12 +105,12 @@ def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
     """
     if case.refusal:
         return KernelChoice("plain", case.refusal)
-    against = []
+    against: dict[str, None] = {}
     for name, why_not in _KERNELS.get(chip.kind, {}).items():
         reason = why_not(case, chip)
         if not reason:
             return KernelChoice(name, "; ".join(against))
-        against.append(reason)
+        against[reason] = None
     return KernelChoice("plain", "; ".join(against) or f"{chip} has no fused kernel")
 
 
@@ -124,7 +125,7 @@ def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
     if chip.capability < _AMPERE:
         return f"cuDNN fuses attention from compute capability 8.0 on, and this is {chip}"
     if case.dtype not in _SHORT_FLOATS:
-        return f"cuDNN takes bfloat16 and float16, and this is {case.dtype}"
+        return _LONG_FLOATS.format(case.dtype)
     if case.width > most:
         before = "" if most == 256 else " before Hopper"
         return f"cuDNN takes heads of at most {most} channels{before}, and these have {case.width}"
@@ -143,5 +144,18 @@ def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
     return ""
 
 
-_KERNELS: dict[str, dict[str, Callable[[AttentionCase, Chip], str]]] = {"gpu": {"cudnn": why_not_cudnn}}
+def why_not_flash(case: AttentionCase, chip: Chip) -> str:
+    """Why the kernel of ours does not do a case; empty if it does."""
+    if chip.capability < _AMPERE:
+        return f"Weft's kernel needs compute capability 8.0, and this is {chip}"
+    if case.dtype not in _SHORT_FLOATS:
+        return _LONG_FLOATS.format(case.dtype)
+    if case.is_in_blocks:
+        return "Weft's kernel does no blocks apart"
+    return ""
+
+
+_KERNELS: dict[str, dict[str, Callable[[AttentionCase, Chip], str]]] = {
+    "gpu": {"cudnn": why_not_cudnn, "flash": why_not_flash}
+}
 """Of each kind of chip the kernels that there are, the fastest first."""

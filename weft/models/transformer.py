@@ -76,8 +76,8 @@ class Block(eqx.Module):
         """
         h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
-        q = self.attention.query(h, position)
-        new = KeysValues(*self.attention.keys_and_values(h, position))
+        q, *made = self.attention.project(h, position)
+        new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
         mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=fold_key(key, 0), dropout=self.dropout)
         x = self.add_attention(x, mixed, memory=memory, memory_mask=memory_mask, key=key)

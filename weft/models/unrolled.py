@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from .. import nn
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
+from ..kernels import cached
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.weights import cast_weights
+from ..ops.ring import is_on_gpu
 from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
@@ -82,19 +85,25 @@ class DecodingBlock(eqx.Module):
         x: Tensor,
         *,
         past: KeysValues,
-        at: Tensor,
+        cache: KVCache,
         mask: nn.Mask,
         bias: Tensor | nn.RelativeBias | None,
         memory: KeysValues | None,
         memory_mask: nn.Mask,
     ) -> tuple[Tensor, KeysValues]:
-        """The residual stream after the block, and the keys and values with the new ones."""
+        """The residual stream after the block; and its keys and values with the new ones.
+
+        `past` are those of this layer in the `cache`.
+        """
         block = self.block
         h = as_length(block.attention_norm(x))
         position = mask.query_positions(h) if block.attention.rotary is not None else None
         q, new = self._project(h, position)
-        past = past.with_token(new, at)
-        mixed = block.attention.attend(q, *past, mask=mask, bias=bias)
+        if bias is None and can_attend_cached(block.attention, q, past):
+            mixed, past = attend_cached(block.attention, q, new, past, cache, mask.window)
+        else:
+            past = past.with_token(new, cache.at)
+            mixed = block.attention.attend(q, *past, mask=mask, bias=bias)
         x = block.add_attention(x, mixed, memory=memory, memory_mask=memory_mask)
         return self._add_feed_forward(x), past
 
@@ -152,9 +161,49 @@ class UnrolledDecoder(eqx.Module):
         memories: Sequence[Any] = [None] * len(self.blocks) if cache.memory is None else cache.memory
         pasts = []
         for block, past, memory in zip(self.blocks, cache.past, memories, strict=True):
-            x, past = block(x, past=past, at=cache.at, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask)
+            x, past = block(x, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask)
             pasts.append(past)
         return self.stack.norm(x), cache.moved(tuple(pasts), x.size("stream") if x.dims.has("stream") else 1)
+
+
+# Attention of one token to the cache, by one kernel that puts its key and value there too.
+
+
+def can_attend_cached(attention: nn.Attention, q: Tensor, past: KeysValues) -> bool:
+    """Whether a GPU does it by the kernel: one query a row, a head's keys all here."""
+    (_, *queries), (_, heads, d_kv) = attention.q.dims, attention.k.dims
+    rows = list(q.dims.without(queries))
+    memory = past.keys.dims[-3:-2]
+    if list(q.dims) != [*rows, *queries] or list(past.keys.dims) != [*rows, *memory, heads, d_kv]:
+        return False  # a few tokens, or heads under another name
+    is_plain = attention.fused and attention.talking is None
+    is_here = _are_whole(past.keys, [*memory, d_kv])
+    return is_plain and is_here and is_on_gpu(q) and cached.can_do(d_kv.size) is None
+
+
+def attend_cached(
+    attention: nn.Attention, q: Tensor, new: KeysValues, past: KeysValues, cache: KVCache, window: int | None
+) -> tuple[Tensor, KeysValues]:
+    """What the queries take, as `q`, and the keys and values with the new ones."""
+
+    def kernel(q: Any, k: Any, v: Any, keys: Any, values: Any, at: Any, *first: Any) -> Any:
+        rows, (memory, heads, width) = math.prod(k.shape[:-2]), keys.shape[-3:]
+        beside = jnp.concatenate([x.reshape(rows, heads, -1) for x in (q, k, v)], axis=-1)  # as the product made them
+        mixed, *kept = cached.attend_cached(
+            beside.reshape(rows, heads, -1, width),
+            *(x.reshape(rows, memory, heads, width) for x in (keys, values)),
+            at,
+            *(jnp.repeat(x, rows // x.size) for x in first),  # continuations of a sequence begin where it does
+            scale=attention.scale,
+            softcap=attention.softcap,
+            window=window,
+        )
+        return mixed.reshape(q.shape), *(x.reshape(keys.shape) for x in kept)
+
+    inputs = [q, *new, *past, cache.at, *([] if cache.first is None else [cache.first])]
+    out = [list(x.dims) for x in (q, *past)]
+    mixed, *kept = wf.local(kernel, *inputs, out=out, whole=past.keys.dims[-3::2])
+    return mixed, KeysValues(*kept)
 
 
 # How weights lie.

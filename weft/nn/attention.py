@@ -16,19 +16,23 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from .. import ops as wf
-from ..dims import Dim
+from ..dims import UNSHOWN, Dim
 from ..errors import LayoutError, TensorError, public
 from ..kernels.choice import AttentionCase, choose
 from ..lower.recorded import note_attention
 from ..ops.block_case import chip_of
 from ..ops.blockwise import UNSEEN
 from ..ops.ring import blockwise_attention, count_scores, is_long, is_ring, ring_attention
+from ..ops.shares import drop_shares
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_matmul_dtype, check_number
 from .fused import attend_fused, case_of
 from .mask import Mask
 from .position import RelativeBias, RopeScaling, rope
-from .weights import apply_dropout, cast_weight, full, normal
+from .weights import cast_weight, full, normal
+
+WIDEST_TOGETHER = 2048
+"""Up to how many channels of queries q, k and v are made by one product, on a GPU: wider ones are as fast alone."""
 
 
 class Attention(eqx.Module):
@@ -118,10 +122,19 @@ class Attention(eqx.Module):
         if self.rotary is not None:
             here = mask.query_positions(h)
             there = here if memory is h else mask.key_positions(memory)
-        q = self.query(h, here)
-        k, v = self.keys_and_values(memory, there)
+        if memory is h:
+            q, k, v = self.project(h, here)
+        else:
+            q, (k, v) = self.query(h, here), self.keys_and_values(memory, there)
         mixed = self.attend(q, k, v, mask=mask, bias=bias, key=key, dropout=dropout)
         return self.out(mixed, rename=rename)
+
+    def project(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of `h`, by one product where that is faster."""
+        if not self._is_one_product(h):
+            return self.query(h, position), *self.keys_and_values(h, position)
+        q, k, v = self._project_together(h)
+        return self.apply_rope(q, position), *self._as_memory(k, v, position)
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
@@ -129,11 +142,35 @@ class Attention(eqx.Module):
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        k = self.apply_rope(self._project(h, self.k, self.k_bias), position)
-        v = self._project(h, self.v, self.v_bias)
+        return self._as_memory(self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position)
+
+    def _as_memory(self, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        k = self.apply_rope(k, position)
         if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
+
+    def _is_one_product(self, h: Tensor) -> bool:
+        """Whether q, k and v of many positions are made by one product on a GPU."""
+        if chip_of(h).kind != "gpu" or not h.dims.has("length") or self.matmul_dtype is not None or self.queries(h):
+            return False
+        ways = 1 if h.region is None else h.region.ways(h.region.axes([self.k.dims[1]])[0])
+        return math.prod(dim.size for dim in self.q.dims[1:]) // ways <= WIDEST_TOGETHER
+
+    def _project_together(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by the product with their weights side by side, as they are split."""
+        q, k, v = (cast_weight(weight, h.dtype) for weight in (self.q, self.k, self.v))
+        d_model, heads, d_kv = k.dims
+        grouped = q.dims[2:-1]
+        one = Dim(grouped[0].name if grouped else f"{UNSHOWN}group", 1)
+        parts = [q if grouped else wf.broadcast(q, [d_model, one, heads, d_kv])]
+        parts += [wf.broadcast(weight, [d_model, one, heads, d_kv]) for weight in (k, v)]
+        y = wf.einsum(h, wf.concat(parts, over=one.name), over=d_model)
+        count = parts[0].size(one.name)
+        own_q = wf.slice(y, over=one.name, start=0, size=count) if grouped else y[one.name, 0]
+        products = own_q, y[one.name, count], y[one.name, count + 1]
+        biases = self.q_bias, self.k_bias, self.v_bias
+        return tuple(_add_bias(x, bias) for x, bias in zip(products, biases, strict=True))
 
     def queries(self, x: Tensor) -> dict[str, Dim]:
         """The new name of heads while attending, by the old, where a rule names it."""
@@ -185,7 +222,7 @@ class Attention(eqx.Module):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return ring_attention(q, k, v, mask, made, **how)
         if choice.is_fused and not case.is_in_blocks:
-            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, scale=self.scale)
+            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, **how)
         if self.fused and self._can_cut(q, bias) and (is_long(q, k) or (choice.is_fused and case.is_in_blocks)):
             with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return blockwise_attention(q, k, v, mask, bias, **how)
@@ -208,7 +245,8 @@ class Attention(eqx.Module):
             if self.talking is not None:
                 share = _mix_heads(share, self.talking[1])
             share = wf.cast(share, v.dtype)
-            share = apply_dropout(share, dropout, key)
+            if dropout and key is not None:
+                share = drop_shares(share, dropout, key, dims=[*q.dims[:-1], k.dim("memory_length")])
             return wf.einsum(share, v, out=q.dims)
 
     def _case(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, dropout: float) -> AttentionCase:
@@ -261,8 +299,11 @@ class Attention(eqx.Module):
 
 def _project(h: Tensor, weight: Tensor, bias: Tensor | None, matmul_dtype: str | None) -> Tensor:
     d_model = weight.dims[0]
-    y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype)
-    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
+    return _add_bias(wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype), bias)
+
+
+def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else wf.add(x, wf.cast(bias, x.dtype), names="subset")
 
 
 def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ one on local arrays, as [batch length heads channel]: dims before `length` are o
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -15,10 +15,15 @@ from .. import ops as wf
 from ..dims import Dim
 from ..kernels.choice import AttentionCase
 from ..kernels.cudnn import cudnn_attention
+from ..kernels.flash import flash_attention
+from ..lower.collectives import as_varying, varying
+from ..lower.dealt import dealt_among
 from ..lower.move import align
 from ..lower.recorded import note_attention
-from ..ops.block_case import MASK_TENSORS, block_case
+from ..ops.block_case import MASK_TENSORS, block_case, chip_of
+from ..ops.random import key_words, need_key
 from ..ops.ring import is_ring
+from ..ops.shares import index_shares
 from ..tensor import Tensor, is_tensor
 from .mask import Mask
 from .position import RelativeBias
@@ -114,9 +119,11 @@ def attend_fused(
     mask: Mask,
     bias: Tensor | RelativeBias | None,
     scale: float,
+    softcap: float | None = None,
+    key: Any = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Attention of a case by the kernel chosen for it: as `q`."""
-    assert kernel == "cudnn"
     if isinstance(bias, RelativeBias):
         bias = bias(mask.query_places(q), mask.key_places(k))
     tensors = {name: x for name in MASK_TENSORS if (x := getattr(mask, name)) is not None}
@@ -125,39 +132,106 @@ def attend_fused(
 
     def run(*arrays: Any, here: Any) -> Any:
         local = dict(zip(["q", "k", "v", *tensors, *([] if bias is None else ["bias"])], arrays, strict=True))
-        start = here.start("length") if case.is_offset else 0
         sizes = {dim.name: here.size(dim) for dim in (*outer, *heads)}
-        said = {name: _of_batch(local[name], x, outer, sizes) for name, x in tensors.items()}
-        added = None if bias is None else _of_scores(local["bias"], bias, outer, heads, sizes, case)
         joined = [_joined(local["q"], len(outer), len(heads)), *(_joined(local[x], len(outer), 1) for x in "kv")]
-        return _by_cudnn(*joined, mask, case, said, added, start, scale).reshape(local["q"].shape)
+        given = _Given(
+            mask,
+            case,
+            {name: _of_batch(local[name], x, outer, sizes) for name, x in tensors.items()},
+            None if bias is None else _of_scores(local["bias"], bias, outer, heads, sizes, case),
+            here.start("length") if case.is_offset else 0,
+        )
+        if kernel == "cudnn":
+            mixed = _by_cudnn(*joined, given, scale=scale)
+        else:
+            how: dict[str, Any] = {"backend": "triton" if chip_of(q).kind == "gpu" else "interpret"}
+            if dropout and key is not None:
+                how |= _dropping(q.dims[:-1], k.dim("memory_length"), dropout, key, here)
+            mixed = _by_flash(*joined, given, scale=scale, softcap=softcap, **how)
+        return mixed.reshape(local["q"].shape)
 
-    given = [q, k, v, *tensors.values(), *([] if bias is None else [bias])]
+    operands = [q, k, v, *tensors.values(), *([] if bias is None else [bias])]
     with note_attention(q, k, case, kernel=kernel):
-        return wf.local(run, *given, out=q.dims, whole=["memory_length", q.dims[-1]])
+        return wf.local(run, *operands, out=q.dims, whole=["memory_length", q.dims[-1]])
 
 
-def _by_cudnn(
-    q: Any, k: Any, v: Any, mask: Mask, case: AttentionCase, said: dict[str, Any], bias: Any, start: Any, scale: float
-) -> Any:
+class _Given(NamedTuple):
+    """What a kernel is given beside queries, keys and values, as local arrays."""
+
+    mask: Mask
+    case: AttentionCase
+    said: dict[str, Any]
+    """The tensors of the mask: [batch places], or [1 places] of all the same."""
+    bias: Any
+    """[batch heads length memory_length], or 1 in place of batch or heads."""
+    start: Any
+    """The place of the first query."""
+
+
+def _by_cudnn(q: Any, k: Any, v: Any, given: _Given, *, scale: float) -> Any:
+    mask, case, said = given.mask, given.case, given.said
     order = {"causal": case.causal, "window": case.window} if case.goes_by_place else {}
     if not case.needs_mask:
-        return cudnn_attention(q, k, v, scale=scale, bias=bias, **order)
+        return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **order)
     known = {"causal": False, "window": None} if case.goes_by_place else {}
     bare = dataclasses.replace(mask, **dict.fromkeys(MASK_TENSORS), **known, is_in_order=False)
 
     def see(start: Any, *arrays: Any) -> Any:
         """[batch 1 length memory_length], or 1 in place of batch."""
         own = {name: _along(name, x) for name, x in zip(said, arrays, strict=True)}
-        here = start + jnp.arange(case.length)[:, None]
-        there = jnp.arange(case.memory_length)
+        here, there = start + jnp.arange(case.length)[:, None], jnp.arange(case.memory_length)
         at = (here, there) if mask.goes_by_place else (own.get("positions", here), own.get("memory_positions", there))
         seen = dataclasses.replace(bare, **own).is_seen(None, None, at=at)
         return jnp.broadcast_to(seen, jnp.broadcast_shapes(seen.shape, (1, 1, case.length, case.memory_length)))
 
-    places = [jnp.asarray(start, "int32"), *said.values()]
-    return cudnn_attention(
-        q, k, v, scale=scale, bias=bias, see=see, places=places, may_see_none=not case.is_within, **order
+    seeing = {"see": see, "places": [jnp.asarray(given.start, "int32"), *said.values()]}
+    return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **seeing, may_see_none=not case.is_within, **order)
+
+
+def _dropping(dims: Sequence[Dim], memory: Dim, dropout: float, key: Any, here: Any) -> dict[str, Any]:
+    """What says which shares dropout keeps: by the global index of each row and head."""
+    dealt = dealt_among(dims)
+    words = key_words(need_key(key, "dropout"), dealt)
+    sizes = [here.size(dim) for dim in dims]
+    index = {
+        dim.name: jnp.reshape(here.start(dim) + jnp.arange(size), [size if j == i else 1 for j in range(len(dims))])
+        for i, (dim, size) in enumerate(zip(dims, sizes, strict=True))
+    }
+    shares = [*dims, memory]
+    own = index_shares(shares, index | {"memory_length": jnp.uint32(0)}, dealt, None if dealt is None else words[2])
+    arrays = {"seed": words[:2], "rows": own.batch.reshape(-1), "heads": own.head.reshape(-1)}
+    over = frozenset[str]().union(*map(varying, arrays.values()))
+    return {"dropout": dropout, **{name: as_varying(x, over) for name, x in arrays.items()}}
+
+
+def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: Any = 0, **how: Any) -> Any:
+    mask, case, said = given.mask, given.case, dict(given.said)
+    if mask.goes_by_place:
+        said.pop("positions", None), said.pop("memory_positions", None)
+    sizes = {"": case.length, "memory_": case.memory_length}
+
+    def pair(name: str, default: Any = None) -> Any:
+        """What is said of queries and of keys, [batch places] each; None if of neither."""
+        own = [said.get(f"{side}{name}") for side in sizes]
+        if all(x is None for x in own):
+            return None
+        own = [default[side] if x is None else x for side, x in zip(sizes, own, strict=True)]
+        return tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+
+    places = {"": given.start + jnp.arange(case.length), "memory_": jnp.arange(case.memory_length)}
+    prefix = said.get("prefix")
+    return flash_attention(
+        q,
+        k,
+        v,
+        causal=case.causal,
+        window=case.window,
+        segments=pair("segments"),
+        positions=pair("positions", places),
+        prefix=None if prefix is None else jnp.broadcast_to(prefix.reshape(-1), q.shape[:1]),
+        bias=given.bias,
+        origin=(rows, heads, given.start, 0),
+        **how,
     )
 
 

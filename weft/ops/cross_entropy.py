@@ -37,7 +37,7 @@ class CrossEntropyTerms(NamedTuple):
 def cross_entropy_terms(
     logits: Tensor, targets: Tensor, *, over: DimLike, smoothing: float = 0.0, counts_hits: bool = False
 ) -> CrossEntropyTerms:
-    """The terms of a cross-entropy; the dims of `targets` are among those of `logits`."""
+    """The terms of a cross-entropy; `logits` have the dims of `targets`, and `over`."""
     dim = only(resolve(over, logits.dims, what="over"), "cross_entropy")
     meeting = meet([logits, targets])
     kept = logits.dims.without([dim])
@@ -64,7 +64,7 @@ class _Rows:
         self.axes: Axes = meeting.axes([dim])
 
     def terms(self, a: Any, ids: Any) -> tuple[Any, ...]:
-        """The log-sum and the target's logit; if asked for the smoothed one, and the hit."""
+        """The log-sum, the target's logit, and the other terms that are asked for."""
         run = jax.custom_vjp(lambda a, ids: self._forward(a, ids)[0])
         run.defvjp(self._forward, self._backward)
         return run(a, ids)

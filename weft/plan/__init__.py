@@ -6,12 +6,13 @@ from .decoding import DecodePlan
 from .hardware import HARDWARE, hardware
 from .machine import Hardware, Link
 from .page import page
+from .profiled import Measured
 from .ranking import LayoutClass, Ranked, Ranking
 from .search import search
 from .sent import Sent
 from .variants import Choice
 
 __all__ = [
-    "HARDWARE", "Choice", "DecodePlan", "Hardware", "LayoutClass", "Link", "OpCost", "Plan", "Proof", "Ranked",
-    "Ranking", "Sent", "compiled_for", "hardware", "page", "search",
+    "HARDWARE", "Choice", "DecodePlan", "Hardware", "LayoutClass", "Link", "Measured", "OpCost", "Plan", "Proof",
+    "Ranked", "Ranking", "Sent", "compiled_for", "hardware", "page", "search",
 ]  # fmt: skip

@@ -17,6 +17,17 @@ from .source import NOWHERE, Site
 _WIDEST = (24, 52, 52, 32)  # of the columns name, type, text and source; what is longer pushes the rest to the right
 
 
+class Doer(NamedTuple):
+    """Whose work something is: an op's in the record, in a phase."""
+
+    op: int | None
+    phase: str
+    collective: str = ""
+    """The collective it is, as a ledger calls it; empty for what computes."""
+    operand: int | None = None
+    """Of a collective the operand that is brought."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of the listing, and those that stand under it."""
@@ -35,6 +46,8 @@ class Line:
     site: Site = NOWHERE
     op: int | None = field(default=None, compare=False)
     """The number in the record of the entry whose results, or whose body, this is."""
+    doers: frozenset[Doer] = field(default=frozenset(), compare=False)
+    """Whose work it stands for; of a block, what its own lines leave."""
     sent: Row | None = None
     """What a collective sends."""
     lines: tuple["Line", ...] = ()
@@ -132,10 +145,17 @@ def fold(lines: Sequence[Line]) -> list[Line]:
             folded.append(lines[at])
             at += 1
         else:
-            unit = tuple(_multiply(line, times) for line in anonymous[at : at + period])
+            rounds = [anonymous[at + i * period : at + (i + 1) * period] for i in range(times)]
+            unit = tuple(_multiply(_stand_for_all(lines), times) for lines in zip(*rounds, strict=True))
             folded.append(Line("block", words="repeated", times=times, lines=unit))
             at += period * times
     return folded
+
+
+def _stand_for_all(lines: Sequence[Line]) -> Line:
+    """The first of some lines that are alike, as one that stands for all their work."""
+    inner = tuple(map(_stand_for_all, zip(*(line.lines for line in lines), strict=True)))
+    return replace(lines[0], doers=frozenset().union(*(line.doers for line in lines)), lines=inner)
 
 
 def _multiply(line: Line, times: int) -> Line:

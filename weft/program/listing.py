@@ -20,7 +20,7 @@ from ..primitives import Role
 from ..record import BRANCHES, Entry, Placed
 from .array_type import placed_type
 from .ledger import Row, rows_of, unknown_rows
-from .lines import Line, fold
+from .lines import Doer, Line, fold
 from .reading import Reading
 from .transfers import transfers_of
 
@@ -37,6 +37,13 @@ class _Group:
     steps: list[Step] = field(default_factory=list)
     rows: list[tuple[Row, int | None]] = field(default_factory=list)
     """What is sent, and of which operand."""
+    merged: set[str] = field(default_factory=set)
+    """The phases of what is listed here beside its own."""
+
+    @property
+    def doers(self) -> frozenset[Doer]:
+        """Whose work its equations are, but for what is sent."""
+        return frozenset(Doer(self.op, phase) for phase in (self.phase, *self.merged))
 
     @property
     def has_work(self) -> bool:
@@ -96,6 +103,7 @@ class _Level:
         later = groups.get((item.op, "backward", item.order))
         if later is not None:
             later.rows = item.rows + later.rows
+            later.merged.add(item.phase)
         return later is not None
 
     def _is_made_again(self, group: _Group) -> bool:
@@ -161,7 +169,7 @@ class _Level:
         if isinstance(item, Loop):
             return self._loop(item)
         entry = self.reading.entry(item.op)
-        sent = _collectives(item.rows)
+        sent = _collectives(item.rows, item.op)
         if entry is None or not self._has_line(item, entry):
             return sent
         if entry.is_block or not entry.traits.has_line:
@@ -169,7 +177,7 @@ class _Level:
         if any(map(self.reading.is_gradient, item.steps)):
             lines = self._backward(item, entry)
         else:
-            lines = [self._forward(entry), *sent]
+            lines = [replace(self._forward(entry), doers=item.doers), *sent]
         if item.times > 1:
             lines = [replace(line, times=item.times) if line.kind == "op" else line for line in lines]
         return self._put_under_heading(entry, lines)
@@ -202,7 +210,8 @@ class _Level:
         over = f" over {entry.over[0]}" if entry is not None and entry.over else ""
         unknown = "" if loop.turns is not None else ", turns not known"
         order = ", last to first" if loop.phase == "backward" else ""
-        return [self._header(entry, f"{what}{over}", lines, times=loop.turns, aside=unknown + order)]
+        header = self._header(entry, f"{what}{over}", lines, times=loop.turns, aside=unknown + order)
+        return [replace(header, doers=frozenset({Doer(loop.op, loop.phase)}))]
 
     def _branches(self, loop: Loop, entry: Entry | None) -> list[Line]:
         parts = []
@@ -245,7 +254,7 @@ class _Level:
     def _backward(self, group: _Group, entry: Entry) -> list[Line]:
         """A line for each operand whose gradient is made, and under it what that sends."""
         words = f"gradient of {self.reading.text(entry, operands_only=True)}"
-        plain = Line("op", words=words, site=self.reading.site(entry))
+        plain = Line("op", words=words, site=self.reading.site(entry), doers=group.doers)
         lines: list[Line] = []
         shown: set[tuple[str, str]] = set()
         left = list(group.rows)
@@ -258,9 +267,9 @@ class _Level:
             if (name, line.type) not in shown:
                 lines.append(line)
             shown.add((name, line.type))
-            lines += _collectives([pair for pair in left if pair[1] == index])
+            lines += _collectives([pair for pair in left if pair[1] == index], group.op)
             left = [pair for pair in left if pair[1] != index]
-        return [*(lines or [plain]), *_collectives(left)]
+        return [*(lines or [plain]), *_collectives(left, group.op)]
 
     def _operands_differentiated(self, group: _Group, entry: Entry) -> list[int]:
         """The operands whose gradients a group makes: those whose size an array has."""
@@ -328,17 +337,22 @@ def _update_lines(reading: Reading, items: Sequence["_Group | Loop"]) -> list[Li
     moved = _collectives(
         [(row, None) for item in items for step in _steps_of(item) for row in transfers_of(reading, step)]
     )
-    return [Line("note", words=f"the optimizer's, on whole arrays; {sends}"), *sent, *moved]
+    update = frozenset({Doer(None, "update")})
+    return [Line("note", words=f"the optimizer's, on whole arrays; {sends}", doers=update), *sent, *moved]
 
 
 def _steps_of(item: "_Group | Loop") -> Iterator[Step]:
     yield from steps([item]) if isinstance(item, Loop) else item.steps
 
 
-def _collectives(rows: Sequence[tuple[Row, int | None]]) -> list[Line]:
+def _collectives(rows: Sequence[tuple[Row, int | None]], op: int | None = None) -> list[Line]:
     """The lines of what is sent, those that are alike taken together."""
     counts: dict[Row, int] = {}
-    for row, _ in rows:
+    doers: dict[Row, set[Doer]] = {}
+    for row, operand in rows:
         alike = replace(row, count=0, dtype="", dims=())
         counts[alike] = counts.get(alike, 0) + row.count
-    return [Line("collective", sent=replace(row, count=count)) for row, count in counts.items()]
+        doers.setdefault(alike, set()).add(Doer(op, row.phase, row.collective, operand))
+    return [
+        Line("collective", sent=replace(row, count=count), doers=frozenset(doers[row])) for row, count in counts.items()
+    ]

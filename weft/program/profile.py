@@ -7,13 +7,10 @@ protobuf. The first names XLA's instructions; the second knows the scopes and th
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..graph import phase_of
-from ..record import is_source
-from .source import shown_path
+from .compiled import HloInstruction, read_programs
 
 EVENTS, PROGRAMS = ".trace.json.gz", ".xplane.pb"
 _OP = re.compile(r"\bwf\d+_(\w+)")
@@ -40,89 +37,19 @@ def read_op_names(profile: bytes) -> dict[tuple[str, str], str]:
     `einsum (backward) nn/attention.py:242`. Where two programs of one name differ in an instruction it has none.
     """
     names: dict[tuple[str, str], str] = {}
-    for plane in _all(profile, 1):
-        if _text(plane, 2) != "/host:metadata":
-            continue
-        for entry in _all(plane, 4):
-            stats = [stat for held in _all(entry, 2) for stat in _all(held, 5)]
-            for program in (module for stat in stats for held in _all(stat, 6) for module in _all(held, 1)):
-                title = _text(program, 1)
-                for instruction, name in _instructions(program):
-                    names[title, instruction] = name if names.get((title, instruction), name) == name else ""
+    for program in read_programs(profile):
+        for instruction in program.instructions.values():
+            if name := _name(instruction):
+                key = program.name, instruction.name
+                names[key] = name if names.get(key, name) == name else ""
     return names
 
 
-def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
-    stacks = _SourceStacks(program)
-    for computation in _all(program, 3):
-        for instruction in _all(computation, 2):
-            for metadata in _all(instruction, 7):
-                fields = dict(_fields(metadata))
-                if name := _name(fields.get(2, b"").decode(), stacks.line(fields.get(15, 0))):
-                    yield _text(instruction, 1), name
-
-
-def _name(scopes: str, line: str) -> str:
+def _name(instruction: HloInstruction) -> str:
     """The name of an instruction by the scopes it was traced in; empty without op."""
+    scopes = instruction.scopes
     ops = _OP.findall(scopes)
     phase = phase_of(scopes, is_global=not ops)
     if not ops and phase != "update":
         return ""
-    return f"{ops[-1]} ({phase}) {line}".rstrip() if ops else f"{scopes.split('/')[-1]} ({phase})"
-
-
-class _SourceStacks:
-    """The source lines of a program: stacks of frames, by number from 1 on."""
-
-    def __init__(self, program: bytes):
-        index = next(iter(_all(program, 17)), b"")
-        self.files = [name.decode() for name in _all(index, 1)]
-        self.places = [dict(_fields(place)) for place in _all(index, 3)]
-        self.frames = [dict(_fields(frame)) for frame in _all(index, 4)]
-
-    def line(self, frame: int) -> str:
-        """The innermost line of a stack that is the user's own, or a model's."""
-        while frame:
-            place = self.places[self.frames[frame - 1][1] - 1]
-            if is_source(file := self.files[place[1] - 1]):
-                return f"{shown_path(file)}:{place[3]}"
-            frame = self.frames[frame - 1].get(2, 0)
-        return ""
-
-
-# Protobuf, as far as it is needed: numbers, and bytes that are texts or further messages.
-
-
-def _all(message: bytes, field: int) -> list[Any]:
-    return [value for number, value in _fields(message) if number == field]
-
-
-def _text(message: bytes, field: int) -> str:
-    return next(iter(_all(message, field)), b"").decode()
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbers and values of a message's fields, in order."""
-    at = 0
-    while at < len(message):
-        key, at = _number(message, at)
-        match key & 7:
-            case 0:
-                value, at = _number(message, at)
-                yield key >> 3, value
-                continue
-            case 2:
-                size, at = _number(message, at)
-            case wire:
-                size = {1: 8, 5: 4}[wire]
-        yield key >> 3, message[at : at + size]
-        at += size
-
-
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
-    value = shift = 0
-    while message[at] > 127:
-        value |= (message[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-    return value | message[at] << shift, at + 1
+    return f"{ops[-1]} ({phase}) {instruction.line}".rstrip() if ops else f"{scopes.split('/')[-1]} ({phase})"

@@ -22,6 +22,7 @@ from .listing import listing
 from .memory import Memory
 from .memory_names import Names
 from .reading import Reading
+from .step_times import measure
 from .transfers import read_transfers, transfers_text
 from .work import Duplicated, Work
 
@@ -157,6 +158,14 @@ class Program:
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another, of another layout or version."""
         return Diff(self, other)
+
+    def measured(self, profile: Any, *, hardware: Any = None) -> Any:
+        """The program after it ran: what each line took, beside what was predicted.
+
+        `profile` is the folder that `jax.profiler.trace(folder)` wrote while the program ran. What is predicted is for
+        the hardware it ran on, or for the one that is named.
+        """
+        return measure(self, profile, hardware)
 
     def page(self, against: "Program | None" = None) -> Page:
         """An HTML page about it, or about two; `save`, `open`, or show it in a notebook."""

@@ -7,12 +7,12 @@ for every instruction and the profile for every event.
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from ..errors import WeftError
 from ..program.profile import name_events
+from ..program.profiling import start_profile
 
 PROFILE = "profile"
 
@@ -70,10 +70,8 @@ class Profile:
             self._close()
 
     def _open(self) -> None:
-        options: Any = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
         try:
-            jax.profiler.start_trace(str(self.folder), profiler_options=options)
+            start_profile(self.folder)
             self.is_running = True
         except Exception as error:  # a profile is not worth a run
             self.say(f"NOT PROFILED: {_first_line(error)}")

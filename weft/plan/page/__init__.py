@@ -19,11 +19,13 @@ from ...notebook import Page, draw_by
 from ...program import Program
 from ...text import flops_text, plural, size_text, time_text
 from ..cost import Plan
+from ..profiled import Measured
 from ..ranking import Ranking
 from .comparing import comparison_panel, titles
 from .front import search_body, search_header
 from .holding import course, memory_panel, moment_text
 from .listing import program_panel
+from .measuring import measured_panel
 from .parts import PageBuilder, Side, figure, json_for_html
 from .sent import sending_panel
 from .sources import SourceLines
@@ -39,9 +41,14 @@ _FIRST = 'document.documentElement.classList.add("live");'
 
 
 def page(
-    program: Program, plan: Plan | None = None, against: Program | None = None, against_plan: Plan | None = None
+    program: Program,
+    plan: Plan | None = None,
+    against: Program | None = None,
+    against_plan: Plan | None = None,
+    *,
+    measured: Measured | None = None,
 ) -> Page:
-    """The page of a program and its plan, or of two side by side: HTML as text."""
+    """The page of a program, its plan and what it took, or of two: HTML as text."""
     programs = [(program, plan)] + ([(against, against_plan)] if against is not None else [])
     sides = [
         Side(i, shown, Tensors(shown), (shown if its is None else its).memory, its)
@@ -50,6 +57,7 @@ def page(
     builder = PageBuilder(sides, SourceLines(shown for shown, _ in programs))
     panels = [
         ("compare", "Compare", comparison_panel(builder)),
+        ("measured", "Measured", measured_panel(builder, measured)),
         ("program", "Program", program_panel(builder, builder.main)),
         ("sent", "Sent", sending_panel(builder)),
         ("memory", "Memory", memory_panel(builder)),
@@ -89,10 +97,12 @@ def search_page(found: Ranking, name: str = "search") -> Page:
     return Page(text)
 
 
-def _draw(shown: Program | Plan | Ranking, against: Program | Plan | None) -> Page:
+def _draw(shown: Program | Plan | Ranking | Measured, against: Program | Plan | None) -> Page:
     """The page of what can show itself."""
     if isinstance(shown, Ranking):
         return search_page(shown)
+    if isinstance(shown, Measured):
+        return page(shown.program, shown.plan, measured=shown)
     program, plan = _program_and_plan(shown)
     return page(program, plan, *(_program_and_plan(against) if against is not None else ()))
 
