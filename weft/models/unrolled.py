@@ -19,7 +19,7 @@ from ..dims import UNSHOWN, Dim
 from ..kernels import cached
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.weights import cast_weights
-from ..ops.ring import is_on_gpu
+from ..ops.block_case import chip_of
 from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, stream
@@ -182,7 +182,7 @@ def can_attend_cached(attention: nn.Attention, q: Tensor, past: KeysValues) -> b
         return False  # a few tokens, or heads under another name
     is_plain = attention.fused and attention.talking is None
     is_here = _are_whole(past.keys, [*memory, d_kv])
-    return is_plain and is_here and is_on_gpu(q) and cached.can_do(d_kv.size) is None
+    return is_plain and is_here and chip_of(q).kind == "gpu" and cached.can_do(d_kv.size) is None
 
 
 def attend_cached(
