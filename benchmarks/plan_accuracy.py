@@ -146,7 +146,8 @@ def measured(config, optimizer: str, steps: int) -> dict:
     # The step's own program, compiled once: what runs is what XLA is asked about.
     compiled = step.lower(state, tokens, key).compile()
     found = memory_of(compiled)
-    step._jitted.jitted, step._jitted._is_read = compiled, True
+    (program,) = step._programs.values()
+    program.jitted, program._is_read = compiled, True
 
     def run(count: int) -> float:
         nonlocal state

@@ -5,6 +5,7 @@ it.
 """
 
 import os
+import sys
 
 import jax
 
@@ -12,6 +13,10 @@ COMPILES_FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 if jax.__version_info__ < (0, 11):  # which then forgets the flag, and XLA ends a process for one that it does not know
     # The older emitters of XLA for CPUs: code a little slower, made in a quarter of the time.
     COMPILES_FAST["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+
+# Many tests start Python: what it compiled of weft is kept for the next, though a shell may say otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def of_a_user(**more: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each room and the rooms directly below it. It may import those, and all that stand below them.
 BELOW = {
     "compat": [],
+    "kernels": ["compat"],
     "fields": [],
     "errors": ["compat"],
     "checks": ["errors"],
@@ -34,9 +35,9 @@ BELOW = {
     "dtypes": ["checks"],
     "elsewhere": ["errors"],
     "devices": ["errors"],
-    "mesh": ["dims", "devices"],
+    "mesh": ["dims", "devices", "kernels"],
     "schedule": [],
-    "record": ["dims", "schedule"],
+    "record": ["dims", "schedule", "kernels"],
     "primitives": ["compat"],
     "graph": ["primitives", "record", "compat"],
     "layout": ["mesh", "record"],
@@ -47,7 +48,7 @@ BELOW = {
     "tensor": ["operators"],
     "leaves": ["tensor"],
     "lower": ["leaves", "graph"],
-    "ops": ["lower"],
+    "ops": ["lower", "kernels"],
     "spmd": ["ops"],
     "program": ["spmd", "text", "notebook"],
     "plan": ["program", "small_files"],

@@ -82,6 +82,31 @@ assert lower.__name__ == "weft.lower" and dtypes.short_dtype("float32") == "f32"
     subprocess.run([sys.executable, "-c", source], check=True)
 
 
+# What a program of the language alone has no use for: rooms of training and reading, and the libraries below them.
+UNUSED = ("optax", "equinox", "tomllib", "matplotlib", "orbax", "rich", "safetensors", "tokenizers", "multiprocessing")
+
+
+def test_the_language_is_imported_without_what_it_does_not_use():
+    source = f"""
+import sys
+import weft as wf
+loaded = lambda: {{name for name in sys.modules if name.split(".")[0] in {UNUSED}}}
+rooms = lambda: {{name.split(".")[1] for name in sys.modules if name.startswith("weft.")}}
+later = {{"data", "decode", "interop", "models", "nn", "optim", "plan", "program", "train", "cli"}}
+assert not loaded(), loaded()
+assert not rooms() & later, rooms() & later
+x = wf.tensor([1.0, 2.0], [wf.Dim("length", 2)])
+assert float(wf.spmd(lambda x: wf.sum(x + 1, over="length"), mesh="all=1", layout="length:all")(x)) == 5
+assert not loaded() and not rooms() & later
+assert wf.trace is sys.modules["weft.program"].trace and "weft.train" not in sys.modules
+assert wf.nn.Linear and "equinox" in sys.modules and "optax" not in sys.modules
+assert "nn" in vars(wf) and not hasattr(wf, "text")
+from weft import *
+assert train.Trainer and Plan is wf.plan.Plan and "orbax" not in sys.modules and "matplotlib" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
 # What is asked for by these names has a named type.
 NAMED = ("over", "dims", "mesh", "layout")
 

@@ -12,7 +12,9 @@ Tensor dims have names, mesh axes have names, and one line of layout says which 
 What `wf` has, by family; `help(wf.einsum)` says more of one.
 """
 
-from . import data, decode, interop, models, nn, ops, optim, train
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from . import ops
 from .dims import Dim, dims
 from .elsewhere import FUNCTIONS as _FUNCTIONS
 from .errors import (
@@ -32,10 +34,13 @@ from .namespace import contents as _contents
 from .namespace import hide_modules as _hide_modules
 from .namespace import namespace as _namespace
 from .ops import *  # noqa: F403
-from .plan import Plan, search
-from .program import Program, trace
 from .spmd import TrainState, get, grad, put, spmd, train_step, value_and_grad
 from .tensor import Tensor, parameter, tensor
+
+if _TYPE_CHECKING:
+    from . import data, decode, interop, models, nn, optim, plan, program, train
+    from .plan import Plan, search
+    from .program import Program, trace
 
 __version__ = "0.1.0"
 
@@ -45,6 +50,13 @@ __all__ = [
     "get", "grad", "interop", "models", "nn", "optim", "parameter", "put", "search", "spmd", "tensor", "trace", "train",
     "train_step", "value_and_grad", *ops.__all__,
 ]  # fmt: skip
+
+# Rooms that a program of the language alone does not need, nor the libraries below them; imported when first asked for.
+_LATER = {
+    **dict.fromkeys("data decode interop models nn optim plan program train".split(), ""),
+    "Plan": "plan", "search": "plan",
+    "Program": "program", "trace": "program",
+}  # fmt: skip
 
 # A new file or room of public names is a word here.
 _FAMILIES = {
@@ -67,6 +79,6 @@ _FAMILIES = {
     "Errors": "errors",
 }
 
-__doc__ = f"{__doc__}\n{_contents({name: globals()[name] for name in __all__}, _FAMILIES)}\n"
-__dir__, __getattr__ = _namespace(globals(), called="wf", written=_FUNCTIONS)
+__doc__ = f"{__doc__}\n{_contents(globals(), _FAMILIES, later=_LATER)}\n"
+__dir__, __getattr__ = _namespace(globals(), called="wf", written=_FUNCTIONS, later=_LATER)
 _hide_modules(globals())

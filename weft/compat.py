@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import config as _config  # holds `_check_vma`
+from jax._src import core as _core  # holds `trace_state_clean`
 from jax.extend import source_info_util
 from jax.interpreters import partial_eval
 
@@ -104,6 +105,11 @@ def is_check_of_scalar(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name == "_check_scalar"
 
 
+def is_nothing_traced() -> bool:
+    """Whether JAX evaluates at once: no function is being traced around the caller."""
+    return _core.trace_state_clean()  # what is public compares states, and has no name for this one
+
+
 def without_dead_code(jaxpr: Any) -> Any:
     """A jaxpr less the equations that no result needs (DCE), with all its arguments."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]  # in no public module
@@ -191,45 +197,59 @@ def _is_not_of_driver(record: logging.LogRecord) -> bool:
 
 
 class AttentionKernel(NamedTuple):
-    """cuDNN's fused attention of arrays [batch heads length channel]."""
+    """cuDNN's fused attention of arrays [batch heads length channel].
+
+    With `is_heads_first=False`, of arrays [batch length heads channel].
+    """
 
     module: Any
     scale: float
+    is_heads_first: bool = True
 
-    def forward(self, q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
+    def forward(
+        self, q: Any, k: Any, v: Any, *, causal: bool, bias: Any = None, window: int | None = None
+    ) -> tuple[Any, Any]:
         """The result, and f32[batch heads length]: the log of the sum of exp(scores)."""
         bind = self.module._dot_product_attention_fwd_p_wrapper.bind
-        result, log_sum = bind(q, k, v, *self._absent(q), **self._how(causal), is_training=True)
+        how = self._how(causal, window, bias is not None, has_bias_gradient=False)
+        result, log_sum = bind(q, k, v, *self._rest(q, bias), **how, is_training=True)
         return result, log_sum
 
-    def backward(self, q: Any, k: Any, v: Any, log_sum: Any, result: Any, gradient: Any, *, causal: bool) -> Any:
-        """The gradients of q, k and v, whose share of all keys `log_sum` says."""
+    def backward(
+        self, q: Any, k: Any, v: Any, log_sum: Any, result: Any, gradient: Any, *,
+        causal: bool, bias: Any = None, window: int | None = None, has_bias_gradient: bool = False,
+    ) -> Any:  # fmt: skip
+        """The gradients of q, k, v (and bias), whose share of all keys `log_sum` says."""
         bind = self.module._dot_product_attention_bwd_p_wrapper.bind
-        return bind(q, k, v, *self._absent(q), log_sum, result, gradient, **self._how(causal))
+        how = self._how(causal, window, bias is not None, has_bias_gradient=has_bias_gradient)
+        return bind(q, k, v, *self._rest(q, bias), log_sum, result, gradient, **how)
 
-    def _absent(self, q: Any) -> list[Any]:
-        return [jax.numpy.zeros(0, q.dtype)] * 7  # bias, lengths, offsets and page tables
+    def _rest(self, q: Any, bias: Any) -> list[Any]:
+        absent = jax.numpy.zeros(0, q.dtype)  # lengths, offsets and page tables
+        return [absent if bias is None else bias, *[absent] * 6]
 
-    def _how(self, causal: bool) -> dict[str, Any]:
+    def _how(self, causal: bool, window: int | None, has_bias: bool, *, has_bias_gradient: bool) -> dict[str, Any]:
         mask = self.module.MaskType.CAUSAL if causal else self.module.MaskType.NO_MASK
+        layout = self.module.AttentionLayout.BNTH if self.is_heads_first else self.module.AttentionLayout.BTNH
         return {
             "scale": self.scale,
             "seed": 42,
             "dropout_rate": 0.0,
-            "variadic_args": (False, False),
+            "variadic_args": (has_bias, has_bias_gradient),
             "mask_type": mask,
-            "layout": self.module.AttentionLayout.BNTH.value,
-            "sliding_window_length": None,
+            "layout": layout.value,
+            "sliding_window_length": window,
         }
 
 
-def attention_kernel(scale: float) -> AttentionKernel | None:
+def attention_kernel(scale: float, *, is_heads_first: bool = True) -> AttentionKernel | None:
     """cuDNN's fused attention, where there is cuDNN and JAX has it as expected."""
     try:
         from jax._src.cudnn import fused_attention_stablehlo as module  # the public function rounds the log-sum
 
         module.check_cudnn_version()  # raises where there is no cuDNN; nothing public asks for it
         needed = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper", "AttentionLayout")
-        return AttentionKernel(module, scale) if all(hasattr(module, name) for name in needed) else None
+        has_all = all(hasattr(module, name) for name in needed)
+        return AttentionKernel(module, scale, is_heads_first) if has_all else None
     except (ImportError, RuntimeError):
         return None

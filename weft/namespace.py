@@ -8,6 +8,7 @@ and a name that it lacks is an error that says what to write instead, or names t
 """
 
 import difflib
+import importlib
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,11 +24,13 @@ def namespace(
     called: str,
     written: Mapping[str, str] | None = None,
     renamed: Mapping[str, str] | None = None,
+    later: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
     """The `__dir__` and `__getattr__` of a room that has these globals.
 
     Its `__all__` says what is public. `written` says what is written here in place of names that other libraries
-    have; `renamed` what a name of an earlier version is called now, which is given with a warning.
+    have; `renamed` what a name of an earlier version is called now, which is given with a warning; `later` which names
+    are imported when they are first asked for, each with the module it stands in, or "" for a module itself.
     """
 
     def show() -> list[str]:
@@ -35,12 +38,22 @@ def namespace(
 
     @fold_frames
     def miss(name: str) -> Any:
+        if later and name in later:
+            return _import(names, name, later[name])
         if renamed and name in renamed:
             warnings.warn(f"`{called}.{name}` is now `{called}.{renamed[name]}`", WeftWarning, user_stacklevel())
             return names[renamed[name]]
         raise unknown_name(called, name, names["__all__"], written or {})
 
     return show, miss
+
+
+def _import(names: dict[str, Any], name: str, module: str) -> Any:
+    """A name of one of a room's modules, from now on among the room's globals."""
+    found = importlib.import_module(f"{names['__name__']}.{module or name}")
+    hide_modules(names)  # what that one imported
+    names[name] = found if not module else getattr(found, name)
+    return names[name]
 
 
 def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[str, str]) -> AttributeError:
@@ -66,17 +79,23 @@ def hide_modules(names: dict[str, Any]) -> None:
             del names[name]
 
 
-def contents(names: Mapping[str, Any], families: Mapping[str, str]) -> str:
-    """A table of contents: public names under the title of their family.
+def contents(names: Mapping[str, Any], families: Mapping[str, str], *, later: Mapping[str, str] | None = None) -> str:
+    """A table of contents: a room's public names under the title of their family.
+
+    Those that are imported `later` stand under the module that has them.
 
     >>> import types
-    >>> contents({"sum": types.SimpleNamespace(__module__="weft.ops.reduce")}, {"Reductions": "ops.reduce"})
+    >>> sum = types.SimpleNamespace(__module__="weft.ops.reduce")
+    >>> contents({"__all__": ["sum"], "sum": sum}, {"Reductions": "ops.reduce"})
     'Reductions\\n    sum'
     """
     titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
-    for name in sorted(names, key=lambda name: (name.lower(), name)):
-        file = "weft.rooms" if isinstance(names[name], ModuleType) else names[name].__module__
+    for name in sorted(names["__all__"], key=lambda name: (name.lower(), name)):
+        if later and name in later:
+            file = f"weft.{later[name] or 'rooms'}"
+        else:
+            file = "weft.rooms" if isinstance(names[name], ModuleType) else names[name].__module__
         found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")

@@ -21,6 +21,7 @@ import jax
 
 from .dims import Shape
 from .errors import is_users
+from .kernels.choice import AttentionCase
 from .schedule import PipelineSchedule, Schedule
 
 Axes = tuple[str, ...]
@@ -90,17 +91,21 @@ _PLAIN = Traits()
 
 
 @dataclass(frozen=True, eq=False)
-class FusedAttention:
-    """The whole sizes of an attention whose ops are one fused kernel on a GPU."""
+class NotedAttention:
+    """An attention as it was written out, and what it asks of a kernel that does all."""
 
     length: int
     memory_length: int
-    width: int
-    is_causal: bool
+    case: AttentionCase
     block: int | None = None
-    """How many scores a block has on one processor, where each block of the attention is a kernel of its own."""
-    is_one_kernel: bool = False
-    """Whether a GPU does all blocks by one kernel, and only elsewhere they are a loop."""
+    """How many scores a block has on one processor, where it is written as a loop over blocks."""
+    kernel: str = ""
+    """The kernel by which it was traced, if it is not written out."""
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether one kernel does all blocks, where a kernel does any."""
+        return self.block is not None and not self.case.is_in_blocks
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,8 @@ class Entry:
     """The instruction of `code` that called the op; -1 for the function as a whole."""
     parent: int | None
     is_block: bool = False
-    attention: FusedAttention | None = None
-    """The attention it is part of, where a GPU does that by one kernel."""
+    attention: NotedAttention | None = None
+    """The attention it is part of, which may be one kernel on some target."""
     operands: tuple[Placed | None, ...] = ()
     makers: tuple[int | None, ...] = ()
     """For each operand the entry that made it, where one did."""
@@ -181,7 +186,7 @@ class Record:
         self.current: Draft | None = None
         """The op being traced, of which ops that it calls are part."""
         self.block_being_traced: Draft | None = None
-        self._attention: tuple[CodeType | None, FusedAttention] | None = None
+        self._attention: tuple[CodeType | None, NotedAttention] | None = None
         self._entries: list[Entry | None] = []
         """By number; None for an op that has not ended."""
 
@@ -228,8 +233,8 @@ class Record:
                 self._entries[draft.id] = draft.entry()
 
     @contextlib.contextmanager
-    def fusing(self, attention: FusedAttention) -> Iterator[None]:
-        """While a function itself writes out an attention that a GPU does as one kernel."""
+    def attending(self, attention: NotedAttention) -> Iterator[None]:
+        """While a function itself writes out an attention."""
         before, self._attention = self._attention, (place()[0], attention)
         try:
             yield

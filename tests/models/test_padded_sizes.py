@@ -9,8 +9,11 @@ import pytest
 
 import weft as wf
 from tests.errors.raised import error_of
+from tests.nn.stand_in import StandIn
 from weft import decode, interop, models, nn
-from weft.nn.attention import attend_fused, can_fuse
+from weft.kernels import cudnn
+from weft.kernels.choice import AttentionCase, Chip, choose
+from weft.nn.fused import attend_fused, case_of
 
 HEADS, EXPERTS = dict(heads=6, d_model=24, layers=2), dict(experts=6, layers=2)
 GQA = dict(heads=3, group=2, d_model=24, layers=2, positions="rotary", bias="q k v o", softcap=20.0, remat=True)
@@ -113,7 +116,8 @@ def test_the_fused_kernel_takes_padded_heads_and_no_padded_positions():
 
     def fuses(*dims):
         q = wf.zeros(dims, dtype="bfloat16")
-        return can_fuse(q, q.rename(length="memory_length"), dims[2:])
+        how = dict(mask=nn.Mask(), bias=None, softcap=None, dropout=0.0)
+        return choose(case_of(q, q.rename(length="memory_length"), dims[2:], **how), Chip("gpu")).is_fused
 
     assert fuses(batch, length, heads, d_kv)
     assert fuses(batch.padded_to(4), length, heads.padded_to(4), d_kv)
@@ -122,17 +126,15 @@ def test_the_fused_kernel_takes_padded_heads_and_no_padded_positions():
 
 
 def test_what_stands_in_padded_heads_reaches_no_other_through_the_kernel(monkeypatch):
-    plain = jax.nn.dot_product_attention  # the same by XLA: the kernel itself needs a GPU
-    monkeypatch.setattr(
-        jax.nn, "dot_product_attention", lambda *xs, **how: plain(*xs, **how | dict(implementation="xla"))
-    )
+    monkeypatch.setattr(cudnn, "attention_kernel", StandIn)
     dims = wf.dims(batch=2, length=4) + (wf.Dim("heads", 4, valid=3), wf.Dim("d_kv", 8))
     clean = [np.random.default_rng(i).normal(size=(2, 4, 4, 8)).astype("float32") for i in range(3)]
     soiled = [np.where(np.arange(4)[:, None] < 3, array, np.nan).astype("float32") for array in clean]
 
     def loss(q, k, v):
         k, v = (x.rename(length="memory_length") for x in (k, v))
-        y = attend_fused(q, k, v, scale=0.3, causal=True, window=None)
+        case, mask = AttentionCase("float32", 4, 4, 8, causal=True), nn.Mask(causal=True)
+        y = attend_fused("cudnn", case, q, k, v, mask=mask, bias=None, scale=0.3)
         return wf.sum(wf.sin(y), over=y.dims)
 
     run = wf.spmd(wf.value_and_grad(loss, argnums=(0, 1, 2)), mesh="x=4", layout="heads:x")

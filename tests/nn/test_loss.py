@@ -10,6 +10,7 @@ import weft as wf
 from tests.ops.test_meanings import EPS, arrays, assert_same
 from tests.programs.everywhere import with_gradients
 from weft import nn
+from weft.ops.cross_entropy import cross_entropy_terms
 
 from .cases import IDS, WEIGHTS, B, D, T, V, X, made, normal
 
@@ -119,3 +120,79 @@ def test_a_split_vocab_is_never_gathered_and_only_numbers_of_tokens_are_summed()
         assert all(row.bytes <= 4 * tokens * per_token for row in rows), [row.bytes for row in rows]
     forward = wf.trace(program, TABLE, X, mesh="x=8", layout="vocab:x").ledger.rows
     assert all(row.bytes % tokens == 0 and row.bytes <= 3 * tokens for row in forward), [row.bytes for row in forward]
+
+
+# Against the same made of other ops: each logit read as often as there are ops.
+
+
+def made_of_ops(logits: wf.Tensor, targets: wf.Tensor, smoothing: float, z_loss: float) -> tuple[wf.Tensor, ...]:
+    vocab = logits.dim("vocab")
+    target = wf.sum(wf.where(wf.one_hot(targets, vocab, dtype=bool), logits, 0.0), over=vocab)
+    total = wf.logsumexp(logits, over=vocab)
+    nll = total - target
+    loss = (1 - smoothing) * nll + smoothing * (total - wf.mean(logits, over=vocab)) + z_loss * total * total
+    return nll, loss, wf.cast(wf.argmax(wf.stop_gradient(logits), over=vocab) == targets, "float32")
+
+
+def made_by_one(logits: wf.Tensor, targets: wf.Tensor, smoothing: float, z_loss: float) -> tuple[wf.Tensor, ...]:
+    nll, loss = nn.cross_entropy(logits, targets, smoothing=smoothing, z_loss=z_loss)
+    terms = cross_entropy_terms(logits, targets, over="vocab")
+    return nll, loss, wf.cast(terms.is_hit, "float32")
+
+
+TIED = wf.tensor(np.round(np.asarray(normal([B, T, V], 4).array) * 2), [B, T, V])
+"""Logits of which many are equal, and with padding."""
+
+
+@pytest.mark.parametrize("layout", ["", "vocab:x", "batch:x", "vocab:x,batch:y", "vocab:x+y", "length:y,vocab:x"])
+@pytest.mark.parametrize("how", [(0.0, 0.0), (0.1, 1e-3)], ids=str)
+def test_under_every_layout_it_is_what_other_ops_make_of_the_logits_in_value_and_gradient(how, layout):
+    def both(make: Any) -> Any:
+        def summed(logits: wf.Tensor, targets: wf.Tensor) -> Any:
+            nll, loss, hits = make(logits, targets, *how)
+            return wf.sum(loss * loss + nll, over=loss.dims) / loss.dims[0].size, (nll, loss, hits)
+
+        return wf.value_and_grad(summed, has_aux=True)
+
+    want = arrays(both(made_of_ops)(TIED, IDS))
+    got = arrays(wf.spmd(both(made_by_one), mesh="x=4,y=2", layout=layout)(TIED, IDS))
+    assert_same(got, want, 64 * EPS)
+
+
+@pytest.mark.parametrize("layout", ["", "vocab:x"])
+def test_bfloat16_logits_are_summed_in_float32_and_their_gradient_is_rounded_once(layout):
+    narrow = wf.cast(normal([B, T, V], 5) * 4, "bfloat16")
+
+    def slope(logits: wf.Tensor) -> Any:
+        return wf.value_and_grad(lambda a: wf.sum(nn.cross_entropy(a, IDS)[1], over="batch length"))(logits)
+
+    wide_loss, wide = slope(wf.cast(narrow, "float32"))
+    loss, found = wf.spmd(slope, mesh="x=8", layout=layout)(narrow)
+    assert loss.dtype == "float32" and found.dtype == "bfloat16"
+    assert float(loss.array) == pytest.approx(float(wide_loss.array), rel=16 * EPS)
+    want = np.asarray(wide.array)
+    np.testing.assert_allclose(np.asarray(found.array, "float32"), want, rtol=2.0**-8, atol=2 * EPS)
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("loss", 1 + 2), ("hits", 1 + 1 + 2)])
+def test_of_a_split_vocab_each_token_sends_its_largest_logit_and_its_sums(name, numbers):
+    def program(logits: wf.Tensor) -> Any:
+        return nn.summed_cross_entropy(lambda x: x, logits, IDS)[name]
+
+    for run in (program, wf.grad(program)) if name == "loss" else (program,):  # backward nothing is sent
+        ledger = wf.trace(run, normal([B, T, V], 5), mesh="x=8", layout="vocab:x").ledger
+        assert ledger.bytes("x") == numbers * 4 * B.size * T.size
+
+
+def test_the_gradient_of_the_gradient_is_that_of_other_ops():
+    logits = normal([B, wf.Dim("vocab", 8)], 6)
+    targets = wf.tensor(np.arange(B.size) % 8, [B])
+
+    def twice(make: Any) -> Any:
+        def once(a: wf.Tensor) -> wf.Tensor:
+            slope = wf.grad(lambda a: wf.sum(make(a, targets, 0.1, 1e-2)[1], over="batch"))(a)
+            return wf.sum(slope * slope, over="batch vocab")
+
+        return wf.grad(once)(logits).array
+
+    np.testing.assert_allclose(twice(made_by_one), twice(made_of_ops), rtol=0, atol=256 * EPS)

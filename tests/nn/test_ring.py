@@ -10,6 +10,7 @@ import pytest
 import weft as wf
 from tests.programs.everywhere import assert_close, outcome
 from weft import nn
+from weft.kernels.choice import Chip
 from weft.nn import attention
 from weft.ops import blockwise, ring
 
@@ -288,7 +289,7 @@ def test_on_a_gpu_blocks_are_done_by_the_fused_kernel(mask, place, monkeypatch):
     given = (*(wf.cast(x, "bfloat16") for x in (Q, K1, V1)), RELATIVE)
     want = outcome(None, program, *given)
     for room in (ring, attention):
-        monkeypatch.setattr(room, "is_on_gpu", lambda x: True)
+        monkeypatch.setattr(room, "chip_of", lambda x: Chip("gpu"))
     monkeypatch.setattr(ring, "attention_kernel", WrittenOut)
     WrittenOut.calls = 0
     found = outcome(place, program, *given)

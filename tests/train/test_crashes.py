@@ -15,10 +15,8 @@ from weft.train.checkpoints import Checkpoints
 
 from .running import MODEL, sums, text_in
 
-STEPS = 40
 
-
-def write_config(folder: Path) -> Path:
+def write_config(folder: Path, steps: int) -> Path:
     """A run that saves after every step: half of its time it is saving."""
     model = "\n".join(f"{key} = {value!r}" for key, value in (MODEL | {"layers": 1, "dropout": 0.0}).items())
     path = folder / "run.toml"
@@ -33,7 +31,7 @@ path = "{text_in(folder)}"
 {model}
 
 [train]
-steps = {STEPS}
+steps = {steps}
 batch = 4
 length = 16
 log_every = 1
@@ -51,8 +49,8 @@ def started(config: Path, folder: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def killed(process: subprocess.Popen, after: float) -> tuple[int, int, bool]:
-    """The steps it said it goes on from and came to, killed so many seconds after it began to step; or ended."""
+def killed(process: subprocess.Popen, after: float, at: int) -> tuple[int, int, bool]:
+    """The steps it said it goes on from and came to, killed at a step or seconds after its first; or ended."""
     began, reached, until = 0, 0, None
     for line in process.stdout:
         if found := re.match(r"goes on from step (\d+)", line):
@@ -60,7 +58,7 @@ def killed(process: subprocess.Popen, after: float) -> tuple[int, int, bool]:
         if found := re.match(r"step (\d+)/", line):
             reached = int(found[1])
             until = until or time.monotonic() + after
-            if time.monotonic() >= until:
+            if reached >= at or time.monotonic() >= until:
                 break
     else:
         assert process.wait() == 0
@@ -71,33 +69,35 @@ def killed(process: subprocess.Popen, after: float) -> tuple[int, int, bool]:
     return began, reached, False
 
 
-def crash(folder: Path, kills: int, seed: int) -> Path:
-    config, drawn = write_config(folder), random.Random(seed)
+def crash(folder: Path, steps: int, kills: int, *, at: int = 10**6, seed: int = 0) -> Path:
+    """A run that was killed so many times: at a step, or at moments that are drawn."""
+    config, drawn = write_config(folder, steps), random.Random(seed)
     checkpoints, last, is_done, done = Checkpoints(folder / "run" / "checkpoints"), 0, False, 0
     while not is_done:
-        after = drawn.uniform(0.0, 0.4) if done < kills else 1e6
-        began, reached, is_done = killed(started(config, folder / "run"), after)
+        is_last = done >= kills
+        after = 1e6 if is_last or at < steps else drawn.uniform(0.0, 0.4)
+        began, reached, is_done = killed(started(config, folder / "run"), after, 10**6 if is_last else at)
         done += 1
         assert began == last  # from the last checkpoint that was whole, nothing before it
         whole = checkpoints.steps
         assert all(checkpoints.problem(step) is None for step in whole)
         last = whole[-1] if whole else 0
         assert began <= last and reached - last <= 2  # one step is under way, one is being saved
-    assert last == STEPS and done > kills / 4
+    assert last == steps and done > kills / 4
     return config
 
 
-def check_bits(config: Path, folder: Path) -> None:
+def check_bits(config: Path, folder: Path, steps: int) -> None:
     """The run's last state is that of one that was not killed."""
     assert started(config, folder / "straight").wait() == 0
-    assert sums(folder / "run", STEPS) == sums(folder / "straight", STEPS)
+    assert sums(folder / "run", steps) == sums(folder / "straight", steps)
 
 
 def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(tmp_path):
-    crash(tmp_path, kills=1, seed=0)
+    crash(tmp_path, 8, kills=1, at=5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(seed, tmp_path):
-    check_bits(crash(tmp_path, kills=15, seed=seed), tmp_path)
+    check_bits(crash(tmp_path, 40, kills=15, seed=seed), tmp_path, 40)

@@ -158,8 +158,8 @@ def test_of_the_processes_of_a_cluster_the_first_ones_join(monkeypatch):
 
 
 def test_a_mesh_without_room_is_searched_anew_and_told_in_one_line(text, tmp_path, monkeypatch):
-    search = foresight.search
-    monkeypatch.setattr(foresight, "search", lambda *args, **how: search(*args, **{**how, "dims": ["batch"]}))
+    search, least = foresight.search, {"dims": ["batch"], "workers": 1}
+    monkeypatch.setattr(foresight, "search", lambda *args, **how: search(*args, **{**how, **least}))
     monkeypatch.setattr(jax, "device_count", lambda *_: 3)
     monkeypatch.setenv("WEFT_ELASTIC", "4")
     heard = Heard()

@@ -15,6 +15,7 @@ from ..dims import UNSHOWN, Dim
 from ..errors import TensorError, closest, public
 from ..layout import LayoutLike
 from ..models.cache import KVCache
+from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..spmd.place import get
 from ..tensor import Tensor
@@ -103,6 +104,7 @@ class _BeamSearch:
 
     def __call__(self, model: Any, prompt: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits, cache = model.prefill(prompt, self.room)
+        model, cache = prepare(model, cache)
         batch, beam, vocab = logits.dim("batch"), Dim("beam", self.beams), logits.dim("vocab")
         finished, written = Dim(_FINISHED, self.beams), Dim(_WRITTEN, self.steps)
         logits = wf.broadcast(logits, [batch, beam, vocab])

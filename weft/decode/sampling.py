@@ -44,6 +44,11 @@ class Sampler:
     def is_greedy(self) -> bool:
         return not self.temperature
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the token it takes is the one the model has the largest logit for."""
+        return self.is_greedy and self.repetition_penalty == 1
+
     def __call__(self, logits: Tensor, key: Any, seen: Tensor | None) -> Tensor:
         """The token chosen from f32[.. vocab]: i32[..]."""
         if seen is not None:
@@ -51,7 +56,24 @@ class Sampler:
             logits = wf.where(seen, lower, logits)
         if self.is_greedy:
             return wf.argmax(logits, over="vocab")
+        return self._draw_best(logits / self.temperature, key)
+
+    def draw(self, logits: Tensor, key: Any) -> Tensor:
+        """The token chosen, where it is drawn by the chances of `filter`."""
+        if self.is_greedy:
+            return wf.argmax(logits, over="vocab")
+        return wf.random.categorical(key, self.filter(logits), over="vocab")
+
+    def filter(self, logits: Tensor) -> Tensor:
+        """The logits that tokens are drawn by: very small for those that cannot be."""
         logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.dim("vocab").count:
+            best = Dim(f"{UNSHOWN}best", self.top_k)
+            largest, _ = wf.top_k(logits, over="vocab", k=best)
+            logits = wf.where(logits >= wf.min(largest, over=best), logits, -1e9)
+        return self._nucleus(logits, "vocab")
+
+    def _draw_best(self, logits: Tensor, key: Any) -> Tensor:
         vocab = logits.dim("vocab")
         if self.top_k is None or self.top_k >= vocab.count:
             return wf.random.categorical(key, self._nucleus(logits, "vocab"), over="vocab")
@@ -69,6 +91,11 @@ class Sampler:
         is_kept = wf.cumsum(rising, over=over) > 1 - self.top_p
         least = wf.min(wf.where(is_kept, rising, 1.0), over=over)
         return wf.where(share >= least, logits, -1e9)
+
+
+def best_log_probability(logits: Tensor) -> Tensor:
+    """The log-probability of the likeliest token: f32[..]."""
+    return wf.max(logits, over="vocab") - wf.logsumexp(logits, over="vocab")
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 
 from ..dims import UNSHOWN, Dim, list_dims
 from ..errors import call, fold_frames
+from ..kernels.choice import AttentionCase
 from ..layout import Placement, Region, open_region
-from ..record import Draft, FusedAttention, Placed, Record, Traits
+from ..record import Draft, NotedAttention, Placed, Record, Traits
 from ..schedule import Schedule
 from ..tensor import Tensor, is_tensor, placement
+from . import eager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,13 +53,17 @@ def axes_brought_to() -> frozenset[str]:
 @overload
 def recorded(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def recorded(*, name: str | None = None, **traits: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def recorded(fn: Any = None, /, *, name: str | None = None, **traits: Any) -> Any:
+def recorded(
+    *, name: str | None = None, numbers_are_data: bool = False, **traits: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def recorded(fn: Any = None, /, *, name: str | None = None, numbers_are_data: bool = False, **traits: Any) -> Any:
     """`fn`, an op, which leaves an entry in the record of the region it is called in.
 
-    `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it.
+    `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it. Called on values, it
+    is compiled as a whole (`eager`), which may treat its numbers as data.
     """
-    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=False)
+    options: Any = dict(is_block=False, numbers_are_data=numbers_are_data)
+    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), **options)
     return wrap if fn is None else wrap(fn)
 
 
@@ -72,13 +78,19 @@ def recorded_block(
     return functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=True)
 
 
-def _recorded(fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool) -> Callable[P, R]:
+def _recorded(
+    fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool, numbers_are_data: bool = False
+) -> Callable[P, R]:
     label = name or fn.__name__
 
     @fold_frames
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
+        if region is None and not is_block:
+            result = eager.compiled(fn, args, kwargs, numbers_are_data=numbers_are_data)
+            if result is not NotImplemented:
+                return result
         if region is None or (not is_block and region.record.current is not None):
             return call(fn, args, kwargs)
         args, kwargs = bring_in((args, kwargs))
@@ -161,16 +173,17 @@ def note_choice(*choice: tuple[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def fused_attention(
-    length: int, memory_length: int, width: int, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
+def note_attention(
+    q: Tensor, k: Tensor, case: AttentionCase, *, block: int | None = None, kernel: str = ""
 ) -> Iterator[None]:
-    """While a function writes out an attention that a GPU does by one fused kernel.
+    """While a function writes out an attention, or calls the kernel that does it.
 
-    With `block`, by one for each block of so many scores on one processor; or all blocks by one after all.
+    With `block`, it is written as blocks of so many scores on one processor.
     """
     region = open_region()
-    attention = FusedAttention(length, memory_length, width, causal, block, is_one_kernel)
-    with region.record.fusing(attention) if region is not None else contextlib.nullcontext():
+    sizes = (x.size(name) if x.dims.has(name) else 1 for x, name in ((q, "length"), (k, "memory_length")))
+    attention = NotedAttention(*sizes, case, block, kernel)
+    with region.record.attending(attention) if region is not None else contextlib.nullcontext():
         yield
 
 

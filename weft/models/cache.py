@@ -7,11 +7,12 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim, Shape
-from ..tensor import Tensor
+from ..tensor import Tensor, is_tensor
 
 
 class KeysValues(NamedTuple):
@@ -33,32 +34,49 @@ class KeysValues(NamedTuple):
 class KVCache(eqx.Module):
     """The KV cache of a decoder: keys and values, and where the next token goes."""
 
-    past: KeysValues
+    past: KeysValues | tuple[KeysValues, ...]
+    """Of all layers stacked; or of each by itself (`apart`)."""
     at: Tensor
     """The place of the next token."""
     first: Tensor | None
     """The place of the first token of each sequence, where they are not all 0."""
-    memory: KeysValues | None = None
+    memory: KeysValues | tuple[KeysValues, ...] | None = None
     """Keys and values of cross-attention, for what an encoder made."""
     memory_segments: Tensor | None = None
+
+    def apart(self) -> "KVCache":
+        """With each layer's by themselves: changed in place, none is sliced from others."""
+        memory = _each_layer(self.memory) if isinstance(self.memory, KeysValues) else self.memory
+        past = _each_layer(self.past) if isinstance(self.past, KeysValues) else self.past
+        return dataclasses.replace(self, past=past, memory=memory)
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all layers, or those of the first."""
+        return self.past.keys if isinstance(self.past, KeysValues) else self.past[0].keys
 
     @property
     def position(self) -> Tensor:
         """The position of the next token in its sequence."""
         return self.at if self.first is None else self.at - self.first
 
-    def mask(self, window: int | None) -> nn.Mask:
-        """What the next token sees."""
-        there = wf.arange(self.past.keys.dim("memory_length"), like=self.past.keys)
+    def positions_of(self, x: Tensor) -> Tensor:
+        """The position of the next token, or of as many as `x` has along `length`."""
+        return self.position + wf.arange(x.dim("length"), like=x) if x.dims.has("length") else self.position
+
+    def mask(self, window: int | None, of: Tensor) -> nn.Mask:
+        """What the next token sees, or as many as `of` has along `length`."""
+        here = self.positions_of(of)
+        there = wf.arange(self.keys.dim("memory_length"), like=self.keys)
         if self.first is None:
-            return nn.Mask(causal=True, window=window, positions=self.position, memory_positions=there)
+            return nn.Mask(causal=True, window=window, positions=here, memory_positions=there)
         there = there - self.first
         return nn.Mask(
             causal=True,
             window=window,
-            positions=self.position,
+            positions=here,
             memory_positions=there,
-            segments=wf.ones(self.first.dims, like=self.first, dtype="int32"),
+            segments=wf.ones(here.dims, like=self.first, dtype="int32"),
             memory_segments=wf.cast(there >= 0, "int32"),
         )
 
@@ -71,8 +89,14 @@ class KVCache(eqx.Module):
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
     def after(self, new: KeysValues) -> "KVCache":
-        """With the next token in its place."""
-        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
+        """With the next tokens in their places, of all layers stacked."""
+        assert isinstance(self.past, KeysValues)
+        count = new.keys.size("memory_length") if new.keys.dims.has("memory_length") else 1
+        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + count)
+
+    def moved(self, past: tuple[KeysValues, ...], by: int) -> "KVCache":
+        """With keys and values in which the next `by` tokens are in their places."""
+        return dataclasses.replace(self, past=past, at=self.at + by)
 
     def spread(self, dim: Dim) -> "KVCache":
         """With a dim of continuations beside `batch`, which all begin the same."""
@@ -85,4 +109,8 @@ class KVCache(eqx.Module):
 
     def map_past(self, fn: Any) -> "KVCache":
         """With `fn` of the keys and of the values."""
-        return dataclasses.replace(self, past=KeysValues(*map(fn, self.past)))
+        return dataclasses.replace(self, past=jax.tree.map(fn, self.past, is_leaf=is_tensor))
+
+
+def _each_layer(stacked: KeysValues) -> tuple[KeysValues, ...]:
+    return tuple(map(KeysValues, *(wf.unstack(x, over="layers") for x in stacked)))

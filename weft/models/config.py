@@ -147,6 +147,9 @@ class TransformerConfig(ModelConfig):
     z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
+    logits_dtype: str = one_of("same", "float32")
+    """Of the logits that a loss is made of: `same` is the dtype of activations, which halves what the loss reads and
+    writes in bfloat16. Its sums are in float32 either way, and so are the logits that a model gives (`logits`)."""
     stages: int = 1
     """Pipeline parallelism: into how many stages the layers are cut, a dim `stage` of their weights."""
     pipeline_microbatches: int | None = None
@@ -164,7 +167,7 @@ class TransformerConfig(ModelConfig):
     `@host` in the memory of the host: `attention`, `feed_forward`, and `stream`, what goes into a layer. A stage
     of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time."""
     dtype: str = "bfloat16"
-    """Of activations; norms, softmax and loss are computed in float32."""
+    """Of activations; norms, softmax and the sums of the loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
     matmul_dtype: str = one_of("same", "float8")
@@ -226,6 +229,11 @@ class TransformerConfig(ModelConfig):
     def products(self) -> str | None:
         """The dtype of the blocks' products, where it is another than that of operands."""
         return None if self.matmul_dtype == "same" else self.matmul_dtype
+
+    @property
+    def loss_dtype(self) -> str:
+        """The dtype of the logits that a loss is made of."""
+        return self.dtype if self.logits_dtype == "same" else self.logits_dtype
 
     @property
     def kept_names(self) -> tuple[str, ...]:

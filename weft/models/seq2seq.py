@@ -128,7 +128,8 @@ def _encode(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor,
     """What the decoder looks at: [batch memory_length d_model]."""
     inputs = batch["inputs"]
     segments, window = _segments(model.config, batch), model.config.window
-    mask = nn.Mask.within(positions=batch.get("input_positions"), segments=segments, window=window)
+    positions = batch.get("input_positions")
+    mask = nn.Mask.within(positions=positions, segments=segments, window=window, is_in_order=segments is not None)
     x, report = model.encoder(embed(model, inputs, mask, key), mask=mask, key=fold_key(key, 1))
     return x.rename(stream=Dim("memory_length", inputs.size("length"))), report
 
@@ -139,7 +140,8 @@ def _decode(
     """What the logits are made of: [batch length d_model]."""
     segments, of_inputs = batch.get("target_segments"), _segments(model.config, batch)
     positions, window = batch.get("target_positions"), model.config.window
-    mask = nn.Mask.within(causal=True, positions=positions, segments=segments, window=window)
+    order = {"causal": True, "window": window, "is_in_order": segments is not None}
+    mask = nn.Mask.within(positions=positions, segments=segments, **order)
     memory_mask = nn.Mask()
     if of_inputs is not None:
         here = wf.ones(targets_in.dims, like=targets_in, dtype="int32") if segments is None else segments

@@ -63,7 +63,7 @@ class Stack(eqx.Module):
         if x.dims.has("microbatch"):
             x, report = self._flow(x, (mask, memory, memory_mask), key)
         else:
-            one = self._block_runner(mask, self._bias(x, mask), memory, memory_mask, key)
+            one = self._block_runner(mask, self.bias(x, mask), memory, memory_mask, key)
             if config.remat:
                 one = wf.remat(one, save=self._names_kept)
             x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
@@ -97,7 +97,7 @@ class Stack(eqx.Module):
         config = self.config
         leaves, structure = jax.tree.flatten(given, is_leaf=is_tensor)
         flows = [leaf.dims.has("batch") for leaf in leaves]
-        bias = None if self.relative is None or _positions_flow(given[0]) else self._bias(x, given[0])
+        bias = None if self.relative is None or _positions_flow(given[0]) else self.bias(x, given[0])
 
         def stage(state: Any, own: Any, _: Any) -> Any:
             x, flowing = state
@@ -105,7 +105,7 @@ class Stack(eqx.Module):
             left = iter(flowing)
             whole = [next(left) if flag else leaf for leaf, flag in zip(leaves, flows, strict=True)]
             mask, memory, memory_mask = jax.tree.unflatten(structure, whole)
-            own_bias = self._bias(x, mask) if bias is None else bias
+            own_bias = self.bias(x, mask) if bias is None else bias
             one = self._block_runner(mask, own_bias, memory, memory_mask, key)
             if config.remat is True and config.chunk_groups * config.group_size > 1:
                 one = wf.remat(one)  # or all layers of a stage would be held while it is recomputed
@@ -121,7 +121,7 @@ class Stack(eqx.Module):
 
     def prefill(self, x: Tensor, *, mask: nn.Mask) -> tuple[Tensor, KeysValues]:
         """The stream after all blocks, and their keys and values for a KV cache."""
-        bias = self._bias(x, mask)
+        bias = self.bias(x, mask)
 
         def one(x: Tensor, block: Any, past: None, turn: Any) -> Any:
             return block(x, mask=mask, bias=bias, drops=False)
@@ -138,9 +138,9 @@ class Stack(eqx.Module):
         return self._run_all(one, None)[2]
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
-        """One token, [batch d_model], through all blocks; and the KV cache with it."""
-        mask, memory_mask = cache.mask(self.config.window), cache.memory_mask
-        bias = self._bias(x, mask)
+        """One token, [batch d_model], or a few of `stream`; and the KV cache with them."""
+        mask, memory_mask = cache.mask(self.config.window, as_length(x)), cache.memory_mask
+        bias = self.bias(x, mask)
 
         def one(x: Tensor, block: Any, pasts: Any, turn: Any) -> Any:
             past, memory = pasts
@@ -150,7 +150,15 @@ class Stack(eqx.Module):
         x, _, new = self._run_all(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
-    def _bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
+    def each_block(self) -> list[Any]:
+        """The blocks of all layers in their order, each by itself."""
+        size = self.config.group_size
+        groups = zip(*(_unstack(part, "layers") for part in self._blocks()), strict=True)
+        if size == 1:
+            return [block for (block,) in groups]
+        return [block for dense, last in groups for block in (*_unstack(dense, _IN_GROUP), last)]
+
+    def bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
         """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
         if self.relative is None:
             return None
@@ -158,8 +166,8 @@ class Stack(eqx.Module):
         k = x if q is x else q.rename(length="memory_length")
         if is_ring(q, k) or (self.config.attention == "auto" and is_long(q, k)):
             return self.relative
-        positions = mask.query_positions(q)
-        return self.relative(positions, mask.key_positions(k))
+        places = mask.query_places(q)
+        return self.relative(places, mask.key_places(k))
 
     def _blocks(self) -> tuple[Any, ...]:
         """The weights of blocks, dense ones of each group first."""

@@ -78,15 +78,15 @@ class Block(eqx.Module):
 
         h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
-        q = self.attention.query(h, position)
-        new = KeysValues(*self.attention.keys_and_values(h, position))
+        q, *made = self.attention.project(h, position)
+        new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
         mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.dropout)
         y = wf.name(self.attention.out(mixed, rename=back), "attention")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
 
         if self.memory_attention is not None:
-            y = self._cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
+            y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
 
         h = self.feed_forward_norm(x)
@@ -109,7 +109,7 @@ class Block(eqx.Module):
         stays = x.region is not None and self.attention.queries(x) and x.region.can_meet([*x.dims, *weight.dims[1:]])
         return x if stays else as_length(x)
 
-    def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
+    def cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
         assert attention is not None and self.memory_norm is not None and memory is not None
@@ -223,13 +223,13 @@ def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
         )
 
 
-def predict(model: Any, x: Tensor) -> Tensor:
-    """The logits: f32[.. vocab]."""
+def predict(model: Any, x: Tensor, dtype: str = "float32") -> Tensor:
+    """The logits: [.. vocab]."""
     if model.softmax is not None:
-        return model.softmax.logits(x)
+        return model.softmax.logits(x, dtype)
     if model.config.tied_scale:
         x = x * model.config.d_model**-0.5
-    return model.embedding.logits(x)
+    return model.embedding.logits(x, dtype)
 
 
 def token_loss(
@@ -242,7 +242,7 @@ def token_loss(
     config = model.config
     check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
     sums = nn.summed_cross_entropy(
-        lambda x: predict(model, x),
+        lambda x: predict(model, x, config.loss_dtype),
         x,
         targets,
         weights,
@@ -348,8 +348,11 @@ class TransformerLM(Runnable):
         return predict(self, x["stream", last - 1]), cache
 
     def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
-        """The logits of the token after `tokens` [batch], and the KV cache with those."""
-        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        """The logits of the token after `tokens` [batch], and the KV cache with those.
+
+        Of a few tokens, [batch length], there are logits after each: [batch stream vocab].
+        """
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.positions_of(tokens))), cache)
         return predict(self, x), cache
 
 
@@ -388,6 +391,7 @@ def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
         prefix=batch.get("prefix") if config.prefix else None,
         positions=batch.get("positions"),
         segments=batch.get("segments"),
+        is_in_order="segments" in batch,
     )
 
 

@@ -1,47 +1,44 @@
 """Attention: multi-head or grouped-query (GQA), with RoPE and masks.
 
 Queries are at positions `length`, keys and values at `memory_length`. The layer's own dims may have any names. Heads of
-keys and values are `heads`; where several query heads share one, they are `heads` x `group`. On a GPU the fused kernel
-is used where it can do the same; the numbers agree to the dtype's precision.
+keys and values are `heads`; where several query heads share one, they are `heads` x `group`. Where a fused kernel can
+do the same (`weft.kernels.choice` decides), it does; the numbers agree to the dtype's precision.
 
 Where a rule of the layout names `queries`, heads are called so while attending (Ulysses): under `stream:x,queries:x`
 the projections of a slice of the stream become all positions of some heads by one all-to-all each, and go back by one.
 """
 
-import contextlib
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 
 from .. import ops as wf
-from ..dims import Dim
+from ..dims import UNSHOWN, Dim
 from ..errors import LayoutError, TensorError, public
-from ..lower.recorded import fused_attention
+from ..kernels.choice import AttentionCase, choose
+from ..lower.recorded import note_attention
+from ..ops.block_case import chip_of
 from ..ops.blockwise import UNSEEN
-from ..ops.ring import (
-    WIDEST_FUSED,
-    blockwise_attention,
-    can_fuse_blocks,
-    count_scores,
-    is_long,
-    is_on_gpu,
-    is_ring,
-    ring_attention,
-)
+from ..ops.ring import blockwise_attention, count_scores, is_long, is_ring, ring_attention
+from ..ops.shares import drop_shares
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_dim, check_dims, check_matmul_dtype, check_number
+from .fused import attend_fused, case_of
 from .mask import Mask
 from .position import RelativeBias, RopeScaling, rope
-from .weights import apply_dropout, cast_weight, full, normal
+from .weights import cast_weight, full, normal
+
+WIDEST_TOGETHER = 2048
+"""Up to how many channels of queries q, k and v are made by one product, on a GPU: wider ones are as fast alone."""
 
 
 class Attention(eqx.Module):
     """Multi-head attention; with a `group` of query heads to a head of keys, GQA."""
 
+    computed: ClassVar[Sequence[str]] = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
     q: Tensor
     k: Tensor
     v: Tensor
@@ -125,22 +122,55 @@ class Attention(eqx.Module):
         if self.rotary is not None:
             here = mask.query_positions(h)
             there = here if memory is h else mask.key_positions(memory)
-        q = self.query(h, here)
-        k, v = self.keys_and_values(memory, there)
+        if memory is h:
+            q, k, v = self.project(h, here)
+        else:
+            q, (k, v) = self.query(h, here), self.keys_and_values(memory, there)
         mixed = self.attend(q, k, v, mask=mask, bias=bias, key=key, dropout=dropout)
         return self.out(mixed, rename=rename)
 
+    def project(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of `h`, by one product where that is faster."""
+        if not self._is_one_product(h):
+            return self.query(h, position), *self.keys_and_values(h, position)
+        q, k, v = self._project_together(h)
+        return self.apply_rope(q, position), *self._as_memory(k, v, position)
+
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
-        return self._apply_rope(self._project(h, self.q, self.q_bias), position)
+        return self.apply_rope(self._project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        k = self._apply_rope(self._project(h, self.k, self.k_bias), position)
-        v = self._project(h, self.v, self.v_bias)
+        return self._as_memory(self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position)
+
+    def _as_memory(self, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        k = self.apply_rope(k, position)
         if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
+
+    def _is_one_product(self, h: Tensor) -> bool:
+        """Whether q, k and v of many positions are made by one product on a GPU."""
+        if chip_of(h).kind != "gpu" or not h.dims.has("length") or self.matmul_dtype is not None or self.queries(h):
+            return False
+        ways = 1 if h.region is None else h.region.ways(h.region.axes([self.k.dims[1]])[0])
+        return math.prod(dim.size for dim in self.q.dims[1:]) // ways <= WIDEST_TOGETHER
+
+    def _project_together(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by the product with their weights side by side, as they are split."""
+        q, k, v = (cast_weight(weight, h.dtype) for weight in (self.q, self.k, self.v))
+        d_model, heads, d_kv = k.dims
+        grouped = q.dims[2:-1]
+        one = Dim(grouped[0].name if grouped else f"{UNSHOWN}group", 1)
+        parts = [q if grouped else wf.broadcast(q, [d_model, one, heads, d_kv])]
+        parts += [wf.broadcast(weight, [d_model, one, heads, d_kv]) for weight in (k, v)]
+        y = wf.einsum(h, wf.concat(parts, over=one.name), over=d_model)
+        count = parts[0].size(one.name)
+        own_q = wf.slice(y, over=one.name, start=0, size=count) if grouped else y[one.name, 0]
+        products = own_q, y[one.name, count], y[one.name, count + 1]
+        biases = self.q_bias, self.k_bias, self.v_bias
+        return tuple(_add_bias(x, bias) for x, bias in zip(products, biases, strict=True))
 
     def queries(self, x: Tensor) -> dict[str, Dim]:
         """The new name of heads while attending, by the old, where a rule names it."""
@@ -160,7 +190,8 @@ class Attention(eqx.Module):
         length = Dim("length", h.size("stream"))
         return _project(h, weight, bias, self.matmul_dtype).rename(stream=length, **names)
 
-    def _apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
+    def apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
+        """Queries or keys with RoPE, if the layer has it."""
         if self.rotary is None or position is None:
             return x
         d_kv = self.k.dims[-1]
@@ -184,21 +215,20 @@ class Attention(eqx.Module):
         """
         how = {"scale": self.scale, "softcap": self.softcap, "key": key, "dropout": dropout}
         bias = self._rename_bias(q, bias)
+        case = self._case(q, k, mask, bias, dropout if key is not None else 0.0)
+        choice = choose(case, chip_of(q))
         if is_ring(q, k):
             made = self._check_ring(q, bias)
-            with self._as_fused_blocks(q, k, mask, made, how):
+            with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return ring_attention(q, k, v, mask, made, **how)
-        is_plain = bias is None and self.softcap is None and self.talking is None and not (dropout and key is not None)
-        names = self.queries(q)
-        is_fusable = is_plain and mask.is_simple and can_fuse(q, k, [names.get(d.name, d) for d in self.q.dims[1:]])
-        if self.fused and is_fusable and is_on_gpu(q):
-            return attend_fused(q, k, v, scale=self.scale, causal=mask.causal, window=mask.window)
-        if self.fused and self._can_cut(q, bias) and (is_long(q, k) or self._is_fused_in_blocks(q, k, mask, bias, how)):
-            with self._as_fused_blocks(q, k, mask, bias, how, is_one_kernel=is_fusable):
+        if choice.is_fused and not case.is_in_blocks:
+            return attend_fused(choice.kernel, case, q, k, v, mask=mask, bias=bias, **how)
+        if self.fused and self._can_cut(q, bias) and (is_long(q, k) or (choice.is_fused and case.is_in_blocks)):
+            with note_attention(q, k, case, block=count_scores(q, k, mask)):
                 return blockwise_attention(q, k, v, mask, bias, **how)
         if isinstance(bias, RelativeBias):
-            bias = bias(mask.query_positions(q), mask.key_positions(k))
-        with _as_fused(q, k, causal=mask.causal) if self.fused and is_fusable else contextlib.nullcontext():
+            bias = bias(mask.query_places(q), mask.key_places(k))
+        with note_attention(q, k, case):
             d_kv = self.k.dims[-1].name
             scores = wf.einsum(q, k, over=d_kv)
             scores = wf.cast(scores, "float32") * self.scale
@@ -215,8 +245,18 @@ class Attention(eqx.Module):
             if self.talking is not None:
                 share = _mix_heads(share, self.talking[1])
             share = wf.cast(share, v.dtype)
-            share = apply_dropout(share, dropout, key)
+            if dropout and key is not None:
+                share = drop_shares(share, dropout, key, dims=[*q.dims[:-1], k.dim("memory_length")])
             return wf.einsum(share, v, out=q.dims)
+
+    def _case(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, dropout: float) -> AttentionCase:
+        """What this attention asks of a kernel."""
+        names = self.queries(q)
+        heads = [names.get(dim.name, dim) for dim in self.q.dims[1:]]
+        case = case_of(q, k, heads, mask=mask, bias=bias, softcap=self.softcap, dropout=dropout)
+        if not self.fused:
+            return dataclasses.replace(case, refusal="the layer is told so")
+        return case if self.talking is None else dataclasses.replace(case, refusal="its heads talk: scores are mixed")
 
     def _rename_bias(self, q: Tensor, bias: Any) -> Any:
         """The bias with heads called as those of `q`."""
@@ -229,23 +269,6 @@ class Attention(eqx.Module):
     def _can_cut(self, q: Tensor, bias: Any) -> bool:
         """Whether scores can be made block by block."""
         return self.talking is None and not is_tensor(bias) and q.ways(q.dims[-1]) == 1
-
-    def _is_fused_in_blocks(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]) -> bool:
-        """Whether a GPU does it by the fused kernel though `length` is split."""
-        if not q.dims.has("length") or q.ways("length") == 1 or k.ways("memory_length") > 1 or not is_on_gpu(q):
-            return False
-        return self._can_fuse_blocks(q, k, mask, bias, how)
-
-    def _can_fuse_blocks(self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any]) -> bool:
-        return can_fuse_blocks(q, k, mask, bias, self.softcap, how["dropout"] if how["key"] is not None else 0.0)
-
-    def _as_fused_blocks(
-        self, q: Tensor, k: Tensor, mask: Mask, bias: Any, how: dict[str, Any], *, is_one_kernel: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """While blocks are written out that the fused kernel would do on a GPU."""
-        if not self._can_fuse_blocks(q, k, mask, bias, how):
-            return contextlib.nullcontext()
-        return _as_fused(q, k, causal=mask.causal, block=count_scores(q, k, mask), is_one_kernel=is_one_kernel)
 
     def _check_ring(self, q: Tensor, bias: Any) -> RelativeBias | None:
         """The bias, if ring attention can do what is asked."""
@@ -269,7 +292,7 @@ class Attention(eqx.Module):
                 mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
             else:
                 weight = weight.rename(**{old: new})
-        over = weight.dims[:-1]
+        over = [dim for dim in weight.dims if mixed.dims.has(dim)]
         y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=over, rename=rename, matmul_dtype=self.matmul_dtype)
         return y if self.o_bias is None else wf.add(y, wf.cast(self.o_bias, y.dtype), names="subset")
 
@@ -277,51 +300,13 @@ class Attention(eqx.Module):
 def _project(h: Tensor, weight: Tensor, bias: Tensor | None, matmul_dtype: str | None) -> Tensor:
     d_model = weight.dims[0]
     y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype)
-    return y if bias is None else wf.add(y, wf.cast(bias, h.dtype), names="subset")
+    return _add_bias(y, bias)
+
+
+def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else wf.add(x, wf.cast(bias, x.dtype), names="subset")
 
 
 def _mix_heads(scores: Tensor, weight: Tensor) -> Tensor:
     heads, mixed = weight.dims
     return wf.einsum(scores, wf.cast(weight, scores.dtype), over=heads, rename={mixed.name: heads})
-
-
-# The fused kernel (flash attention, by cuDNN).
-
-
-def can_fuse(q: Tensor, k: Tensor, heads: Sequence[Dim]) -> bool:
-    """Whether the fused kernel takes these: narrow floats, a head's positions whole."""
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or q.dims.names != ("batch", "length", *(dim.name for dim in heads)):
-        return False
-    d_kv = heads[-1].name
-    # Of a padded batch or padded heads the kernel makes what no other place sees; along the others it goes.
-    along = [(x, x.dim(name)) for x, name in ((q, "length"), (q, d_kv), (k, "memory_length"))]
-    is_whole = all(x.ways(dim) == 1 and not dim.is_padded for x, dim in along)
-    width = q.size(d_kv)
-    return is_whole and width <= WIDEST_FUSED and width % 8 == 0
-
-
-def _as_fused(
-    q: Tensor, k: Tensor, *, causal: bool, block: int | None = None, is_one_kernel: bool = False
-) -> contextlib.AbstractContextManager[None]:
-    """While attention is written out that the fused kernel would do on a GPU."""
-    sizes = q.size("length"), k.size("memory_length"), q.size(q.dims[-1])
-    return fused_attention(*sizes, causal=causal, block=block, is_one_kernel=is_one_kernel)
-
-
-def attend_fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
-    """Attention by one fused kernel, on each processor's own batch and heads."""
-
-    def kernel(q: Any, k: Any, v: Any) -> Any:
-        queries = q.reshape(*q.shape[:2], -1, q.shape[-1])  # heads and groups in one
-        y = jax.nn.dot_product_attention(
-            queries,
-            k,
-            v,
-            scale=scale,
-            is_causal=causal,
-            local_window_size=None if window is None else (window - 1, 0),
-            implementation="cudnn",
-        )
-        return y.reshape(q.shape)
-
-    return wf.local(kernel, q, k, v, out=q.dims, whole=["length", "memory_length", q.dims[-1]])

@@ -1,10 +1,12 @@
 """Dropless experts: a token goes to its best experts, however many others do.
 
 Tokens are sorted by expert and multiplied each with its own expert's matrices (a ragged product, grouped matmul); there
-are no slots and no capacity. Sequences do not matter, so tokens may be split by any dims. Where experts are split over
-axes that tokens are split over too, each processor gets the tokens of all along these axes, works on those of its own
-experts, and what a token gets is summed on the way back: an all-gather and a reduce-scatter of [batch length d_model].
-That is the most that any routing can need, were all tokens to choose the experts of one processor.
+are no slots and no capacity. On a GPU they are the products of `kernels.grouped`, elsewhere `jax.lax.ragged_dot`, from
+which XLA makes products of all tokens with all matrices there. Sequences do not matter, so tokens may be split by any
+dims. Where experts are split over axes that tokens are split over too, each processor gets the tokens of all along
+these axes, works on those of its own experts, and what a token gets is summed on the way back: an all-gather and a
+reduce-scatter of [batch length d_model]. That is the most that any routing can need, were all tokens to choose the
+experts of one processor.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +17,8 @@ import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim
+from ..kernels import grouped
+from ..ops.block_case import chip_of
 from ..ops.uneven import with_padding_as_values
 from ..tensor import Tensor
 
@@ -48,16 +52,17 @@ def run_experts(
     tokens = (wf.einsum(h, out=h.dims) if h.dims.is_padded else h).rename(**apart)  # padding is zero after an einsum
     operands = (tokens, chosen.rename(**apart), wf.cast(shares, h.dtype).rename(**apart), *weights)
     summed = [experts, d_ff]
+    run_local = _run_in_blocks if chip_of(h).kind == "gpu" else _run_sorted
 
     def run(tokens: Any, chosen: Any, shares: Any, *weights: Any, here: Any) -> Any:
-        return _run_local(
+        return run_local(
             tokens, chosen - here.start(experts), shares, weights, activate, lambda hidden: here.sum(hidden, width)
         )
 
     return wf.local(run, *operands, out=tokens.dims, whole=["choices"], summed=summed, rename=back)
 
 
-def _run_local(
+def _run_sorted(
     tokens: Any, chosen: Any, shares: Any, weights: Sequence[Any], activate: Activate, finish: Activate
 ) -> Any:
     """The same of local arrays, by the experts that are here: numbers from 0 on.
@@ -65,15 +70,39 @@ def _run_local(
     `finish` finishes a sum over d_model, of which there may be a slice here.
     """
     count, (choices, width) = weights[0].shape[0], (chosen.shape[-1], tokens.shape[-1])
-    chosen = chosen.reshape(-1)
-    group = jnp.where((chosen >= 0) & (chosen < count), chosen, count)  # the last group is of others' experts
+    group = _number_experts(chosen, count)
     order = jnp.argsort(group, stable=True)
     is_here = (group[order] < count)[:, None]
     sizes = jnp.bincount(group, length=count + 1)[:count]
     rows = jnp.where(is_here, tokens.reshape(-1, width)[order // choices], 0)
-    *first, last = weights
-    hidden, *gate = (finish(jax.lax.ragged_dot(rows, weight, sizes)) for weight in first)
-    hidden = activate(gate[0]) * hidden if gate else activate(hidden)
-    made = jnp.where(is_here, jax.lax.ragged_dot(hidden, last, sizes), 0)
-    by_token = made[jnp.argsort(order)].reshape(-1, choices, width)
+    made = _feed_forward(rows, weights, activate, finish, lambda x, weight: jax.lax.ragged_dot(x, weight, sizes))
+    by_token = jnp.where(is_here, made, 0)[jnp.argsort(order)].reshape(-1, choices, width)
     return jnp.einsum("tkd,tk->td", by_token, shares.reshape(-1, choices)).reshape(tokens.shape)
+
+
+def _run_in_blocks(
+    tokens: Any, chosen: Any, shares: Any, weights: Sequence[Any], activate: Activate, finish: Activate
+) -> Any:
+    """As `_run_sorted`, by the kernel of grouped products where it can do them."""
+    if any(grouped.can_do(tokens, weight) for weight in weights):
+        return _run_sorted(tokens, chosen, shares, weights, activate, finish)
+    count, (choices, width) = weights[0].shape[0], (chosen.shape[-1], tokens.shape[-1])
+    places = grouped.place_rows(_number_experts(chosen, count), count)
+    rows = grouped.spread(tokens.reshape(-1, width), places, choices)
+    made = _feed_forward(rows, weights, activate, finish, lambda x, weight: grouped.grouped_product(x, weight, places))
+    by_token = grouped.collect(made, places).reshape(-1, choices, width)
+    return jnp.einsum("tkd,tk->td", by_token, shares.reshape(-1, choices)).reshape(tokens.shape)
+
+
+def _number_experts(chosen: Any, count: int) -> Any:
+    """The expert of each choice; those of other processors have the number `count`."""
+    chosen = chosen.reshape(-1)
+    return jnp.where((chosen >= 0) & (chosen < count), chosen, count)
+
+
+def _feed_forward(
+    rows: Any, weights: Sequence[Any], activate: Activate, finish: Activate, product: Callable[[Any, Any], Any]
+) -> Any:
+    *first, last = weights
+    hidden, *gate = (finish(product(rows, weight)) for weight in first)
+    return product(activate(gate[0]) * hidden if gate else activate(hidden), last)

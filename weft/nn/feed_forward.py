@@ -4,8 +4,8 @@ Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -36,6 +36,7 @@ ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
 class FeedForward(eqx.Module):
     """`w_out(act(w_in(x)))`, or `w_out(act(w_gate(x)) * w_in(x))`."""
 
+    computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out", "in_bias", "out_bias")
     w_in: Tensor
     w_gate: Tensor | None
     w_out: Tensor

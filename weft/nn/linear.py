@@ -1,8 +1,8 @@
 """Linear maps from any dims to any dims, and tables of embeddings."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 
@@ -57,6 +57,7 @@ class Linear(eqx.Module):
 class Embedding(eqx.Module):
     """A vector for each of `ids`; and, turned round, a logit for each from a vector."""
 
+    computed: ClassVar[Sequence[str]] = ("table",)
     table: Tensor
     ids: str = eqx.field(static=True)
 

@@ -15,6 +15,7 @@ from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
 from ..lower.meet import need_tensor
+from ..ops.cross_entropy import cross_entropy_terms
 from ..ops.index import need_integers
 from ..tensor import Tensor, has_values
 from .arguments import check_divisor, check_number
@@ -37,26 +38,45 @@ def cross_entropy(
     no gradient. One outside the vocab is an error where its value is known; in a traced program both results are NaN
     there, and `check_labels` raises after the call.
     """
-    logits, targets = need_tensor(logits, "cross_entropy"), need_integers(targets, "cross_entropy")
-    vocab = logits.dim(over)
-    check_number(smoothing, "smoothing", least=0, below=1, example=0.1)
-    check_number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
+    vocab = need_tensor(logits, "cross_entropy").dim(over)
+    targets = need_integers(targets, "cross_entropy")
     _check_labels(targets, vocab, ignore_index, check_labels)
-    is_target = wf.one_hot(targets, vocab, dtype=bool)
-    target = wf.sum(wf.where(is_target, logits, 0.0, names="subset"), over=over)
-    total = wf.logsumexp(logits, over=over)
-    is_label = _is_label(targets, vocab)
-    nll = wf.where(is_label, total - target, math.nan)
-    loss = nll
-    if smoothing:
-        others = total - wf.mean(logits, over=over)
-        loss = (1 - smoothing) * nll + smoothing * others
-    if z_loss:
-        loss = loss + z_loss * total * total
+    nll, loss, _ = _losses(logits, targets, vocab, smoothing=smoothing, z_loss=z_loss)
     if ignore_index is None:
         return nll, loss
     counts = targets != ignore_index
     return wf.where(counts, nll, 0.0), wf.where(counts, loss, 0.0)
+
+
+def _losses(
+    logits: Tensor, targets: Tensor, vocab: Dim, *, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the log-probability of each target, the loss, and whether it is a hit."""
+    check_number(smoothing, "smoothing", least=0, below=1, example=0.1)
+    check_number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
+    logits = _with_all_dims(logits, targets, vocab)
+    terms = cross_entropy_terms(logits, targets, over=vocab, smoothing=smoothing)
+    is_label = _is_label(targets, vocab)
+    nll = wf.where(is_label, terms.log_sum - terms.target, math.nan)
+    loss = wf.where(is_label, terms.log_sum - terms.smoothed, math.nan) if terms.smoothed is not None else nll
+    if z_loss:
+        loss = loss + z_loss * terms.log_sum * terms.log_sum
+    return nll, loss, terms.is_hit & is_label
+
+
+def _with_all_dims(logits: Tensor, targets: Tensor, vocab: Dim) -> Tensor:
+    """The logits with the dims of the targets; one of them must have those of both."""
+    if not (stray := [dim for dim in targets.dims if not logits.dims.has(dim)]):
+        return logits
+    wanted = Shape([*targets.dims, vocab])
+    if lacking := next((dim for dim in logits.dims if not wanted.has(dim)), None):
+        raise DimError(
+            f"cross_entropy of logits [{logits.dims}] and targets for [{wanted}]: the first have no `{stray[0].name}`, "
+            f"the second no `{lacking.name}`",
+            fix=f"rename it: `targets.rename({stray[0].name}='{lacking.name}')`; if all these dims are meant, "
+            "`wf.broadcast` the logits to them first",
+        )
+    return wf.broadcast(logits, wanted)
 
 
 def _is_label(targets: Tensor, vocab: Dim) -> Tensor:
@@ -125,9 +145,10 @@ def summed_cross_entropy(
 
     def part(x: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         y = logits(x)
-        nll, loss = cross_entropy(y, targets, smoothing=smoothing, z_loss=z_loss, check_labels=check_labels)
-        hit = wf.cast(wf.argmax(wf.stop_gradient(y), over="vocab") == targets, "float32")
-        terms = {"loss": loss, "nll": nll, "hits": hit}
+        vocab = y.dim("vocab")
+        _check_labels(targets, vocab, None, check_labels)
+        nll, loss, is_hit = _losses(y, targets, vocab, smoothing=smoothing, z_loss=z_loss)
+        terms = {"loss": loss, "nll": nll, "hits": wf.cast(is_hit, "float32")}
         if weights is not None:
             weights = wf.cast(weights, "float32")
             terms = {name: value * weights for name, value in terms.items()} | {"weight": weights}

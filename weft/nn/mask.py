@@ -28,6 +28,8 @@ class Mask(eqx.Module):
     memory_segments: Tensor | None = None
     is_within: bool = eqx.field(static=True, default=False)
     """Whether queries and keys are the same places (self-attention): each then sees itself."""
+    is_in_order: bool = eqx.field(static=True, default=False)
+    """Whether positions count up by one along each segment: causal and window then go by place."""
 
     def __check_init__(self) -> None:
         if self.window is not None and not (isinstance(self.window, int) and self.window > 0):
@@ -67,6 +69,19 @@ class Mask(eqx.Module):
     def key_positions(self, k: Tensor) -> Tensor:
         return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions
 
+    def query_places(self, q: Tensor) -> Tensor:
+        """By what causal, window and a relative bias go: positions, or places in order."""
+        return (Mask() if self.goes_by_place else self).query_positions(q)
+
+    def key_places(self, k: Tensor) -> Tensor:
+        """As `query_places`, of keys."""
+        return (Mask() if self.goes_by_place else self).key_positions(k)
+
+    @property
+    def goes_by_place(self) -> bool:
+        """Whether positions that are given say nothing that places do not."""
+        return self.is_in_order and self.prefix is None
+
     def is_seen(self, q: Any, k: Any, *, at: tuple[Any, Any] | None = None) -> Any:
         """True where a query sees a key; None where all see all.
 
@@ -74,7 +89,7 @@ class Mask(eqx.Module):
         """
         conditions: list[Any] = []
         if self.causal or self.window is not None:
-            here, there = (self.query_positions(q), self.key_positions(k)) if at is None else at
+            here, there = (self.query_places(q), self.key_places(k)) if at is None else at
         if self.causal:
             is_before = there <= here
             conditions.append(is_before if self.prefix is None else is_before | (there < self.prefix))
@@ -88,9 +103,3 @@ class Mask(eqx.Module):
         for condition in conditions:
             is_seen = condition if is_seen is None else is_seen & condition
         return is_seen
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether a kernel that knows nothing of positions and segments can do it."""
-        tensors = (self.prefix, self.positions, self.memory_positions, self.segments, self.memory_segments)
-        return all(x is None for x in tensors) and (self.causal or self.window is None)

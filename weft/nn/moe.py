@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -37,6 +37,7 @@ class MixtureOfExperts(eqx.Module):
     several experts a token goes to, the shares are made to sum to one. `shared_experts` have every token beside them.
     """
 
+    computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out")
     gate: Tensor
     w_in: Tensor
     w_gate: Tensor | None

@@ -5,6 +5,7 @@ a `Weight` in the place of each parameter; `init` gives them values. These follo
 alone: no layout changes them, and a weight of stacked layers holds what the layers' own weights would.
 """
 
+import dataclasses
 import functools
 import math
 import zlib
@@ -23,7 +24,7 @@ from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..spmd.border import SpmdFunction
 from ..spmd.place import put
-from ..tensor import Tensor, parameter, tensor, with_kind
+from ..tensor import Tensor, is_tensor, parameter, tensor, with_kind
 
 STACKED = ("rounds", "stage", "layers")
 """The names of the dims along which layers are stacked."""
@@ -76,6 +77,24 @@ def cast_weight(weight: Any, dtype: Any) -> Tensor:
         return wf.cast(weight, dtype)
     low_rank = wf.einsum(wf.cast(weight.down, dtype), wf.cast(weight.up, dtype), out=weight.dims)
     return wf.cast(weight.weight, dtype) + weight.scale * low_rank
+
+
+def cast_weights(module: Any, dtype: Any) -> Any:
+    """The module with what its layers multiply with cast once, LoRA adapters added.
+
+    A layer says by `computed` which of its weights it computes with in the dtype of its data; others stay as they are.
+    """
+    names = getattr(type(module), "computed", ())
+    parts = {field.name: getattr(module, field.name, None) for field in dataclasses.fields(module)}
+    new = {}
+    for name, part in parts.items():
+        if name in names and part is not None:
+            new[name] = cast_weight(part, dtype)
+        elif isinstance(part, eqx.Module) and not isinstance(part, LoraWeight):
+            new[name] = cast_weights(part, dtype)
+    if not new:
+        return module
+    return eqx.tree_at(lambda m: [getattr(m, name) for name in new], module, list(new.values()), is_leaf=is_tensor)
 
 
 def normal(dims: Sequence[Dim], *, stddev: float, key: Any = None, name: str = "") -> Any:

@@ -16,16 +16,16 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..compat import AttentionKernel
 from ..dims import Dim, Shape
+from ..kernels import counter
 from ..lower.collectives import as_varying, varying
 from ..lower.dealt import Dealt
 from ..lower.move import align
 from ..lower.unchecked import call_unchecked
-from .random import keep_at
+from .shares import index_shares
 
 UNSEEN = -1e9
 """The score of a key that is not seen: a query that sees none takes the mean of all."""
@@ -47,6 +47,10 @@ class MaskLike(Protocol):
     segments: Any
     memory_segments: Any
     is_within: bool
+
+    @property
+    def goes_by_place(self) -> bool:
+        """Whether positions that are given say nothing that places do not."""
 
     def is_seen(self, q: Any, k: Any, *, at: tuple[Any, Any] | None = None) -> Any:
         """Where queries see keys, `at` the positions of both; None if everywhere."""
@@ -195,12 +199,17 @@ class Scoring:
         """What shares are multiplied by: dropout with the bits of all shares' dropout."""
         if more.key is None:
             return None
-        names = (*self.outer, "length", "memory_length")
-        starts = dict(zip(names, [*(start() for start in self.starts), here.index, there.index], strict=True))
-        order = [names.index(dim.name) for dim in self.share_dims]
-        first = [jnp.asarray(starts[dim.name]).reshape(-1)[0] for dim in self.share_dims]
-        kept = keep_at(more.key, self.dropout, self.share_dims, first, [sizes[i] for i in order], self.dealt)
-        return jnp.where(jnp.transpose(kept, np.argsort(order).tolist()), 1 / (1 - self.dropout), 0.0).astype("float32")
+        over = varying(more.key)
+
+        def along(i: int, start: Any) -> Any:
+            sides = [sizes[i] if at == i else 1 for at in range(len(sizes))]
+            return as_varying((start + jnp.arange(sizes[i], dtype="uint32")).reshape(sides), over)
+
+        index = {name: along(i, start()) for i, (name, start) in enumerate(zip(self.outer, self.starts, strict=True))}
+        index |= {"length": here.index, "memory_length": _turn(there.index)}
+        own = index_shares(self.share_dims, index, self.dealt, None if self.dealt is None else more.key[2])
+        kept = counter.keep(more.key[:2], self.dropout, **own._asdict())
+        return jnp.where(kept, jnp.float32(1 / (1 - self.dropout)), jnp.float32(0))
 
     def _product(self, q: Any, k: Any) -> Any:
         return self._einsum("qd", "kd", "qk", q, k)

@@ -115,12 +115,11 @@ class Failures:
         with self._lock:
             self._found.append(error)
 
-    @contextlib.contextmanager
-    def raised_after(self) -> Iterator[None]:
-        """While a program runs whose caller raises, after it, what its checks found."""
+    def run(self, program: Callable[..., Any], *args: Any) -> Any:
+        """What a program gives whose caller raises, after it, what its checks found."""
         token = self._is_raised_after.set(True)
         try:
-            yield
+            return program(*args)
         finally:
             self._is_raised_after.reset(token)
 

@@ -5,6 +5,7 @@ is split over such an axis. With `overlap` a gather or a reduce-scatter runs as 
 is planned from the dims first (`_plan`), and then done (`_lower`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,27 +180,46 @@ class _Product:
             raise TensorError(
                 "einsum got only booleans", fix="cast one to numbers: `wf.cast(x, 'int32')`, or use wf.any"
             )
-        if self.dtype is None:
-            return self._plain(*arrays)
         narrow = jnp.result_type(*arrays)
+        if self.dtype is None:
+            return (
+                self._widened(jnp.float32, *arrays).astype(narrow)
+                if self._is_narrow_vector(arrays)
+                else self._plain(*arrays)
+            )
         if not jnp.issubdtype(narrow, jnp.floating) or narrow.itemsize >= self.dtype.itemsize:
             return self._plain(*arrays, preferred_element_type=self.dtype).astype(self.dtype)
-        return self._widened(*arrays)
+        return self._widened(self.dtype, *arrays)
+
+    def _is_narrow_vector(self, arrays: Sequence[Any]) -> bool:
+        """Whether it is a matrix by one vector, of 16-bit floats.
+
+        XLA makes it multiplications and a sum, on a GPU and not there alone, and rounds each product to 16 bits; a sum
+        that is wider has products as wide, and is rounded once, as a product of matrices is.
+        """
+        if len(arrays) != 2 or any(x.dtype not in (jnp.bfloat16, jnp.float16) for x in arrays):
+            return False
+        first, second, kept = map(set, self.orders)
+        own = [
+            math.prod(n for n, i in zip(x.shape, order, strict=True) if i in kept)
+            for x, order in zip(arrays, self.orders[:2], strict=True)
+        ]
+        return min(own) == 1 and not first & second <= kept
 
     def _plain(self, *arrays: Any, **how: Any) -> Any:
         pairs = [item for pair in zip(arrays, self.orders, strict=False) for item in pair]
         return jnp.einsum(*pairs, self.orders[-1], **how)
 
-    def _widened(self, *arrays: Any) -> Any:
+    def _widened(self, dtype: Any, *arrays: Any) -> Any:
         """Narrow floats summed in a wide one; gradients are narrow products, faster."""
 
         @jax.custom_jvp
         def widened(*arrays: Any) -> Any:
-            return self._plain(*arrays, preferred_element_type=self.dtype).astype(self.dtype)
+            return self._plain(*arrays, preferred_element_type=dtype).astype(dtype)
 
         @widened.defjvp
         def _(arrays: Any, tangents: Any) -> Any:
-            return widened(*arrays), jax.jvp(self._plain, arrays, tangents)[1].astype(self.dtype)
+            return widened(*arrays), jax.jvp(self._plain, arrays, tangents)[1].astype(dtype)
 
         return widened(*arrays)
 

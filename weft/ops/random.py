@@ -5,7 +5,7 @@ row-major index of every local element. Samplers are JAX's own, given a key whos
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -200,24 +200,6 @@ def key_words(key: Any, dealt: Dealt | None) -> Any:
     return jnp.concatenate([as_varying(data, axes), as_varying(number, axes)])
 
 
-def keep_at(
-    words: Any, rate: float, dims: Shape, starts: Sequence[Any], sizes: Sequence[int], dealt: Dealt | None
-) -> Any:
-    """Where dropout keeps values, in a block of a tensor; `words` by `key_words`.
-
-    The block begins at the global indices `starts` along the dims and has these sizes; it comes in the same order.
-    """
-    first = [jnp.asarray(start).astype("uint32").reshape(1) for start in starts]
-    data = jnp.concatenate([words, *first])
-
-    def places(starts: Any) -> Iterator[Any]:
-        for position in range(len(dims)):
-            yield lax.broadcasted_iota("uint32", tuple(sizes), position) + starts[position]
-
-    block = jax.random.wrap_key_data(data, impl=_key_of_places(dims, places, tuple(sizes), len(dims), dealt=dealt))
-    return jax.random.bernoulli(block, 1 - rate, tuple(sizes))
-
-
 def need_key(key: Any, what: str) -> Any:
     if is_tensor(key) and not key.dims:  # one of those `split` made
         key = key.local_array
@@ -245,7 +227,6 @@ def _key_of_places(
     shape: Shape,
     places: Callable[[Any], Iterable[Any]],
     sizes: tuple[int, ...],
-    extra: int = 0,
     *,
     dealt: Dealt | None,
 ) -> Any:
@@ -270,7 +251,7 @@ def _key_of_places(
         return jnp.concatenate([keys, jnp.broadcast_to(data[2:], (*shape, data.size - 2))], axis=-1)
 
     standard: Any = extended.threefry_prng_impl
-    words_count = 2 + extra + (dealt is not None)
+    words_count = 2 + (dealt is not None)
     return extended.define_prng_impl(
         key_shape=(words_count,),
         seed=standard.seed,

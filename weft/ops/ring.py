@@ -22,6 +22,7 @@ from jax import lax
 from ..compat import attention_kernel
 from ..dims import Dim, Shape
 from ..errors import DimError, LayoutError
+from ..kernels.choice import choose
 from ..layout import Axes
 from ..lower.collectives import as_varying, first_place, index, permute, varying
 from ..lower.dealt import dealt_among
@@ -30,6 +31,7 @@ from ..lower.move import align, settle
 from ..lower.recorded import note_schedule, recorded
 from ..schedule import RingSchedule
 from ..tensor import Tensor, is_tensor, placement
+from .block_case import MASK_TENSORS, block_case, chip_of, is_ordered
 from .blockwise import (
     Back,
     Bias,
@@ -98,9 +100,11 @@ def _attend(
     key: Any = None,
     dropout: float = 0.0,
 ) -> Tensor:
+    if mask.goes_by_place:
+        mask = dataclasses.replace(mask, positions=None, memory_positions=None)
     channel = q.dims[-1]
     table = None if bias is None else with_layout(bias.table, q.region)
-    tensors = {"q": q, "k": k, "v": v, "table": table} | {name: getattr(mask, name) for name in _MASK_TENSORS}
+    tensors = {"q": q, "k": k, "v": v, "table": table} | {name: getattr(mask, name) for name in MASK_TENSORS}
     named = {name: x for name, x in tensors.items() if is_tensor(x)}
     meeting = meet_apart(list(named.values()))
     _check(meeting, q, k, channel)
@@ -108,7 +112,7 @@ def _attend(
     if ring.hops:
         shape = ring.axes, ring.ways, ring.hops, ring.is_zigzag
         own = k.size("memory_length") // ring.ways
-        note_schedule(RingSchedule(*shape, _is_ordered(q, k, mask), own, mask.window))
+        note_schedule(RingSchedule(*shape, is_ordered(q, k, mask), own, mask.window))
     scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
 
     def attend(*arrays: Any) -> Any:
@@ -134,9 +138,6 @@ def _attend(
 
     array = meeting.run(attend, list(named.values()))
     return settle(array, q.dims, meeting.placement(q.dims), meeting.region)
-
-
-_MASK_TENSORS = ("prefix", "positions", "memory_positions", "segments", "memory_segments")
 
 
 def _check(meeting: Meeting, q: Tensor, k: Tensor, channel: Dim) -> None:
@@ -172,7 +173,7 @@ def _scoring(
         outer_of_keys=tuple(name for name in outer.names if k.dims.has(name)),
         scale=scale,
         softcap=softcap,
-        mask=dataclasses.replace(mask, **dict.fromkeys(_MASK_TENSORS)),
+        mask=dataclasses.replace(mask, **dict.fromkeys(MASK_TENSORS)),
         bias=bias,
         outer_of_bias=() if bias is None else bias.table.dims.names[1:],
         memory_count=memory.count if memory.is_padded else None,
@@ -181,58 +182,19 @@ def _scoring(
         dealt=dealt_among(q.dims),
         starts=[start_of(dim) for dim in outer],
         kernel=attention_kernel(scale)
-        if can_fuse_blocks(q, k, mask, bias, softcap, dropout) and is_on_gpu(q)
+        if choose(block_case(q, k, mask, bias, softcap, dropout), chip_of(q)).kernel == "cudnn"
         else None,
-        is_ordered=_is_ordered(q, k, mask),
-    )
-
-
-WIDEST_FUSED = 128  # channels of a head that the fused kernel takes
-
-
-def is_on_gpu(x: Tensor) -> bool:
-    """Whether `x` is, or will be, on a GPU."""
-    return jax.default_backend() == "gpu" if x.region is None else x.region.mesh.platform == "gpu"
-
-
-def can_fuse_blocks(
-    q: Tensor, k: Tensor, mask: MaskLike, bias: Any = None, softcap: float | None = None, dropout: float = 0.0
-) -> bool:
-    """Whether a fused kernel can do whole blocks: narrow floats, plain or causal."""
-    outer = [name for name in q.dims.names if name != "length"][:-1]
-    of_keys = [name for name in k.dims.names if name != "memory_length"][:-1]
-    own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
-    is_plain = all(getattr(mask, name) is None for name in ("window", *_MASK_TENSORS)) and not dropout
-    is_aligned = not mask.causal or (_is_ordered(q, k, mask) and own % 2 == 0 and memory % own == 0)
-    width = q.dims[-1].size
-    return (
-        q.dtype in (jnp.bfloat16, jnp.float16)
-        and outer[:2] == of_keys
-        and len(outer) <= 3
-        and is_plain
-        and is_aligned
-        and bias is None
-        and softcap is None
-        and width <= WIDEST_FUSED
-        and width % 8 == 0
-        and not any(dim.is_padded for dim in (*q.dims, *k.dims))
+        is_ordered=is_ordered(q, k, mask),
     )
 
 
 def count_scores(q: Tensor, k: Tensor, mask: MaskLike) -> int:
     """How many scores a block has on one processor, of all its heads and sequences."""
     own, memory = (x.size(dim) // x.ways(dim) for x, dim in ((q, "length"), (k, "memory_length")))
-    if is_ring(q, k) and _is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
+    if is_ring(q, k) and is_ordered(q, k, mask) and mask.window is None and own % 2 == 0:
         own, memory = own // 2, memory // 2  # of a zigzag
     outer = (q.size(dim) // q.ways(dim) for dim in q.dims.without(["length", q.dims[-1]]))
     return math.prod(outer) * (own // pieces_of(own)) * (memory // pieces_of(memory))
-
-
-def _is_ordered(q: Tensor, k: Tensor, mask: MaskLike) -> bool:
-    """Whether places count from 0, each query sees itself and none after it."""
-    is_plain = mask.causal and mask.prefix is mask.positions is mask.memory_positions is None
-    sees_itself = mask.segments is None or mask.is_within
-    return is_plain and sees_itself and q.size("length") == k.size("memory_length")
 
 
 def _spread(array: Any, x: Tensor | None, outer: Sequence[str], along: str | None, sizes: Sequence[int]) -> Any:
@@ -261,10 +223,10 @@ class _Ring:
     def of(cls, meeting: Meeting, q: Tensor, k: Tensor, mask: MaskLike) -> "_Ring":
         length, memory = q.dim("length"), k.dim("memory_length")
         axes, ways = meeting.axes([length]), meeting.ways(memory)
-        own, hops, is_ordered = memory.size // ways, ways - 1, _is_ordered(q, k, mask)
-        if is_ordered and mask.window is not None:
+        own, hops, in_order = memory.size // ways, ways - 1, is_ordered(q, k, mask)
+        if in_order and mask.window is not None:
             hops = min(hops, -(-(mask.window - 1) // own))
-        is_zigzag = is_ordered and mask.window is None and own % 2 == 0 and ways > 1
+        is_zigzag = in_order and mask.window is None and own % 2 == 0 and ways > 1
         return cls(axes, ways, hops, is_zigzag)
 
     def attend(self, scoring: Scoring, q: Any, kv: Any, table: Any, rest: Any) -> Any:

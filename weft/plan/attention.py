@@ -1,14 +1,11 @@
-"""Attention that a GPU does by one fused kernel, and what that kernel leaves out.
+"""Attention that hardware does by one kernel, and what that kernel leaves out."""
 
-A program is traced with no devices, so its attention is written out; who wrote it says in the record which ops a GPU
-does by one kernel.
-"""
-
-import math
 from dataclasses import dataclass
 
+from ..program.attention import attentions_of, count_scores, is_fused
 from ..program.reading import Reading
-from ..record import FusedAttention
+from ..record import NotedAttention
+from .machine import Hardware
 
 _TILE = 128  # rows and columns of scores that the kernel works on at once
 
@@ -37,27 +34,14 @@ class FusedGroup:
         return (tiles + 1) / (2 * tiles)
 
 
-def is_fused(kind: str, fused: bool | None) -> bool:
-    """Whether attention is one kernel: on a GPU, which Weft has it for, or as said."""
-    return kind == "gpu" if fused is None else fused
-
-
-def groups_of(reading: Reading) -> dict[int | None, FusedGroup]:
-    """For each entry of an attention that a GPU fuses, the attention it belongs to."""
-    groups: dict[FusedAttention, FusedGroup] = {}
-    by_entry: dict[int | None, FusedGroup] = {}
-    for entry in reading.entries:
-        if (kernel := entry.attention) is None:
-            continue
-        if kernel not in groups:  # the first op makes the scores
-            scores = math.prod(entry.results[0].dims.sizes)
-            ways = math.prod(reading.mesh.axes[axis] for axes in entry.dims.values() for axis in axes)
-            sizes = kernel.length, kernel.memory_length, kernel.width
-            groups[kernel] = FusedGroup(*sizes, scores // ways, kernel.is_causal)
-            if kernel.block is not None:
-                is_causal = kernel.is_causal and kernel.is_one_kernel
-                groups[kernel] = FusedGroup(
-                    *sizes, kernel.block, is_causal, is_block=True, is_one_kernel=kernel.is_one_kernel
-                )
-        by_entry[entry.id] = groups[kernel]
-    return by_entry
+def groups_of(reading: Reading, hardware: Hardware, fused: bool | None) -> dict[int | None, FusedGroup]:
+    """For each entry of an attention that the hardware fuses, that attention."""
+    groups: dict[NotedAttention, FusedGroup] = {}
+    for attention, entry in attentions_of(reading):
+        if is_fused(attention, hardware.chip, fused):
+            case, is_block = attention.case, attention.block is not None
+            sizes = attention.length, attention.memory_length, case.width
+            skips = case.causal and case.goes_by_place and (attention.is_one_kernel or not is_block)
+            scores = count_scores(reading, attention, entry)
+            groups[attention] = FusedGroup(*sizes, scores, skips, is_block, attention.is_one_kernel)
+    return {entry.id: groups[entry.attention] for entry in reading.entries if entry.attention in groups}

@@ -24,7 +24,6 @@ from ..program.transfers import transfers_text
 from ..record import Axes
 from ..text import size_text, time_text
 from . import links, roofline
-from .attention import is_fused
 from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
@@ -247,8 +246,7 @@ class Plan:
     @functools.cached_property
     def memory(self) -> Memory:
         """What one processor holds at the peak."""
-        kind = self.hardware.kind
-        return self.program.memory_on(kind, fused=is_fused(kind, self.fused))
+        return self.program.memory_on(self.hardware.chip, fused=self.fused)
 
     @property
     def fits(self) -> bool:
@@ -282,6 +280,13 @@ class Plan:
         """One line: what most of the time goes to, and the largest waste."""
         return _why(self)
 
+    @functools.cached_property
+    def attention(self) -> list[str]:
+        """What does each kind of attention here, and why no faster kernel: a line each."""
+        if self.fused is not None:
+            return []
+        return self.program.explain_attention(self.hardware.chip)
+
     def table(self, most: int = _SHOWN) -> str:
         """The longest ops, a line each."""
         lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
@@ -305,7 +310,7 @@ class Plan:
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(self._host_text(took) if axes == HOST else f"over {axes}: {time_text(took)} of sending")
-        lines += [*map(str, self.bubbles), self.memory_text]
+        lines += [*map(str, self.bubbles), *self.attention, self.memory_text]
         return "\n".join([*lines, "", self.table()])
 
     def _host_text(self, took: float) -> str:
@@ -360,6 +365,7 @@ class Plan:
             "share": self._capacity.share,
             "fits": self.fits,
             "why": self.why,
+            "attention": self.attention,
             "ops": [op.to_dict() for op in self.ops],
         }
 

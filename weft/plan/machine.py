@@ -5,6 +5,8 @@ Figures are in bytes, FLOPs and seconds; `machines.py` is the table of them, `ha
 
 from dataclasses import dataclass, field
 
+from ..kernels.choice import HOPPER, Chip
+
 
 @dataclass(frozen=True)
 class Link:
@@ -69,6 +71,13 @@ class Hardware:
     """What one processor is joined to its host's memory by: bytes a second each way."""
     host_memory: int = 0
     """Bytes of the host's memory, for each processor; 0 where it is not known."""
+    capability: tuple[int, int] = HOPPER
+    """CUDA's compute capability of a GPU, by which its kernels are chosen."""
+
+    @property
+    def chip(self) -> Chip:
+        """What kernels run on."""
+        return Chip(self.kind, self.capability)
 
     def flops_of(self, dtype: str) -> float:
         """Products a second in a dtype; of one that is not listed, those of float32.

@@ -8,6 +8,7 @@ and 46 to 48 of 50 GB/s of an adapter, say its authors (NVIDIA/nccl-tests, issue
 
 from collections.abc import Sequence
 
+from ..kernels.choice import HOPPER
 from .machine import Hardware, Link
 
 MB, GB, TB = 1e6, 1e9, 1e12
@@ -48,6 +49,7 @@ def _gpu(
     host_memory: float = 0.0,
     kinds: Sequence[str],
     notes: dict[str, str] | None = None,
+    capability: tuple[int, int] = HOPPER,
 ) -> Hardware:
     sheet = f"NVIDIA {sheet} data sheet"
     half = f"{sheet}: tensor core, dense (half of the figure with sparsity)"
@@ -76,6 +78,7 @@ def _gpu(
             between.name: f"NVIDIA {nodes} data sheet: one {network / GBIT:.0f} Gbit/s adapter a GPU",
             host_link.name: f"{sheet}: half of the total of both directions",
             "host_memory": f"NVIDIA {nodes} data sheet: its system memory a GPU" if host_memory else "of the server",
+            "capability": "NVIDIA CUDA GPU compute capability, developer.nvidia.com/cuda-gpus",
             **(notes or {}),
         },
         device_kinds=tuple(kinds),
@@ -83,6 +86,7 @@ def _gpu(
         cache=cache,
         host_link=host_link,
         host_memory=int(host_memory),
+        capability=capability,
     )
 
 
@@ -171,7 +175,8 @@ _MI300X = Hardware(
         "PCIe 5 x16": f"{_AMD}: half of 128 GB/s",
         "host_memory": "Microsoft Azure ND MI300X v5: 1,850 GiB of eight GPUs",
     },
-    device_kinds=("MI300X",), call=1e-6, cache=256 * MB, host_link=_pcie(5), host_memory=1850 * GIB // 8,
+    capability=(0, 0), device_kinds=("MI300X",), call=1e-6,
+    cache=256 * MB, host_link=_pcie(5), host_memory=1850 * GIB // 8,
 )  # fmt: skip
 
 
@@ -180,7 +185,7 @@ LISTED = (
         "a100", "NVIDIA A100 SXM 80 GB", "A100",
         bfloat16=312 * TFLOP, tf32=156 * TFLOP, vector=19.5 * TFLOP, cores=108, memory=80 * GB, bandwidth=2.039 * TB,
         cache=40 * MB, inside=_nvlink("NVLink 3", 300 * GB), network=200 * GBIT, nodes="DGX A100",
-        host_link=_pcie(4), host_memory=2 * TB / 8, kinds=["A100"],
+        host_link=_pcie(4), host_memory=2 * TB / 8, kinds=["A100"], capability=(8, 0),
     ),
     _gpu(
         "h100-nvl", "NVIDIA H100 NVL 94 GB", "H100 NVL",
@@ -210,7 +215,7 @@ LISTED = (
         "b200", "NVIDIA B200 SXM 180 GB", "DGX B200",
         bfloat16=2250 * TFLOP, tf32=1125 * TFLOP, float8=4500 * TFLOP, vector=75 * TFLOP, cores=148, memory=180 * GB,
         bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB, summing=_SHARP), network=400 * GBIT,
-        nodes="DGX B200", host_link=_pcie(5), host_memory=2 * TB / 8, kinds=["B200"],
+        nodes="DGX B200", host_link=_pcie(5), host_memory=2 * TB / 8, kinds=["B200"], capability=(10, 0),
     ),
     _gpu(
         "gb200", "NVIDIA GB200 NVL72 186 GB", "GB200 NVL72",
@@ -218,7 +223,7 @@ LISTED = (
         bandwidth=8 * TB, cache=126 * MB, inside=_nvlink("NVLink 5", 900 * GB, reach=72, summing=_SHARP),
         network=400 * GBIT, nodes="GB200 NVL72",
         host_link=Link("NVLink-C2C", 225 * GB, latency=2e-6, reach=1, efficiency=0.8), host_memory=240 * GB,
-        kinds=["GB200"],
+        kinds=["GB200"], capability=(10, 0),
         notes={
             "NVLink-C2C": "NVIDIA GB200 NVL72 data sheet: 900 GB/s both ways, of one Grace CPU and two GPUs",
             "host_memory": "NVIDIA GB200 NVL72 data sheet: 480 GB of LPDDR5X a Grace CPU, of two GPUs",

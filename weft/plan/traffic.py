@@ -14,7 +14,7 @@ The rules of fusion, which are XLA's in broad strokes:
 - A TPU does elementwise work inside products: what only products read is made where they read it, and what is made
   of a product's result is written in its place. Sums of such a group are made with it.
 - A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros.
-- Attention of `weft.nn` is one kernel where it can be, on a GPU unless it is told otherwise: scores never reach memory.
+- Attention of `weft.nn` is one kernel where it can be (`weft.kernels.choice`): scores never reach memory.
 """
 
 import math
@@ -23,13 +23,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product
+from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product, sizes_of_attention
 from ..program.ledger import Row
 from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.transfers import transfers_of
 from ..program.update import implied
-from .attention import FusedGroup, groups_of, is_fused
+from ..record import NotedAttention
+from .attention import FusedGroup, groups_of
 from .hardware import Hardware
 from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
 
@@ -74,7 +75,7 @@ class Kernel:
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool | None = None) -> list[Kernel]:
     """The kernels of a program on hardware; `fused=False`: attention as written.
 
-    If not said, attention is fused where Weft has such a kernel: on a GPU.
+    If not said, attention is fused where the hardware has a kernel for it.
     """
     return list(_Fusion(reading, hardware, fused).of(routines_of(reading)))
 
@@ -83,7 +84,7 @@ class _Fusion:
     def __init__(self, reading: Reading, hardware: Hardware, fused: bool | None):
         self.reading = reading
         self.kind = hardware.kind
-        self.groups: dict[int | None, FusedGroup] = groups_of(reading) if is_fused(self.kind, fused) else {}
+        self.groups: dict[int | None, FusedGroup] = groups_of(reading, hardware, fused)
         self.longest_row, self.cache = _LONGEST_ROW.get(hardware.kind, 0), hardware.cache
         self._bodies = 0
 
@@ -159,10 +160,15 @@ class _Fusion:
                 yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node, has_ragged=self.kind == "tpu")
-            elif node.kind is Role.ATTENTION:
-                yield _fused_attention(node)
+            elif node.kind is Role.ATTENTION or (node.step.flops and self._attention_of(node) is not None):
+                yield _traced_attention(node, self._attention_of(node))
             elif node.kind in _MOVED:
                 yield _move_kernel(node)
+
+    def _attention_of(self, node: Node) -> NotedAttention | None:
+        """The attention whose kernel a node is."""
+        entry = self.reading.entry(node.step.op)
+        return None if entry is None else entry.attention
 
     def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
@@ -387,18 +393,23 @@ def _masked_product(node: Node, groups: int) -> Kernel:
     return one
 
 
-def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention traced for a GPU; of its mask only causal is known."""
+def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
+    """The kernel of an attention traced for a GPU: cuDNN's, or one the record knows."""
     step = node.step
-    (_, length, _, width), memory = step.operands[0].aval.shape, step.operands[1].aval.shape[1]
-    share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
+    if noted is None or node.kind is Role.ATTENTION:
+        _, _, *sizes = sizes_of_attention(step.eqn)
+        skips = "CAUSAL" in str(step.eqn.params.get("mask_type"))
+    else:
+        sizes = [noted.length, noted.memory_length, noted.case.width]
+        skips = noted.case.causal and noted.case.goes_by_place
+    length, memory, width = sizes
     return Kernel(
         "attention",
         step.op,
         step.phase,
         bytes=_bytes({*node.ins, *node.outs}),
-        flops=step.flops * share,
-        dtype=str(step.operands[0].aval.dtype),
+        flops=step.flops * FusedGroup(length, memory, width, 0, skips).seen_share,
+        dtype=str(step.operands[0].aval.dtype) if noted is None else noted.case.dtype,
         shape=(1, length, memory, width),
     )
 

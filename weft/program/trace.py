@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import WeftError, public
+from ..kernels.choice import Chip
 from ..layout import Layout, LayoutLike, Region
 from ..mesh import Mesh, MeshLike
 from ..notebook import Page, page_of
 from ..record import Placed, Record, recording
 from ..spmd import Input, Traced, bind
 from ..text import flops_text, layout_text
-from .attention import find_scores
+from .attention import explain_attention, find_scores
 from .diff import Diff
 from .ledger import Ledger, ledger_of
 from .lines import Line, Printed, printed_lines
@@ -46,7 +47,7 @@ class Program:
         """The equations with what the record says of them: what costing, planning and the page read."""
         self.inputs = inputs
         """The arrays the program is given, in the order it takes them."""
-        self._memory: dict[tuple[str, bool], Memory] = {}
+        self._memory: dict[tuple[Chip, bool | None], Memory] = {}
 
     @functools.cached_property
     def ledger(self) -> Ledger:
@@ -87,6 +88,7 @@ class Program:
             *sent,
             *transfers_text(self.transfers),
             f"work: {flops_text(self.flops)} on each processor; {self.flops_duplicated.reason}",
+            *(f"on a GPU, {line}" for line in self.explain_attention()),
         ]
 
     def __str__(self) -> str:
@@ -132,18 +134,26 @@ class Program:
         """What the program holds in the memory of one GPU; found without compiling."""
         return self.memory_on("gpu")
 
-    def memory_on(self, target: str, *, fused: bool = False) -> Memory:
+    def memory_on(self, target: str | Chip, *, fused: bool | None = False) -> Memory:
         """`memory`, by the rules of the compiler for `"gpu"`, `"tpu"` or `"cpu"`.
 
-        With `fused` attention is done by the fused kernel wherever a GPU has one for it, which stores no scores; a
-        program traced where no GPU is has them written out.
+        With `fused` attention is done by the fused kernel wherever a GPU has one for it, which stores no scores; with
+        None, wherever the target itself has one. A program traced where none is has them written out.
         """
-        key = target, fused
+        chip = Chip(target) if isinstance(target, str) else target
+        key = chip, fused
         if key not in self._memory:
             names = Names(self.reading, self.inputs, Region(self.mesh, self.layout))
-            scores = find_scores(self.reading) if fused else None
-            self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, target, scores)
+            scores = find_scores(self.reading, chip, fused) or None
+            self._memory[key] = Memory(self.reading.graph, self.mesh.axes, names, chip.kind, scores)
         return self._memory[key]
+
+    def explain_attention(self, target: str | Chip = "gpu") -> list[str]:
+        """What does each attention on a `"gpu"`, a `"tpu"` or a `"cpu"`, and why.
+
+        A line for each kind of attention: `fused by cuDNN`, or `plain, because ...`. A GPU is one of Hopper's or newer.
+        """
+        return explain_attention(self.reading, Chip(target) if isinstance(target, str) else target)
 
     def diff(self, other: "Program") -> Diff:
         """What changes from this program to another, of another layout or version."""

@@ -4,8 +4,8 @@ Arrays are traced, the rest is compiled in: a jit that is given partitions sees 
 the rest is another. Imports what stands below the ops.
 """
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,7 @@ _DEVICE_ARRAYS: set[type] = set()
 """The classes JAX's arrays have had so far; asking for one by its class is ten times as fast as `isinstance`."""
 
 
-@dataclass(frozen=True)
-class Skeleton:
+class Skeleton(NamedTuple):
     """A tree without its arrays: its structure and its static leaves."""
 
     structure: Any
@@ -55,6 +54,8 @@ class Partition(NamedTuple):
 def partition(tree: Any) -> Partition:
     """The tree split into its arrays and the rest."""
     leaves, structure = jax.tree.flatten(tree)
+    if _DEVICE_ARRAYS.issuperset(map(type, leaves)):
+        return Partition(leaves, Skeleton(structure, ()))
     statics = tuple((i, leaf) for i, leaf in enumerate(leaves) if type(leaf) not in _DEVICE_ARRAYS and _is_static(leaf))
     if not statics:
         return Partition(leaves, Skeleton(structure, ()))
@@ -93,9 +94,14 @@ def need_hash(value: Any) -> None:
 
 def has_tracers(arrays: Sequence[Any]) -> bool:
     """Whether any of the arrays is being traced."""
-    return any(type(a) not in _DEVICE_ARRAYS and isinstance(a, jax.core.Tracer) for a in arrays)
+    return not _DEVICE_ARRAYS.issuperset(map(type, arrays)) and any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
 def has_given_up(arrays: Sequence[Any]) -> bool:
     """Whether any of the arrays was overwritten by a call that it was donated to."""
+    if _DEVICE_ARRAYS.issuperset(map(type, arrays)):
+        return any(map(_is_deleted, arrays))
     return any(type(a) in _DEVICE_ARRAYS and a.is_deleted() for a in arrays)
+
+
+_is_deleted = operator.methodcaller("is_deleted")

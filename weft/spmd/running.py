@@ -1,6 +1,7 @@
 """Running jitted programs: slices guarded, failed checks raised."""
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 
 from ..mesh import Mesh
 from ..ops.debug import failures
+from .compiling import compiler_options
 from .guard import check_slices
 from .partition import Partition
 
@@ -31,22 +33,29 @@ class Jitted:
             return fn(*args)
 
         run.__name__ = name
-        self.jitted: Any = jax.jit(run, donate_argnums=donate)
-        self.mesh, self.state = mesh, state
+        self.run, self.donate, self.mesh, self.state = run, donate, mesh, state
         self._is_read = self._has_checks = False
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The function as `jax.jit` has it, compiled as its processors want it."""
+        return jax.jit(self.run, donate_argnums=self.donate, compiler_options=compiler_options(self.mesh))
 
     def __call__(self, *args: Any) -> Any:
         """The result as a tree; once it has run, failed checks (`wf.check`) raise."""
         before = failures.checks_traced
-        with failures.raised_after():
-            results = self._run(*args)
+        results = failures.run(self._run, *args)
         self._has_checks = self._has_checks or failures.checks_traced > before
-        if self.mesh is not None:
-            _wait_for_earlier_calls(results.arrays, self.mesh)
+        if self._is_on_virtual_processors:
+            _wait_for_earlier_calls(results.arrays)
         if self._has_checks:
             jax.effects_barrier()
             failures.raise_first()
         return results.combine()
+
+    @functools.cached_property
+    def _is_on_virtual_processors(self) -> bool:
+        return self.mesh is not None and self.mesh.size > 1 and self.mesh.jax_mesh().devices.flat[0].platform == "cpu"
 
     def inside(self, *args: Any) -> Any:
         """The result as a tree, inside someone's own program, which raises for checks."""
@@ -67,20 +76,19 @@ _in_flight: collections.deque[Any] = collections.deque()
 _MOST_IN_FLIGHT = 8
 
 
-def _wait_for_earlier_calls(results: Sequence[Any], mesh: Mesh) -> None:
+def _wait_for_earlier_calls(results: Sequence[Any]) -> None:
     """Keeps few calls in flight on virtual processors, given the last one's results.
 
     XLA's CPU client launches at most 32 programs a device ahead; past that some processors of a program are launched
     and others are not, and its collectives wait for each other until the process is aborted.
     """
-    if not results or isinstance(results[0], jax.core.Tracer) or mesh.size == 1:
-        return
-    if mesh.jax_mesh().devices.flat[0].platform != "cpu":
+    if not results or isinstance(results[0], jax.core.Tracer):
         return
     _in_flight.append(results[0])
     if len(_in_flight) > _MOST_IN_FLIGHT and not (earlier := _in_flight.popleft()).is_deleted():
         try:
-            jax.block_until_ready(earlier)
+            if not earlier.is_ready():
+                earlier.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if "deleted or donated" not in str(error):  # an array of the same buffers was given away: it is done
                 raise

@@ -5,7 +5,7 @@ The update (`update`) sees whole arrays, so any Optax transformation is right on
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..record import Place, place, record_of_region
 from .border import SpmdFunction
 from .bound import Bound, Input, Traced, check_axes_used
 from .gradients import read_sum_dtype, value_and_grad
-from .partition import Partition, has_given_up, has_tracers, hashable_partition
+from .partition import Partition, Skeleton, has_given_up, has_tracers, hashable_partition
 from .place import placed_shapes, put
 from .running import Jitted
 from .state import (
@@ -115,7 +115,8 @@ class TrainStep(Bound):
         self._update = Update(optimizer, mesh, layout)
         self._gradients_on_mesh = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
         self._state = f"layout: {layout}   mesh: {mesh}"
-        self._jitted = Jitted(self._run_parts, self.__name__, mesh, self._state, donate=donate)
+        self._programs: dict[Any, Jitted] = {}
+        """What was compiled, by the skeletons of a state and a batch."""
         self._bound: dict[Any, TrainStep] = {}
         self._batches: dict[Any, list[Any]] = {}
         """The shardings of the arrays of batches placed before, by the structure of a batch and their shapes."""
@@ -171,18 +172,32 @@ class TrainStep(Bound):
         held = hashable_partition(state)
         if has_given_up(held.arrays):
             check_not_given_up(state)
-        return self._jitted(held, hashable_partition(self._place(batch)), key)
+        fed = self._place(batch)
+        return self._program(held.skeleton, fed.skeleton)(held.arrays, fed.arrays, key)
 
-    def _place(self, batch: Any) -> Any:
+    def _program(self, *skeletons: Skeleton) -> Jitted:
+        """The step on the arrays of a state and a batch that have these skeletons."""
+        program = self._programs.get(skeletons)
+        if program is None:
+
+            def run(state: Sequence[Any], batch: Sequence[Any], key: Any) -> Partition:
+                return self._run_parts(*map(Partition, (state, batch), skeletons), key)
+
+            program = Jitted(run, self.__name__, self.mesh, self._state, donate=self.donate)
+            self._programs[skeletons] = program
+        return program
+
+    def _place(self, batch: Any) -> Partition:
         """The batch on the mesh; one that is there already is only looked at."""
+        parts = hashable_partition(batch)
         if self.mesh is None:
-            return batch
-        arrays, form, shardings = _look_at(batch)
-        if has_tracers(arrays) or (self._batches.get(form) == shardings and not has_given_up(arrays)):
-            return batch
-        batch = put(batch, mesh=self.mesh, layout=self.layout)
-        _, form, self._batches[form] = _look_at(batch)
-        return batch
+            return parts
+        form, shardings = _look_at(parts)
+        if has_tracers(parts.arrays) or (self._batches.get(form) == shardings and not has_given_up(parts.arrays)):
+            return parts
+        parts = hashable_partition(put(batch, mesh=self.mesh, layout=self.layout))
+        form, self._batches[form] = _look_at(parts)
+        return parts
 
     def abstract(self, state: TrainState, batch: Any, key: Any = None) -> Traced:
         """The step traced without devices, each value of the update with its sharding."""
@@ -212,7 +227,8 @@ class TrainStep(Bound):
         return shapes, run
 
     def lower(self, state: TrainState, batch: Any, key: Any = None) -> Any:
-        return self._jitted.lower(*self._placed_parts(state, batch, key, self._need_mesh().jax_mesh()))
+        held, fed, key = self._placed_parts(state, batch, key, self._need_mesh().jax_mesh())
+        return self._program(held.skeleton, fed.skeleton).lower(held.arrays, fed.arrays, key)
 
     def _need_mesh(self) -> Mesh:
         if self.mesh is None:
@@ -260,11 +276,10 @@ class TrainStep(Bound):
         return differentiate(lambda slices: loss(map_pairs(attach, slices, params)))(slices)
 
 
-def _look_at(batch: Any) -> tuple[list[Any], Any, list[Any]]:
-    """The leaves of a batch, its structure with their shapes, and their shardings."""
-    leaves, structure = jax.tree.flatten(batch)
-    shapes = tuple(getattr(leaf, "shape", None) for leaf in leaves)
-    return leaves, (structure, shapes), [getattr(leaf, "sharding", None) for leaf in leaves]
+def _look_at(batch: Partition) -> tuple[Any, list[Any]]:
+    """The skeleton of a batch with the shapes of its arrays, and their shardings."""
+    shapes = tuple([getattr(array, "shape", None) for array in batch.arrays])
+    return (batch.skeleton, shapes), [getattr(array, "sharding", None) for array in batch.arrays]
 
 
 def _metrics(value: Any, aux: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..compat import is_on_host, to_device
@@ -49,7 +48,7 @@ class Update:
             return self._stream(params, gradients, state, shardings, extra)
         slices = _constrain(params, shardings.updated)
         updates, state = self.optimizer.update(_constrain(gradients, shardings.updated), state, slices, **extra)
-        new = optax.apply_updates(slices, updates)
+        new = _apply_updates(slices, updates)
         return _constrain(new, shardings.stored), _constrain(state, shardings.state)
 
     def init(self, trained: Any, shardings: Any) -> Any:
@@ -79,7 +78,7 @@ class Update:
             nonlocal skeleton
             slices, gradients, state, extra = parts._replace(arrays=arrays).combine()
             updates, state = self.optimizer.update(gradients, state, slices, **extra)
-            new = hashable_partition((optax.apply_updates(slices, updates), state))
+            new = hashable_partition((_apply_updates(slices, updates), state))
             skeleton = new.skeleton
             return list(new.arrays)
 
@@ -201,6 +200,13 @@ class TypedUpdate:
             out = jax.tree.leaves((shardings.stored, shardings.state))
             arrays = jax.sharding.auto_axes(update(left_to_xla), out_sharding=out)(params, gradients, parts, extra)
         return Partition(arrays, skeleton).combine()
+
+
+def _apply_updates(params: Any, updates: Any) -> Any:
+    """The parameters after the updates an optimizer gave."""
+    import optax  # who does not train needs no Optax
+
+    return optax.apply_updates(params, updates)
 
 
 def takes_loss(optimizer: Any) -> bool:

@@ -1,0 +1,75 @@
+"""Dropout of attention's shares: which are kept, by key and global index.
+
+The bits are those of `weft.kernels.counter`, a function of the key and of a share's row of the batch, head, query and
+key in the whole, so that they are the same however attention is done and laid out. Dims before `length` count the rows
+of the batch, those after it the heads.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from ..dims import Dim
+from ..kernels import counter
+from ..layout import axes_in
+from ..lower.collectives import as_varying, first_place, varying
+from ..lower.dealt import Dealt, dealt_among
+from ..lower.move import result
+from ..lower.recorded import recorded
+from ..tensor import Tensor
+from .create import slice_of
+from .elementwise import cast, where
+from .random import key_words, need_key
+
+
+class ShareIndex(NamedTuple):
+    """Of shares the global index of the row of the batch, head, query and key."""
+
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+
+
+def index_shares(dims: Sequence[Dim], index: Mapping[str, Any], dealt: Dealt | None, number: Any) -> ShareIndex:
+    """The index of shares of these dims (queries', and `memory_length`).
+
+    `index` says for each dim the global index, as arrays that broadcast; `number` which rows are dealt out, if any are.
+    """
+    names = [dim.name for dim in dims]
+    rows = None if dealt is None else dealt.position(dims)
+    at = names.index("length") if "length" in names else len(names)
+    totals = [jnp.uint32(0), jnp.uint32(0)]
+    for i, dim in enumerate(dims):
+        if dim.name in ("length", "memory_length"):
+            continue
+        here, count = index[dim.name].astype("uint32"), dim.count
+        if dealt is not None and i == rows:
+            here, count = here * jnp.uint32(dealt.count) + number.astype("uint32"), count * dealt.count
+        totals[i > at] = totals[i > at] * jnp.uint32(count) + here
+    return ShareIndex(*totals, index.get("length", jnp.uint32(0)), index["memory_length"])
+
+
+@recorded(name="dropout")
+def drop_shares(share: Tensor, rate: float, key: Any, *, dims: Sequence[Dim]) -> Tensor:
+    """Dropout of shares, whose dims `dims` has in order, by their global index."""
+    shape, region, placement, sizes = slice_of(share.dims, share, "dropout")
+    dealt = dealt_among(dims)
+    data = key_words(need_key(key, "dropout"), dealt)
+    over = frozenset(axes_in(placement)) | varying(data)
+    data = as_varying(data, over)
+
+    def along(position: int) -> Any:
+        sides = [1] * len(sizes)
+        sides[position] = sizes[position]
+        start = jnp.asarray(first_place(placement[position], sizes[position])).astype("uint32")
+        return as_varying((start + jnp.arange(sizes[position], dtype="uint32")).reshape(sides), over)
+
+    index = {dim.name: along(i) for i, dim in enumerate(shape)}
+    own = index_shares(dims, index, dealt, None if dealt is None else data[2])
+    kept = result(counter.keep(data[:2], rate, **own._asdict()), shape, region)
+    return where(kept, cast(share / (1 - rate), share.dtype), jnp.zeros((), share.dtype))
+
+
+__all__ = ["ShareIndex", "drop_shares", "index_shares"]
