@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from weft.kernels import flash
-from weft.kernels.blocks import Blocks, Tile, blocks_for
+from weft.kernels.blocks import Blocks, Tile
 
 # batch, length, heads, heads of keys, width
 SHAPES = {
@@ -34,15 +34,15 @@ PARTS = ("forward", "queries", "keys")
 
 # queries, keys, warps, stages; "-": tiles of keys one by one, not in pairs
 CANDIDATES = {
-    ("forward", 64): "128x64/8/3 128x64/8/2 64x64/4/3 64x64/4/2 128x32/4/3 128x64/4/3- 128x128/8/3- 64x128/4/3-",
-    ("queries", 64): "128x64/8/3 128x64/8/2 64x64/4/3 64x64/4/2 64x32/4/3 64x64/4/3- 128x64/8/3-",
-    ("keys", 64): "64x128/8/3- 64x128/8/2- 64x64/4/3- 64x64/4/2- 32x128/4/3- 32x64/4/3 64x64/8/3",
-    ("forward", 128): "128x64/8/2 128x64/8/3 64x64/4/2 128x32/8/3 128x64/8/2-",
-    ("queries", 128): "128x64/8/2 64x64/4/2 64x64/8/2 64x32/4/3 64x64/4/2-",
-    ("keys", 128): "64x128/8/2- 64x64/4/2- 32x128/8/2- 32x64/4/2- 64x64/8/2-",
-    ("forward", 256): "64x32/4/2 128x32/8/2 64x64/4/2- 128x64/8/1- 64x64/8/2-",
-    ("queries", 256): "64x32/4/2 64x32/8/2 64x64/8/1- 64x32/8/2-",
-    ("keys", 256): "32x64/8/2- 32x64/4/2- 64x64/8/1- 32x64/8/1- 32x128/8/1-",
+    ("forward", 64): "128x64/8/3 64x64/4/3 64x64/4/2 128x32/4/3 128x64/4/3- 128x128/8/3-",
+    ("queries", 64): "128x64/8/3 64x64/4/3 64x64/4/2 64x32/4/3 64x64/4/3-",
+    ("keys", 64): "64x128/8/3- 64x64/4/3- 64x64/4/2- 32x128/4/3- 64x64/8/3",
+    ("forward", 256): "64x32/4/2 128x32/8/2 64x64/4/2- 128x64/8/1-",
+    ("queries", 256): "64x32/4/2 64x32/8/2 64x64/8/1-",
+    ("keys", 256): "32x64/8/2- 32x64/4/2- 64x64/8/1-",
+    ("forward", 128): "128x64/8/2 64x64/4/2 128x64/8/2-",
+    ("queries", 128): "128x64/8/2 64x64/4/2 64x64/4/2-",
+    ("keys", 128): "64x128/8/2- 64x64/4/2- 32x64/4/2-",
     ("forward", 16): "64x64/4/2 64x64/4/2-",
     ("queries", 16): "64x64/4/2 64x64/4/2-",
     ("keys", 16): "64x64/4/2 64x64/4/2-",
@@ -184,30 +184,26 @@ def errors(attend: Any, plain: Any, given: list[Any]) -> list[float]:
     return [float(jnp.abs(a - b.astype("float32")).max() / jnp.abs(a).max()) for a, b in zip(exact, found, strict=True)]
 
 
-def compare(shapes: Any, tuned: dict[str, Any], backend: str, seconds: float) -> dict[str, Any]:
+def compare(name: str, shape: Any, blocks: Blocks | None, backend: str, until: float) -> dict[str, Any]:
     """Ours with and without dropout beside cuDNN: forward, forward and backward, errors."""
-    begin, rows = time.perf_counter(), {}
-    for name, shape in shapes.items():
-        width, given = shape[-1], make(shape)
-        blocks = best(tuned, name) or blocks_for(width, shape[1])
-        kinds = {f"ours {rate}": ours(width, blocks, backend, rate) for rate in (DROPOUT, 0.0)}
-        if backend == "triton":
-            kinds |= {f"cudnn {rate}": cudnn(width, rate) for rate in (0.0, DROPOUT)}
-        for kind, attend in kinds.items():
-            if time.perf_counter() - begin > seconds:
-                print("out of time", flush=True)
-                return rows
-            try:
-                row = {"forward": measure(forward(attend), given), "both": measure(both(attend), given)}
-                if kind.startswith("ours"):
-                    plain = ours(width, None, "plain", float(kind.split()[1]))
-                    row["errors"] = errors(attend, plain, given)
-            except Exception as error:
-                print(name, kind, type(error).__name__, str(error)[:300], flush=True)
-                continue
-            rows.setdefault(name, {})[kind] = row
-            said = " ".join(f"{e:.1e}" for e in row.get("errors", []))
-            print(f"{name:18} {kind:10} forward {row['forward']:.3f}  both {row['both']:.3f} ms  {said}", flush=True)
+    rows, width, given = {}, shape[-1], make(shape)
+    kinds = {f"ours {rate}": ours(width, blocks, backend, rate) for rate in (DROPOUT, 0.0)}
+    if backend == "triton":
+        kinds |= {f"cudnn {rate}": cudnn(width, rate) for rate in (DROPOUT, 0.0)}
+    for kind, attend in kinds.items():
+        if time.perf_counter() > until:
+            print("out of time", flush=True)
+            return rows
+        try:
+            row = {"forward": measure(forward(attend), given), "both": measure(both(attend), given)}
+            if kind == f"ours {DROPOUT}":
+                row["errors"] = errors(attend, ours(width, None, "plain", DROPOUT), given)
+        except Exception as error:
+            print(name, kind, type(error).__name__, str(error)[:300], flush=True)
+            continue
+        rows[kind] = row
+        said = " ".join(f"{e:.1e}" for e in row.get("errors", []))
+        print(f"{name:18} {kind:10} forward {row['forward']:.3f}  both {row['both']:.3f} ms  {said}", flush=True)
     return rows
 
 
@@ -215,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--small", action="store_true", help="tiny shapes, step by step, on a CPU")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each of the two parts, at most")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="at most; of them two thirds to tune")
     parser.add_argument("--shapes", default="", help="some of them, by commas")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
@@ -226,10 +222,12 @@ def main() -> None:
     backend = "interpret" if args.small else "triton"
     device = jax.devices()[0]
     print(f"{device.device_kind}, JAX {jax.__version__}, causal, bf16", flush=True)
-    found = tune(shapes, backend, args.seconds) if args.tune else {}
-    rows = compare(shapes, found, backend, args.seconds)
-    if args.out:
-        Path(args.out).write_text(json.dumps({"tuned": found, "rows": rows}, indent=1))
+    begin, rows = time.perf_counter(), {}
+    found = tune(shapes, backend, args.seconds * 2 / 3) if args.tune else {}
+    for name, shape in shapes.items():
+        rows[name] = compare(name, shape, best(found, name), backend, begin + args.seconds)
+        if args.out:
+            Path(args.out).write_text(json.dumps({"tuned": found, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -162,6 +162,7 @@ _TABLE = {
             products=5,
         ),
         _rows(Role.KERNEL, "sort", work=100),
+        _rows(Role.KERNEL, "pallas_call"),
         _rows(
             Role.KERNEL,
             """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr
