@@ -232,6 +232,7 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: An
         prefix=None if prefix is None else jnp.broadcast_to(prefix.reshape(-1), q.shape[:1]),
         bias=given.bias,
         origin=(rows, heads, given.start, 0),
+        is_within=case.is_within or None,
         **how,
     )
 
