@@ -32,7 +32,7 @@ def loop_of(config, batch=2):
 
 
 def test_the_loop_reads_weights_in_the_dtype_it_computes_with():
-    config = models.preset("tiny-lm", layers=3, dtype="bfloat16")
+    config = models.preset("tiny-lm", layers=3, dtype="bfloat16", tied=True)
     assert (config.dtype, config.param_dtype) == ("bfloat16", "float32")
     wide = [x.aval for x in loop_of(config).invars if x.aval.dtype == jnp.float32 and x.aval.size > 2 * config.d_model]
     assert wide == []

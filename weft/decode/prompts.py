@@ -73,9 +73,9 @@ def start_decoding(
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
         layout = drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
         if ahead:
-            layout = _drop_aloud(
-                layout, mesh, ["length", "stream"], f"a step sees {ahead + 1} tokens, which go to all processors"
-            )
+            why = f"a step sees {ahead + 1} tokens, which go to all processors"
+            layout = _drop_aloud(layout, mesh, ["length", "stream"], why)
+            layout = drop_undivided(layout, mesh, {"memory_length": ahead + 1})
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
