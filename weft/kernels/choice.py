@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HOPPER = (9, 0)
+WIDEST = 256  # channels of a head that any kernel takes
 _AMPERE = (8, 0)
 NAMES = {"cudnn": "cuDNN", "flash": "Weft's flash kernel"}
 _SHORT_FLOATS = ("bfloat16", "float16")
@@ -100,8 +101,8 @@ def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
     """The kernel that does a case on a chip.
 
     >>> case = AttentionCase("bfloat16", 256, 256, 256, causal=True)
-    >>> print(choose(case, Chip("gpu")), "|", choose(case, Chip("gpu", (8, 0))))
-    fused by cuDNN | plain, because cuDNN takes heads of at most 128 channels before Hopper, and these have 256
+    >>> print(choose(case, Chip("gpu")), "|", choose(case, Chip("cpu")))
+    fused by cuDNN | plain, because a CPU has no fused kernel
     """
     if case.refusal:
         return KernelChoice("plain", case.refusal)
@@ -116,7 +117,7 @@ def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
 
 def widest(chip: Chip) -> int:
     """Channels of a head that cuDNN takes at most."""
-    return 256 if chip.capability >= HOPPER else 128
+    return WIDEST if chip.capability >= HOPPER else 128
 
 
 def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
@@ -127,7 +128,7 @@ def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
     if case.dtype not in _SHORT_FLOATS:
         return _LONG_FLOATS.format(case.dtype)
     if case.width > most:
-        before = "" if most == 256 else " before Hopper"
+        before = "" if most == WIDEST else " before Hopper"
         return f"cuDNN takes heads of at most {most} channels{before}, and these have {case.width}"
     if case.width % 8:
         return f"cuDNN takes heads of a multiple of 8 channels, and these have {case.width}"
@@ -152,6 +153,8 @@ def why_not_flash(case: AttentionCase, chip: Chip) -> str:
         return _LONG_FLOATS.format(case.dtype)
     if case.is_in_blocks:
         return "Weft's kernel does no blocks apart"
+    if case.width > WIDEST:
+        return f"Weft's kernel takes heads of at most {WIDEST} channels"
     return ""
 
 

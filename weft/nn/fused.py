@@ -216,7 +216,8 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: An
         if all(x is None for x in own):
             return None
         own = [default[side] if x is None else x for side, x in zip(sizes, own, strict=True)]
-        return tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+        both = tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+        return both[0] if case.is_within and not case.is_offset else both  # the same places: each sees itself
 
     places = {"": given.start + jnp.arange(case.length), "memory_": jnp.arange(case.memory_length)}
     prefix = said.get("prefix")

@@ -103,7 +103,9 @@ def _keep_little(loop: "TracedLoop", inputs: Sequence[Any]) -> Callable[..., Any
     def is_kept(primitive: Any, *avals: Any, **params: Any) -> bool:
         role = role_of(primitive.name)
         if KEEPS == "costly":
-            return role not in FUSED and role not in VIEWS
+            called = params.get("call_jaxpr")
+            roles = {role} if called is None else {kind_of(visit.eqn) for visit in visits(called.jaxpr)}
+            return not roles <= FUSED | VIEWS | {Role.CALL}
         if role is Role.VARY:
             return False
         if role is not Role.CAST:

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,8 +161,15 @@ class _Module:
         instructions = {each.name: each for computation in self.raw for each in self._instructions(computation)}
         entry = self.raw.get(_one(module, 6), [])
         inputs = [_shape(raw) for raw in entry if _text(raw, 2) == "parameter"]
-        names = frozenset(_text(raw, 1) for raw in entry)
+        names = frozenset(_text(raw, 1) for raw in self._run_once(_one(module, 6)))
         self.program = CompiledProgram(_text(module, 1), instructions, names, tuple(filter(None, inputs)))
+
+    def _run_once(self, computation: int) -> Iterator["_Message"]:
+        """The instructions of a computation and of those that it calls, but for loops."""
+        for raw in self.raw.get(computation, []):
+            yield raw
+            for called in _numbers(raw, 38) if _text(raw, 2) == "call" else ():
+                yield from self._run_once(called)
 
     def _instructions(self, computation: int) -> tuple[HloInstruction, ...]:
         """The instructions of a computation, with those they are fused of."""
