@@ -356,8 +356,8 @@ def _attend_backward_bias(run: Pass, refs: Arrays, out: Arrays) -> None:
     if limits.shape[0] == 1:
         group, place = lax.div(key_start, GROUP), lax.div(start, block.queries)
         is_visited = (limits[0, place, 0] <= group) & (group < limits[0, place, 3])
-        turns = jnp.where(is_visited, turns, 0)
-    total = lax.fori_loop(0, turns, add, jnp.zeros((block.queries, block.keys), jnp.float32))
+        turns = is_visited.astype(jnp.int32) * turns
+    total = lax.fori_loop(jnp.int32(0), turns, add, jnp.zeros((block.queries, block.keys), jnp.float32))
     out["d_bias"][own_row, own_head, at, key_at] = (total * (1 / (1 - how.dropout))).astype(out["d_bias"].dtype)
 
 
