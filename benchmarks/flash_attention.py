@@ -193,40 +193,42 @@ def more_kinds(shape: Any, backend: str) -> dict[str, Any]:
     cuts = np.cumsum(np.random.default_rng(0).exponential(300, (batch, length // 30)).astype(int) + 1, axis=1)
     segments = jnp.asarray((np.arange(length)[None, :, None] >= cuts[:, None]).sum(-1))
     bias = jax.random.normal(jax.random.key(1), (1, heads, length, length), "bfloat16")
-    found: dict[str, Any] = {}
-    for rate in (DROPOUT, 0.0):
-        found[f"packed {rate}"] = ours(width, None, backend, rate, segments=segments)
-        found[f"softcap {rate}"] = ours(width, None, backend, rate, softcap=30.0)
-        found[f"bias {rate}"] = with_bias(ours, bias, width, backend, rate)
-    return found
+    more = {
+        "packed": lambda q: {"segments": segments[: q.shape[0]]},
+        "softcap": lambda _: {"softcap": 5.0},
+        # Of queries, so that its gradient is asked for, and seen in that of queries.
+        "bias": lambda q: {"bias": bias * (1 + q[0, 0, 0, 0].astype(bias.dtype))},
+    }
 
+    def make_attend(options: Any, rate: float, backend: str) -> Any:
+        return lambda q, k, v, seed: ours(width, None, backend, rate, **options(q))(q, k, v, seed)
 
-def with_bias(make_attend: Any, bias: Any, width: int, backend: str, rate: float) -> Any:
-    """Attention whose bias has its gradient taken too: what it adds to `seed`'s is dropped."""
-
-    def attend(q: Any, k: Any, v: Any, seed: Any) -> Any:
-        learned = bias * (1 + 0 * q[0, 0, 0, 0])  # of queries, so that its gradient is asked for
-        return make_attend(width, None, backend, rate, bias=learned)(q, k, v, seed)
-
-    return attend
+    return {
+        f"{kind} {rate}": (make_attend(options, rate, backend), make_attend(options, rate, "plain"))
+        for rate in (DROPOUT, 0.0)
+        for kind, options in more.items()
+    }
 
 
 def compare(name: str, shape: Any, blocks: Blocks | None, backend: str, until: float) -> dict[str, Any]:
     """Ours with and without dropout beside cuDNN: forward, forward and backward, errors."""
     rows, width, given = {}, shape[-1], make(shape)
-    kinds = {f"ours {rate}": ours(width, blocks, backend, rate) for rate in (DROPOUT, 0.0)}
+    kinds: dict[str, Any] = {
+        f"ours {rate}": (ours(width, blocks, backend, rate), ours(width, None, "plain", rate))
+        for rate in (DROPOUT, 0.0)
+    }
     if backend == "triton":
-        kinds |= {f"cudnn {rate}": cudnn(width, rate) for rate in (DROPOUT, 0.0)}
+        kinds |= {f"cudnn {rate}": (cudnn(width, rate), None) for rate in (DROPOUT, 0.0)}
     if name == next(iter(SHAPES)) or backend == "interpret":
         kinds |= more_kinds(shape, backend)
-    for kind, attend in kinds.items():
+    for kind, (attend, plain) in kinds.items():
         if time.perf_counter() > until:
             print("out of time", flush=True)
             return rows
         try:
             row = {"forward": measure(forward(attend), given), "both": measure(both(attend), given)}
-            if kind == f"ours {DROPOUT}":
-                row["errors"] = errors(attend, ours(width, None, "plain", DROPOUT), given)
+            if plain is not None and kind != "ours 0.0":
+                row["errors"] = errors(attend, plain, given)
         except Exception as error:
             print(name, kind, type(error).__name__, str(error)[:300], flush=True)
             continue
