@@ -4,10 +4,15 @@ from typing import Any
 
 import jax
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as module
 
 import weft as wf
 from weft import nn
+from weft.compat import AttentionKernel
+from weft.kernels import cudnn
 from weft.kernels.choice import Chip
+from weft.nn import attention, fused
+from weft.ops import ring
 
 B, T, H, K, D = wf.dims(batch=4, length=256, heads=4, d_kv=64, d_model=8)
 M = T.renamed("memory_length")
@@ -83,3 +88,16 @@ def test_what_is_not_fused_says_why():
     assert "the layer is told so" in traced(causal, fused=False).explain_attention()[0]
     assert "its heads talk" in traced(causal, talking=True).explain_attention()[0]
     assert "a CPU has no fused kernel" in traced(causal).explain_attention("cpu")[0]
+
+
+def test_traced_for_a_gpu_the_kernels_say_their_work(monkeypatch):
+    for room in (attention, fused, ring):
+        monkeypatch.setattr(room, "chip_of", lambda x: Chip("gpu"))
+    monkeypatch.setattr(cudnn, "attention_kernel", lambda scale, **how: AttentionKernel(module, scale, **how))
+    one = 2 * SCORES // 2 * K.size  # a product of one processor
+    for name, kernel in (("causal", "cuDNN"), ("packed", "cuDNN"), ("dropout", "Weft's flash kernel")):
+        program = CASES[name][0]()
+        assert f"fused by {kernel}" in str(program)
+        assert program.flops == 7 * one
+        plan = wf.Plan(program, "h100")
+        assert plan.kinds["attention"] > 0

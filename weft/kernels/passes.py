@@ -6,6 +6,7 @@ keys; one of the gradients of keys has a tile of keys, or two, and goes over the
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,23 @@ class Pass:
             out_shape=out,
             interpret=self.how.is_interpreted,
             compiler_params=triton.CompilerParams(num_warps=self.block.warps, num_stages=self.block.stages),
+            cost_estimate=_cost(kernel.__name__, given, out),
             name=kernel.__name__.strip("_"),
         )(given)
+
+
+_PRODUCTS = {"_attend_forward": 2, "_attend_backward_queries": 2, "_attend_backward_keys": 3}
+"""What each kernel has of the seven products of attention and its gradients; scores made again are not counted."""
+
+
+def _cost(name: str, given: Arrays, out: Arrays) -> Any:
+    """What a kernel computes and moves, as a reader of programs is told."""
+    from jax.experimental import pallas as pl
+
+    (batch, length, heads, width), memory = given["q"].shape, given["k"].shape[1]
+    flops = 2 * batch * heads * length * memory * width * _PRODUCTS.get(name, 0)
+    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*given.values(), *out.values()))
+    return pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=moved)
 
 
 @dataclass(frozen=True)
