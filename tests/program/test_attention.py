@@ -47,8 +47,11 @@ CASES: dict[str, Any] = {
     "causal": (lambda: traced(causal), "fused by cuDNN"),
     "wide": (lambda: traced(causal, width=256), "fused by cuDNN"),
     "window": (lambda: traced(lambda: causal(window=64)), "fused by cuDNN"),
-    "packed": (lambda: traced(lambda s, p: causal(segments=s, positions=p, is_in_order=True), IDS, IDS), "by cuDNN"),
-    "prefix": (lambda: traced(lambda n: causal(prefix=n), ROWS), "fused by cuDNN"),
+    "packed": (
+        lambda: traced(lambda s, p: causal(segments=s, positions=p, is_in_order=True), IDS, IDS),
+        "Weft's flash",
+    ),
+    "prefix": (lambda: traced(lambda n: causal(prefix=n), ROWS), "fused by Weft's flash kernel"),
     "bias": (lambda: traced(causal, bias=shape(H, T, M, dtype="float32")), "fused by cuDNN"),
     "dropout": (lambda: traced(causal, dropout=0.1), "fused by Weft's flash kernel (cuDNN's dropout has bits"),
     "softcap": (lambda: traced(causal, softcap=30.0), "fused by Weft's flash kernel (cuDNN has no softcap)"),
@@ -95,7 +98,7 @@ def test_traced_for_a_gpu_the_kernels_say_their_work(monkeypatch):
         monkeypatch.setattr(room, "chip_of", lambda x: Chip("gpu"))
     monkeypatch.setattr(cudnn, "attention_kernel", lambda scale, **how: AttentionKernel(module, scale, **how))
     one = 2 * SCORES // 2 * K.size  # a product of one processor
-    for name, kernel in (("causal", "cuDNN"), ("packed", "cuDNN"), ("dropout", "Weft's flash kernel")):
+    for name, kernel in (("causal", "cuDNN"), ("bias", "cuDNN"), ("dropout", "Weft's flash kernel")):
         program = CASES[name][0]()
         assert f"fused by {kernel}" in str(program)
         assert program.flops == 7 * one
