@@ -104,3 +104,29 @@ def test_traced_for_a_gpu_the_kernels_say_their_work(monkeypatch):
         assert program.flops == 7 * one
         plan = wf.Plan(program, "h100")
         assert plan.kinds["attention"] > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "milliseconds"),
+    [
+        ((16, 1024, 16, 64), {}, 0.556),
+        ((128, 256, 4, 256), {}, 0.595),
+        ((128, 256, 16, 256), {}, 2.14),
+        ((16, 1024, 16, 64), {"dropout": 0.1}, 0.729),
+        ((128, 256, 4, 256), {"dropout": 0.1}, 0.796),
+    ],
+)
+def test_kernels_take_about_what_was_measured_on_an_h200(sizes, how, milliseconds):
+    """By benchmarks/attention_kernels.py, JAX 0.11.2; the second and the fourth are what constants were fitted to."""
+    batch, length, heads, width = sizes
+    dims = wf.dims(batch=batch, length=length, heads=heads, d_kv=width, d_model=8)
+    layer = nn.init(nn.Attention(dims[4], *dims[2:4]), KEY)
+
+    def loss(q: wf.Tensor, k: wf.Tensor, v: wf.Tensor) -> wf.Tensor:
+        y = layer.attend(q, k, v, mask=causal(), key=KEY, **how)
+        return wf.sum(wf.cast(y, "float32"), over=y.dims)
+
+    keys = dims[0], dims[1].renamed("memory_length"), *dims[2:4]
+    args = shape(*dims[:4]), shape(*keys), shape(*keys)
+    plan = wf.Plan(wf.trace(wf.grad(loss, argnums=(0, 1, 2)), *args, mesh="x=1", layout=""), "h200")
+    assert plan.kinds["attention"] * 1e3 == pytest.approx(milliseconds, rel=0.15)
