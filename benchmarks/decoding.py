@@ -2,10 +2,10 @@
 
     python benchmarks/decoding.py [--batch 1 8 64] [--torch] [--small] [--seconds 600] [--variants]
 
-A language model of 24 x 1024 (0.34 B, float32 weights, bfloat16 compute) continues prompts of 128 tokens by 256, greedy.
-A time is that of the whole call, prompt and all, over the tokens of one row; the median of `--repeats` calls after one
-that compiles. PyTorch has a static KV cache and one compiled step in a CUDA graph. `--variants` leaves out one thing at a
-time, in fewer layers; `--profile` adds which kernels took the time. A JSON line a case; none begins after `--seconds`.
+A language model of 24 x 1024 (0.34 B, float32 weights, bfloat16 compute) continues prompts of 128 tokens by 256, each
+the likeliest. A time is that of the whole call, prompt and all, over the tokens of one row; the median of `--repeats`
+calls after one that compiles. PyTorch has a static KV cache and one compiled step in a CUDA graph. `--variants` changes
+one thing at a time; `--profile` adds which kernels took the time. A JSON line a case; none begins after `--seconds`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import numpy as np
 
 from weft import decode, models
 from weft.decode import prompts
+from weft.spmd import compiling
 
 SIZES = dict(layers=24, d_model=1024, heads=16, d_kv=64, d_ff=4096, vocab=32768, length=1024)
 SMALL = dict(layers=2, d_model=64, heads=4, d_kv=16, d_ff=128, vocab=256, length=64)
@@ -60,7 +61,7 @@ def weft_decoding(
     prompts.compile_once.cache_clear()
     with contextlib.ExitStack() as changes:
         if options is not None:
-            changes.enter_context(mock.patch.object(prompts, "GPU_OPTIONS", {**prompts.GPU_OPTIONS, **options}))
+            changes.enter_context(mock.patch.dict(compiling.OPTIONS, gpu={**compiling.OPTIONS["gpu"], **options}))
         if not kernel:
             changes.enter_context(mock.patch.object(models.unrolled, "can_attend_cached", lambda *_: False))
         if not unrolled:

@@ -36,6 +36,7 @@ from benchmarks.rivals.clock import measure
 RIVALS = ("torch", "weft", "jax")
 NEEDED = {"torch", "weft"}
 """The rivals a row is not done without."""
+UNBEGUN = "not begun for want of time"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -124,16 +125,19 @@ def is_done(rows: list[dict[str, Any]], workload: str, gpus: int) -> bool:
 def measure_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs every row that is not done, and appends what it finds to the file."""
     path, sitting = Path(args.out), int(time.time())
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    kept = json.loads(path.read_text()) if path.exists() else {"rows": [], "cold_s": {}}
+    rows, cold = kept["rows"], kept["cold_s"]
     names = [name for name in workloads.WORKLOADS if not args.only or name in args.only.split(",")]
     names = [name for name in names if args.again or not is_done(rows, name, args.gpus)]
     rivals = args.rivals.split(",")
-    cold = warm(names, rivals, args) if args.warm else {}
+    if args.warm:
+        cold |= warm(names, rivals, args)
+        path.write_text(json.dumps(kept, indent=1) + "\n")
     begin, pairs = time.time(), [(name, rival) for name in names for rival in rivals]
 
     def one(pair: tuple[str, str], lock: str) -> dict[str, Any]:
         if time.time() - begin > args.budget:
-            return {"error": "not begun for want of time"}
+            return {"error": UNBEGUN}
         return start(*pair, args, seconds=args.seconds, lock=lock)
 
     with (
@@ -142,21 +146,26 @@ def measure_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         told = pool.map(lambda pair: one(pair, lock.name if args.gpus == 1 else ""), pairs)
         for (name, rival), result in zip(pairs, told, strict=True):
-            row = finish(result, name, args) | {"rival": rival, "sitting": sitting} | cold.get((name, rival), {})
-            rows.append(row)
-            path.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            row = finish(result, name, args) | {"rival": rival, "sitting": sitting}
+            row |= {"cold_s": cold[f"{name} {rival}"]} if f"{name} {rival}" in cold else {}
             print(line(row), flush=True)
+            if result.get("error") != UNBEGUN:
+                rows.append(row)
+                path.write_text(json.dumps(kept, indent=1) + "\n")
     return rows
 
 
-def warm(names: list[str], rivals: list[str], args: argparse.Namespace) -> dict[tuple[str, str], dict[str, Any]]:
+def warm(names: list[str], rivals: list[str], args: argparse.Namespace) -> dict[str, float]:
     """Runs one step of each, several processes at a time: their times to it, with nothing in the caches."""
     pairs = [(name, rival) for rival in rivals for name in names if name != "paper-256"]  # which needs a GPU for itself
+    cold = {}
     with concurrent.futures.ThreadPoolExecutor(args.warm) as pool:
-        found = dict(zip(pairs, pool.map(lambda pair: start(*pair, args, seconds=0), pairs), strict=True))
-    for (name, rival), row in found.items():
-        print(f"{name:10} {rival:6} first step after {row.get('first_s', 0):6.1f} s {row.get('error', '')}", flush=True)
-    return {pair: {"cold_s": row["first_s"]} for pair, row in found.items() if "first_s" in row}
+        told = pool.map(lambda pair: start(*pair, args, seconds=0), pairs)
+        for (name, rival), row in zip(pairs, told, strict=True):
+            after = f"first step after {row['first_s']:6.1f} s" if "first_s" in row else row["error"]
+            print(f"{name:10} {rival:6} {after}", flush=True)
+            cold |= {f"{name} {rival}": row["first_s"]} if "first_s" in row else {}
+    return cold
 
 
 # What is shown.

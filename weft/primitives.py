@@ -162,12 +162,14 @@ _TABLE = {
             products=5,
         ),
         _rows(Role.KERNEL, "sort", work=100),
+        _rows(Role.KERNEL, "pallas_call"),
         _rows(
             Role.KERNEL,
             """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr
             random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
+        _rows(Role.KERNEL, "pallas_call"),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
         _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
@@ -304,7 +306,7 @@ _HEADS_FIRST = 1  # the layout BNTH of cuDNN's attention; BTNH is 0
 
 
 def flops_of(eqn: Any) -> int:
-    """The FLOPs of a product, a convolution or an attention; 0 for anything else."""
+    """The FLOPs of a product, an attention or a kernel that says them; else 0."""
     row = row_of(eqn)
     if row.kind is Role.PRODUCT and _is_ragged(eqn):
         return 2 * math.prod(eqn.invars[0].aval.shape) * _shape_of_ragged(eqn)[2]
@@ -313,7 +315,8 @@ def flops_of(eqn: Any) -> int:
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
     if row.kind is Role.ATTENTION:
         return row.products * 2 * math.prod(sizes_of_attention(eqn))
-    return 0
+    estimate = eqn.params.get("cost_estimate") if row.kind is Role.KERNEL else None  # of a Pallas kernel that gives one
+    return 0 if estimate is None else int(estimate.flops)
 
 
 def sizes_of_attention(eqn: Any) -> tuple[int, int, int, int, int]:

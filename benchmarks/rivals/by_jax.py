@@ -63,7 +63,7 @@ def make(w: Workload) -> Callable[[], Any]:
         return _generation(w, p)
     held = [p, jax.jit(update.init)(p)]
     batch = {name: jnp.asarray(value) for name, value in workloads.batch(w).items()}
-    keys = iter(jax.random.split(jax.random.key(1), 4096))
+    keys = iter(list(jax.random.split(jax.random.key(1), 512)) if w.dropout else [None] * 4096)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(p: Weights, state: Any, key: Any) -> Any:

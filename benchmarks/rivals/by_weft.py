@@ -61,7 +61,7 @@ def make(w: Workload, **changes: Any) -> Callable[[], Any]:
     step = wf.spmd(wf.train_step(loss, optimizer(w)), mesh=mesh, layout="batch:x", donate=0)
     held, batch = [step.init(model)], place(w)
     del model
-    keys = iter(jax.random.split(jax.random.key(1), 4096))
+    keys = iter(list(jax.random.split(jax.random.key(1), 512)) if w.dropout else [None] * 4096)
 
     def run() -> Any:
         held[0], told = step(held[0], batch, next(keys))

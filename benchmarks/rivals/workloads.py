@@ -87,8 +87,7 @@ TRAINED = (
     ),
     dataclasses.replace(DEEP, name="moe", layers=12, experts=8),
     dataclasses.replace(
-        PAPER, name="paper-256", heads=256, d_ff=262144, batch=32, optimizer="adafactor",
-        weft=dict(scanned=False, remat=True),
+        PAPER, name="paper-256", heads=256, d_ff=262144, batch=32, optimizer="adafactor"
     ),
 )  # fmt: skip
 DECODED = tuple(

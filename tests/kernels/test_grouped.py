@@ -14,6 +14,7 @@ from weft.kernels.choice import Chip
 from weft.nn import dropless
 
 TINY = grouped.Tiles(rows=16, columns=32, inner=16)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 interpreted = functools.partial(grouped.grouped_product, tiles=TINY, interpret=True)
 
 
@@ -21,7 +22,7 @@ def draw(*shape, seed):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-@pytest.mark.parametrize("groups", [[0, 1, 2, 3], [3], [0, 2], [0, 1, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize("groups", [[3], [0, 1, 2, 4]], ids=str)
 def test_each_row_has_the_product_with_its_own_matrix(groups):
     """Groups may be empty, and the rows of a number beyond the last have none."""
     tokens, w, out = draw(24, 16, seed=0), draw(4, 16, 32, seed=1), draw(48, 32, seed=2)
@@ -40,10 +41,10 @@ def test_each_row_has_the_product_with_its_own_matrix(groups):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 64])
+@pytest.mark.parametrize("rows", [1, 17])
 def test_every_row_has_a_place_of_its_own_in_a_block_of_its_group(rows):
     random = np.random.default_rng(rows)
-    for _ in range(5):
+    for _ in range(2):
         group = random.integers(0, 4, rows)
         row, place, of_block, first = grouped.place_rows(jnp.asarray(group), 3, 8)
         here = group < 3
@@ -53,21 +54,29 @@ def test_every_row_has_a_place_of_its_own_in_a_block_of_its_group(rows):
         assert np.asarray(first)[-1] <= len(of_block)
 
 
-@pytest.mark.parametrize("layout", ["", "batch:x", "experts:x", "batch:x,experts:x", "d_ff:x", "batch:x,d_ff:y"])
+@pytest.mark.parametrize(
+    "layout",
+    [*("", "batch:x,experts:x"), *(slow(name) for name in ("batch:x", "experts:x", "d_ff:x", "batch:x,d_ff:y"))],
+)
 def test_experts_in_blocks_are_as_those_that_are_sorted(layout, monkeypatch):
     dims = wf.dims(d_model=16, d_ff=64, experts=4)
     layer = nn.MixtureOfExperts(*dims, gating="dropless", gated=True, activation="silu", key=jax.random.key(0))
-    h = wf.tensor(draw(4, 8, 16, seed=3), "batch length d_model")
+    h = wf.parameter(draw(4, 8, 16, seed=3), "batch length d_model")
 
-    def loss(layer, h):
+    def loss(both):
+        layer, h = both
         return wf.sum(wf.square(layer(h)[0]), over="batch length d_model")
 
-    known = wf.value_and_grad(loss)(layer, h)
+    known = wf.value_and_grad(loss)((layer, h))
+    run = wf.spmd(wf.value_and_grad(loss), mesh="x=2,y=2", layout=layout, strict=False)
+    flops = wf.trace(run, (layer, h)).flops
     monkeypatch.setattr(dropless, "chip_of", lambda x: Chip("gpu"))
     monkeypatch.setattr(grouped, "can_do", lambda *given: None)
     monkeypatch.setattr(grouped, "grouped_product", interpreted)
     monkeypatch.setattr(grouped, "place_rows", functools.partial(grouped.place_rows, block=TINY.rows))
-    found = wf.spmd(wf.value_and_grad(loss), mesh="x=2,y=2", layout=layout, strict=False)(layer, h)
+    run = wf.spmd(wf.value_and_grad(loss), mesh="x=2,y=2", layout=layout, strict=False)
+    assert wf.trace(run, (layer, h)).flops == pytest.approx(flops, rel=2e-3)  # but for the sum by shares
+    found = run((layer, h))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(known), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4 * np.abs(b).max())
 

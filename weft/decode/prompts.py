@@ -24,6 +24,7 @@ from ..models.running import without_rules
 from ..nn.arguments import check_count
 from ..nn.moe import expert_capacity
 from ..spmd.border import SpmdFunction
+from ..spmd.compiling import compiler_options
 from ..spmd.place import check_values
 from ..tensor import Tensor, is_tensor, tensor
 
@@ -39,22 +40,22 @@ class Start:
     layout: Layout | None
 
 
-GPU_OPTIONS: dict[str, Any] = {}
-"""What XLA is told for a loop over tokens on a GPU."""
-
-
 @functools.lru_cache(maxsize=64)
 def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     """`fn` jitted for a mesh and a layout, or for one processor; once for equal ones."""
     if mesh is not None and layout is not None:
         return SpmdFunction(fn, mesh, layout)
-    return jax.jit(fn, compiler_options=GPU_OPTIONS if jax.default_backend() == "gpu" else None)
+    return jax.jit(fn, compiler_options=compiler_options(None))
 
 
 def start_decoding(
-    model: Any, prompts: Any, steps: int, layout: LayoutLike | None, continuations: dict[str, int]
+    model: Any, prompts: Any, steps: int, layout: LayoutLike | None, continuations: dict[str, int], ahead: int = 0
 ) -> Start:
-    """The prompts of a model that decodes `steps`, with dims of `continuations`."""
+    """The prompts of a model that decodes `steps`, with dims of `continuations`.
+
+    Where the model checks tokens `ahead` of those written, its KV cache has room for them too, and none of the few that
+    it sees at once is split from the others.
+    """
     need_decoder(getattr(model, "config", None), type(model).__name__)
     check_values(jax.tree.leaves(model))
     steps = check_count(steps, "max_new_tokens")
@@ -71,25 +72,34 @@ def start_decoding(
         layout.check_dims(model.config.dims)
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
         layout = drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
+        if ahead:
+            why = f"a step sees {ahead + 1} tokens, which go to all processors"
+            layout = _drop_aloud(layout, mesh, ["length", "stream"], why)
+            layout = drop_undivided(layout, mesh, {"memory_length": ahead + 1})
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
     longest = round_up(most, multiple)
-    room = round_up(longest + steps if is_lm else steps, multiple)
-    needed = most + steps if is_lm else max(most, steps)
+    room = round_up(longest + steps + ahead if is_lm else steps, multiple)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
         layout = drop_undivided(
             layout, mesh, {"slots": expert_capacity(longest, config.experts, config.choices, config.capacity)}
         )
+    check_positions(model, most, steps)
+    if isinstance(model, Seq2Seq):
+        return Start(_pad_right(rows, longest, model.config.padding), room, mesh, layout)
+    return Start(_pad_left(rows, longest), room, mesh, layout)
+
+
+def check_positions(model: Any, most: int, steps: int) -> None:
+    """Raises where a model has learned fewer positions than prompts and tokens need."""
+    needed = most + steps if isinstance(model, TransformerLM) else max(most, steps)
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(
             f"{most} tokens and {steps} more need {needed} positions, and the model has {room}",
             fix=f"shorten the prompts, or ask for at most {max(room - most, 0)} tokens",
         )
-    if isinstance(model, Seq2Seq):
-        return Start(_pad_right(rows, longest, model.config.padding), room, mesh, layout)
-    return Start(_pad_left(rows, longest), room, mesh, layout)
 
 
 def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:
@@ -149,11 +159,19 @@ def drop_undivided(layout: Layout, mesh: Mesh, sizes: dict[str, int]) -> Layout:
     for name, size in sizes.items():
         ways = ways_of(layout, mesh, name)
         if size % ways:
+            why = f"`{name}` has size {size}, which does not divide over {ways} processors"
+            layout = _drop_aloud(layout, mesh, [name], why)
+    return layout
+
+
+def _drop_aloud(layout: Layout, mesh: Mesh, names: Sequence[str], why: str) -> Layout:
+    """The layout without rules of these dims; warns of each."""
+    for name in names:
+        if ways_of(layout, mesh, name) > 1:
             rule = f"{name}:{'+'.join(layout.rules[name])}"
             layout = layout.drop(name)
             warnings.warn(
-                f"decoding without the rule `{rule}`: `{name}` has size {size}, which does not divide over {ways} "
-                f"processors; each of them computes all of it\n  layout: {layout}",
+                f"decoding without the rule `{rule}`: {why}; each of them computes all of it\n  layout: {layout}",
                 WeftWarning,
                 stacklevel=user_stacklevel(),
             )

@@ -56,7 +56,24 @@ class Sampler:
             logits = wf.where(seen, lower, logits)
         if self.is_greedy:
             return wf.argmax(logits, over="vocab")
+        return self._draw_best(logits / self.temperature, key)
+
+    def draw(self, logits: Tensor, key: Any) -> Tensor:
+        """The token chosen, where it is drawn by the chances of `filter`."""
+        if self.is_greedy:
+            return wf.argmax(logits, over="vocab")
+        return wf.random.categorical(key, self.filter(logits), over="vocab")
+
+    def filter(self, logits: Tensor) -> Tensor:
+        """The logits that tokens are drawn by: very small for those that cannot be."""
         logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.dim("vocab").count:
+            best = Dim(f"{UNSHOWN}best", self.top_k)
+            largest, _ = wf.top_k(logits, over="vocab", k=best)
+            logits = wf.where(logits >= wf.min(largest, over=best), logits, -1e9)
+        return self._nucleus(logits, "vocab")
+
+    def _draw_best(self, logits: Tensor, key: Any) -> Tensor:
         vocab = logits.dim("vocab")
         if self.top_k is None or self.top_k >= vocab.count:
             return wf.random.categorical(key, self._nucleus(logits, "vocab"), over="vocab")
@@ -77,7 +94,7 @@ class Sampler:
 
 
 def best_log_probability(logits: Tensor) -> Tensor:
-    """The log-probability of the likeliest token, which nobody needs to look up: f32[..]."""
+    """The log-probability of the likeliest token: f32[..]."""
     return wf.max(logits, over="vocab") - wf.logsumexp(logits, over="vocab")
 
 

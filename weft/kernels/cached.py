@@ -1,12 +1,13 @@
-"""Attention of one query to a KV cache, which gets the new key and value beside it.
+"""Attention of one query to a KV cache, which gets the new key and value.
 
 One kernel reads what is there of the cache, and no more: keys from the first of a sequence, or of its window, up to the
-new token; and writes the new key and value in their place. Arrays are plain slices: the token's queries, its key and its
-value beside each other [rows heads group+2 width], as one product makes them, and the cache [rows memory heads width].
-Where rows and heads are too few for a GPU, the keys are cut into parts, whose means are put together after it.
+new token; and writes the new key and value in their place. Arrays are plain slices: the token's queries, its key and
+its value beside each other [rows heads group+2 width], as one product makes them, and the cache [rows memory heads
+width]. Where rows and heads are too few for a GPU, the keys are cut into parts, whose means are put together after it.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -97,56 +98,15 @@ def _call(token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softca
 
     rows, heads, group, width = token[0], token[1], token[2] - 2, token[3]
     memory = shape[1]
-    count = parts_for(rows, heads, memory)
+    parts = parts_for(rows, heads, memory)
     tile = min(max(16, _TILE // width), 1 << (memory.bit_length() - 1))  # a power of two that fits
     tiles = -(-memory // tile)
-    per_part = -(-tiles // count)
-
-    def kernel(*refs: Any) -> None:
-        qkv_ref, _, _, at_ref, begin_ref, o_ref, most_ref, sum_ref, keys_ref, values_ref = refs
-        part, at, begin = pl.program_id(2), at_ref[0], begin_ref[0]
-        *queries, new_key, new_value = (qkv_ref[i, :].astype(jnp.float32) for i in range(group + 2))
-        is_first = (part == 0).astype(jnp.float32)  # the new token is seen once
-
-        def start(query: Any) -> Any:
-            score = jnp.where(part == 0, _score(jnp.sum(query * new_key), scale, softcap), _LOWEST)
-            return new_value * is_first, score, is_first
-
-        def turn(number: Any, carries: Any) -> Any:
-            place = jnp.minimum(number * tile, memory - tile)  # the last tile may hold what the one before it held
-            here = place + jax.lax.iota(jnp.int32, tile)
-            is_seen = (here >= begin) & (here < at) & (here >= number * tile)
-            tile_keys = keys_ref[pl.ds(place, tile), :].astype(jnp.float32)
-            tile_values = values_ref[pl.ds(place, tile), :].astype(jnp.float32)
-            after = []
-            for query, (mixed, most, total) in zip(queries, carries, strict=True):
-                scores = _score(jnp.sum(tile_keys * query[None, :], axis=1), scale, softcap)
-                scores = jnp.where(is_seen, scores, _LOWEST)
-                largest = jnp.maximum(most, jnp.max(scores))
-                share = jnp.where(is_seen, jnp.exp(scores - largest), 0.0)
-                shrunk = jnp.exp(most - largest)
-                mixed = mixed * shrunk + jnp.sum(tile_values * share[:, None], axis=0)
-                after.append((mixed, largest, total * shrunk + jnp.sum(share)))
-            return tuple(after)
-
-        low = jnp.maximum(part * per_part, begin // tile)
-        high = jnp.minimum((part + 1) * per_part, (at + tile - 1) // tile)
-        carries = jax.lax.fori_loop(low, high, turn, tuple(map(start, queries)))
-        for i, (mixed, most, total) in enumerate(carries):
-            o_ref[i, :] = (mixed / jnp.where(total > 0, total, 1.0)).astype(o_ref.dtype)
-            most_ref[i], sum_ref[i] = most, total
-
-        @pl.when(part == 0)
-        def _() -> None:
-            keys_ref[at, :] = new_key.astype(keys_ref.dtype)
-            values_ref[at, :] = new_value.astype(values_ref.dtype)
-
+    kernel = _OneQuery(group, memory, tile, -(-tiles // parts), scale, softcap)
     of_cache = pl.BlockSpec((None, memory, None, width), lambda b, h, p: (b, 0, h, 0))
     of_part = pl.BlockSpec((None, None, None, group), lambda b, h, p: (p, b, h, 0))
-    out = dtype if count == 1 else jnp.float32
     return pl.pallas_call(
         kernel,
-        grid=(rows, heads, count),
+        grid=(rows, heads, parts),
         in_specs=[
             pl.BlockSpec((None, None, group + 2, width), lambda b, h, p: (b, h, 0, 0)), of_cache, of_cache,
             pl.BlockSpec((1,), lambda b, h, p: (0,)), pl.BlockSpec((1,), lambda b, h, p: (b,)),
@@ -156,8 +116,8 @@ def _call(token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softca
             of_part, of_part, of_cache, of_cache,
         ],
         out_shape=[
-            jax.ShapeDtypeStruct((count, rows, heads, group, width), out),
-            *[jax.ShapeDtypeStruct((count, rows, heads, group), jnp.float32)] * 2,
+            jax.ShapeDtypeStruct((parts, rows, heads, group, width), dtype if parts == 1 else jnp.float32),
+            *[jax.ShapeDtypeStruct((parts, rows, heads, group), jnp.float32)] * 2,
             *[jax.ShapeDtypeStruct(shape, kept)] * 2,
         ],
         input_output_aliases={1: 3, 2: 4},
@@ -165,3 +125,60 @@ def _call(token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softca
         compiler_params=None if backend == "interpret" else triton.CompilerParams(num_warps=4, num_stages=2),
         name="attend_cached",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _OneQuery:
+    """What is done for one row, one head of keys and one part of them."""
+
+    group: int
+    memory: int
+    tile: int
+    """How many keys are read at a time."""
+    tiles: int
+    """How many tiles a part has."""
+    scale: float
+    softcap: float | None
+
+    def __call__(self, *refs: Any) -> None:
+        from jax.experimental import pallas as pl
+
+        qkv_ref, _, _, at_ref, begin_ref, o_ref, most_ref, sum_ref, keys_ref, values_ref = refs
+        part, at, begin = pl.program_id(2), at_ref[0], begin_ref[0]
+        *queries, key, value = (qkv_ref[i, :].astype(jnp.float32) for i in range(self.group + 2))
+        is_first = (part == 0).astype(jnp.float32)  # the new token is seen once
+
+        def start(query: Any) -> Any:
+            score = _score(jnp.sum(query * key), self.scale, self.softcap)
+            return value * is_first, jnp.where(part == 0, score, _LOWEST), is_first
+
+        def turn(number: Any, carries: Any) -> Any:
+            place = jnp.minimum(number * self.tile, self.memory - self.tile)
+            here = place + jax.lax.iota(jnp.int32, self.tile)
+            # The last tile may begin with what the one before it held.
+            is_seen = (here >= begin) & (here < at) & (here >= number * self.tile)
+            keys, values = (x[pl.ds(place, self.tile), :].astype(jnp.float32) for x in (keys_ref, values_ref))
+            return tuple(map(functools.partial(self._add, keys, values, is_seen), queries, carries))
+
+        low = jnp.maximum(part * self.tiles, begin // self.tile)
+        high = jnp.minimum((part + 1) * self.tiles, (at + self.tile - 1) // self.tile)
+        carries = jax.lax.fori_loop(low, high, turn, tuple(map(start, queries)))
+        for i, (mixed, most, total) in enumerate(carries):
+            o_ref[i, :] = (mixed / jnp.where(total > 0, total, 1.0)).astype(o_ref.dtype)
+            most_ref[i], sum_ref[i] = most, total
+
+        @pl.when(part == 0)
+        def _() -> None:
+            keys_ref[at, :] = key.astype(keys_ref.dtype)
+            values_ref[at, :] = value.astype(values_ref.dtype)
+
+    def _add(self, keys: Any, values: Any, is_seen: Any, query: Any, carry: Any) -> Any:
+        """What a query took so far, with what it takes of a tile."""
+        mixed, most, total = carry
+        scores = _score(jnp.sum(keys * query[None, :], axis=1), self.scale, self.softcap)
+        scores = jnp.where(is_seen, scores, _LOWEST)
+        largest = jnp.maximum(most, jnp.max(scores))
+        share = jnp.where(is_seen, jnp.exp(scores - largest), 0.0)
+        shrunk = jnp.exp(most - largest)
+        mixed = mixed * shrunk + jnp.sum(values * share[:, None], axis=0)
+        return mixed, largest, total * shrunk + jnp.sum(share)

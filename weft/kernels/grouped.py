@@ -151,7 +151,8 @@ def _by_group(x: Any, weights: Any, places: Places, tiles: Tiles, interpret: boo
         out_ref[own_rows, own_columns] = total.astype(out_ref.dtype)
 
     out = jax.ShapeDtypeStruct((len(x), columns), x.dtype)
-    return _call(kernel, blocks * across, out, tiles, interpret, "grouped_product")(places.group, x, weights)
+    flops = 2 * len(places.place) * inner * columns
+    return _call(kernel, blocks * across, out, tiles, interpret, flops)(places.group, x, weights)
 
 
 def _of_group(x: Any, gradient: Any, places: Places, dtype: Any, tiles: Tiles, interpret: bool) -> Any:
@@ -180,12 +181,20 @@ def _of_group(x: Any, gradient: Any, places: Places, dtype: Any, tiles: Tiles, i
         out_ref[group, own_rows, own_columns] = total.astype(out_ref.dtype)
 
     out = jax.ShapeDtypeStruct((groups, d, f), dtype)
-    return _call(kernel, groups * down * across, out, tiles, interpret, "grouped_gradient")(places.first, x, gradient)
+    flops = 2 * len(places.place) * d * f
+    return _call(kernel, groups * down * across, out, tiles, interpret, flops)(places.first, x, gradient)
 
 
-def _call(kernel: Any, programs: int, out: Any, tiles: Tiles, interpret: bool, name: str) -> Any:
+def _call(kernel: Any, programs: int, out: Any, tiles: Tiles, interpret: bool, flops: int) -> Any:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    params = triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
-    return pl.pallas_call(kernel, out, grid=(programs,), interpret=interpret, compiler_params=params, name=name)
+    return pl.pallas_call(
+        kernel,
+        out,
+        grid=(programs,),
+        interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+        cost_estimate=pl.CostEstimate(flops=flops, bytes_accessed=0, transcendentals=0),
+        name="grouped_product",
+    )

@@ -60,11 +60,13 @@ class KVCache(eqx.Module):
         """The position of the next token in its sequence."""
         return self.at if self.first is None else self.at - self.first
 
-    def mask(self, window: int | None, of: Tensor | None = None) -> nn.Mask:
-        """What the next token sees, or those of `length` in `of`."""
-        here = self.position
-        if of is not None and of.dims.has("length"):
-            here = here + wf.arange(of.dim("length"), like=of)
+    def positions_of(self, x: Tensor) -> Tensor:
+        """The position of the next token, or of as many as `x` has along `length`."""
+        return self.position + wf.arange(x.dim("length"), like=x) if x.dims.has("length") else self.position
+
+    def mask(self, window: int | None, of: Tensor) -> nn.Mask:
+        """What the next token sees, or as many as `of` has along `length`."""
+        here = self.positions_of(of)
         there = wf.arange(self.keys.dim("memory_length"), like=self.keys)
         if self.first is None:
             return nn.Mask(causal=True, window=window, positions=here, memory_positions=there)
@@ -87,9 +89,10 @@ class KVCache(eqx.Module):
         return nn.Mask(segments=one, memory_segments=self.memory_segments)
 
     def after(self, new: KeysValues) -> "KVCache":
-        """With the next token in its place, of all layers stacked."""
+        """With the next tokens in their places, of all layers stacked."""
         assert isinstance(self.past, KeysValues)
-        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + 1)
+        count = new.keys.size("memory_length") if new.keys.dims.has("memory_length") else 1
+        return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + count)
 
     def moved(self, past: tuple[KeysValues, ...], by: int) -> "KVCache":
         """With keys and values in which the next `by` tokens are in their places."""

@@ -141,8 +141,8 @@ class Stack(eqx.Module):
         return self._run_all(one, None)[2]
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
-        """One token, [batch d_model], through all blocks; and the KV cache with it."""
-        mask, memory_mask = cache.mask(self.config.window), cache.memory_mask
+        """One token, [batch d_model], or a few of `stream`; and the KV cache with them."""
+        mask, memory_mask = cache.mask(self.config.window, as_length(x)), cache.memory_mask
         bias = self.bias(x, mask)
 
         def one(x: Tensor, block: Any, pasts: Any, turn: Any) -> Any:

@@ -17,7 +17,6 @@ import equinox as eqx
 
 from .. import nn
 from .. import ops as wf
-from ..dims import Dim
 from ..errors import DimError, TensorError, public
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
@@ -74,46 +73,33 @@ class Block(eqx.Module):
         When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
         `drops` no expert leaves out a token for want of room.
         """
+        keys = [fold_key(key, i) for i in range(6)]
+        back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
+
         h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q, *made = self.attention.project(h, position)
         new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
-        mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=fold_key(key, 0), dropout=self.dropout)
-        x = self.add_attention(x, mixed, memory=memory, memory_mask=memory_mask, key=key)
-        x, report = self.add_feed_forward(x, drops=drops, key=key)
-        return x, report, new
-
-    def add_attention(
-        self,
-        x: Tensor,
-        mixed: Tensor,
-        *,
-        memory: Tensor | KeysValues | None = None,
-        memory_mask: nn.Mask | None = None,
-        key: Any = None,
-    ) -> Tensor:
-        """The stream with what self-attention mixed, and with cross-attention."""
-        back = to_stream(x)
+        mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.dropout)
         y = wf.name(self.attention.out(mixed, rename=back), "attention")
-        x = wf.add(x, apply_dropout(y, self.dropout, fold_key(key, 1)), names="subset")
-        if self.memory_attention is None:
-            return x
-        y = self._cross_attend(x, memory, memory_mask or nn.Mask(), fold_key(key, 2), back)
-        return wf.add(x, apply_dropout(y, self.dropout, fold_key(key, 3)), names="subset")
+        x = wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
 
-    def add_feed_forward(self, x: Tensor, *, drops: bool = True, key: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The stream with what the feed-forward part or the experts make of it."""
-        h, back, own_key = self.feed_forward_norm(x), to_stream(x), fold_key(key, 4)
+        if self.memory_attention is not None:
+            y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
+            x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
+
+        h = self.feed_forward_norm(x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
-            y, report["statistics"] = self.feed_forward.run(as_length(h), key=own_key, drops=drops, rename=back)
+            y, report["statistics"] = self.feed_forward.run(as_length(h), key=keys[4], drops=drops, rename=back)
         else:
             h = self._enter(h, self.feed_forward.w_in)
             rename = back if h.dims.has("length") else {}
-            y = self.feed_forward(h, key=own_key, dropout=self.dropout, rename=rename)
+            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=rename)
         y = wf.name(y, "feed_forward")
-        return wf.add(x, apply_dropout(y, self.dropout, fold_key(key, 5)), names="subset"), report
+        x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
+        return x, report, new
 
     def _enter(self, x: Tensor, weight: Tensor) -> Tensor:
         """The stream as `length`; as it is, where heads trade places with it (Ulysses).
@@ -123,7 +109,7 @@ class Block(eqx.Module):
         stays = x.region is not None and self.attention.queries(x) and x.region.can_meet([*x.dims, *weight.dims[1:]])
         return x if stays else as_length(x)
 
-    def _cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
+    def cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
         assert attention is not None and self.memory_norm is not None and memory is not None
@@ -136,11 +122,6 @@ class Block(eqx.Module):
         """The keys and values of cross-attention for what an encoder made."""
         assert self.memory_attention is not None
         return KeysValues(*self.memory_attention.keys_and_values(memory, None))
-
-
-def to_stream(x: Tensor) -> dict[str, Dim]:
-    """The name that positions have again between blocks, by the one inside them."""
-    return {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
 
 def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
@@ -367,8 +348,11 @@ class TransformerLM(Runnable):
         return predict(self, x["stream", last - 1]), cache
 
     def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
-        """The logits of the token after `tokens` [batch], and the KV cache with those."""
-        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        """The logits of the token after `tokens` [batch], and the KV cache with those.
+
+        Of a few tokens, [batch length], there are logits after each: [batch stream vocab].
+        """
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.positions_of(tokens))), cache)
         return predict(self, x), cache
 
 

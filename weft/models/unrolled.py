@@ -19,12 +19,12 @@ from ..dims import UNSHOWN, Dim
 from ..kernels import cached
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.weights import cast_weights
-from ..ops.ring import is_on_gpu
+from ..ops.block_case import chip_of
 from ..tensor import Tensor
 from .cache import KeysValues, KVCache
-from .config import TransformerConfig
+from .config import TransformerConfig, stream
 from .stack import Stack, as_length
-from .transformer import Block, to_stream
+from .transformer import Block
 
 _WIDTH = f"{UNSHOWN}width"
 _BOTH = f"{UNSHOWN}both"
@@ -104,8 +104,11 @@ class DecodingBlock(eqx.Module):
         else:
             past = past.with_token(new, cache.at)
             mixed = block.attention.attend(q, *past, mask=mask, bias=bias)
-        x = block.add_attention(x, mixed, memory=memory, memory_mask=memory_mask)
-        return self._add_feed_forward(x), past
+        back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
+        x = wf.add(x, block.attention.out(mixed, rename=back), names="subset")
+        if block.memory_attention is not None:
+            x = wf.add(x, block.cross_attend(x, memory, memory_mask, None, back), names="subset")
+        return wf.add(x, self._feed_forward(as_length(block.feed_forward_norm(x)), back), names="subset"), past
 
     def _project(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, KeysValues]:
         """Queries, and new keys and values, with RoPE."""
@@ -127,12 +130,13 @@ class DecodingBlock(eqx.Module):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return attention.apply_rope(q, position), KeysValues(k, v)
 
-    def _add_feed_forward(self, x: Tensor) -> Tensor:
-        """The stream after the feed-forward part, or the experts."""
+    def _feed_forward(self, h: Tensor, back: Any) -> Tensor:
+        """What the feed-forward part, or the experts, make of the normed stream."""
         forward = self.block.feed_forward
-        if self.w_in is None or self.w_out is None or not isinstance(forward, nn.FeedForward):
-            return self.block.add_feed_forward(x, drops=False)[0]
-        h = as_length(self.block.feed_forward_norm(x))
+        if isinstance(forward, nn.MixtureOfExperts):
+            return forward.run(h, drops=False, rename=back)[0]
+        if self.w_in is None or self.w_out is None:
+            return forward(h, rename=back)
         d_model, d_ff = forward.w_in.dims
         hidden = wf.einsum(h, self.w_in, over=d_model, matmul_dtype=forward.matmul_dtype)
         *gate, hidden = wf.unstack(hidden, over=_BOTH) if forward.w_gate is not None else [hidden]
@@ -140,8 +144,8 @@ class DecodingBlock(eqx.Module):
             hidden = wf.add(hidden, forward.in_bias, names="subset")
         activate = ACTIVATIONS[forward.activation]
         hidden = wf.multiply(activate(gate[0]), hidden, names="subset") if gate else activate(hidden)
-        y = wf.einsum(hidden, self.w_out, over=d_ff, rename=to_stream(x), matmul_dtype=forward.matmul_dtype)
-        return wf.add(x, y if forward.out_bias is None else wf.add(y, forward.out_bias, names="subset"), names="subset")
+        y = wf.einsum(hidden, self.w_out, over=d_ff, rename=back, matmul_dtype=forward.matmul_dtype)
+        return y if forward.out_bias is None else wf.add(y, forward.out_bias, names="subset")
 
 
 class UnrolledDecoder(eqx.Module):
@@ -178,7 +182,7 @@ def can_attend_cached(attention: nn.Attention, q: Tensor, past: KeysValues) -> b
         return False  # a few tokens, or heads under another name
     is_plain = attention.fused and attention.talking is None
     is_here = _are_whole(past.keys, [*memory, d_kv])
-    return is_plain and is_here and is_on_gpu(q) and cached.can_do(d_kv.size) is None
+    return is_plain and is_here and chip_of(q).kind == "gpu" and cached.can_do(d_kv.size) is None
 
 
 def attend_cached(
