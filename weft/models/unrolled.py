@@ -1,4 +1,4 @@
-"""A decoder as a loop over tokens has it: weights cast once, every layer by itself.
+"""A decoder as a loop over tokens has it: weights cast, every layer by itself.
 
 No turn of the loop reads weights in a wider dtype than it computes with, and none slices a stack of them: the product
 of a few rows with a matrix takes as long as reading it. Queries, keys and values are one product, and so are the two of
