@@ -61,9 +61,9 @@ def scramble(x: Any) -> Any:
     return (x ^ (x >> 15)) * np.uint32(0x846CA68B)
 
 
-def rotate(word: Any) -> Any:
-    """The two halves of words in the other order."""
-    return (word << 16) | (word >> 16)
+def rotate(word: Any, by: Any = 16) -> Any:
+    """Words rotated by so many bits: by 16, their halves in the other order."""
+    return (word << by) | (word >> ((32 - by) & np.uint32(31)))  # one instruction of a GPU
 
 
 def threshold(rate: float) -> Any:

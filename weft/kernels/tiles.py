@@ -138,7 +138,7 @@ def keeps(how: How, here: TileSide, there: list[TileSide]) -> list[Any]:
     if len(there) == 2:
         return [word < below, counter.rotate(word) < below]
     later = (there[0].index // APART) % 2 if there[0].later is None else there[0].later
-    return [jnp.where(later != 0, counter.rotate(word), word) < below]
+    return [counter.rotate(word, later.astype(jnp.uint32) * 16) < below]
 
 
 def loop(parts: tuple[bool, bool, bool], limits: Any, turns: int, body: Callable[..., Any], carry: Any) -> Any:
