@@ -38,7 +38,7 @@ class Tiles:
     columns: int = 256
     inner: int = 64
     warps: int = 8
-    stages: int = 3
+    stages: int = 4
 
     def fitted(self, *widths: int) -> "Tiles":
         """The same with columns and inner pieces that divide the matrices' widths."""
