@@ -160,12 +160,10 @@ class Case:
         bias = wf.tensor(jax.ShapeDtypeStruct([d.size for d in self.bias_dims], "float32"), self.bias_dims)
         how = {"mask": self.mask(self.said), "bias": bias if self.row.bias else None, "dropout": self.row.dropout}
         case = case_of(q, k, self.heads, **how, softcap=self.row.softcap)
-        print(f"  chosen: {choose(case, chip)}")
-        return (
-            ""
-            if kernel == "plain"
-            else {"cudnn": choice.why_not_cudnn, "flash": choice.why_not_flash}[kernel](case, chip)
-        )
+        if kernel == "plain":
+            print(f"  {choose(case, chip)}")
+            return ""
+        return {"cudnn": choice.why_not_cudnn, "flash": choice.why_not_flash}[kernel](case, chip)
 
 
 def run_row(name: str, row: Row, kernels: list[str], chip: Chip, *, repeats: int) -> dict[str, Any]:

@@ -38,13 +38,16 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Files that take longest come first, so that no worker is left alone with one at the end; new ones before all."""
+    """Files that take longest come first, so that no worker is left alone with one at the end; new ones before all.
+
+    Those that train come before the others: what one of them compiled is of use to the next.
+    """
     seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
 
     def took(item):
         return seconds.get(file_of(item.nodeid), 1e9)
 
-    items.sort(key=lambda item: -took(item))
+    items.sort(key=lambda item: (not is_training(item), -took(item)))
     if config.getoption("--smoke"):
         left_out = [item for item in items if took(item) > MOST_IN_SMOKE]
         config.hook.pytest_deselected(items=left_out)
@@ -58,6 +61,10 @@ def file_of(test):
     return test.split("::")[0].removeprefix("tests/")
 
 
+def is_training(test):
+    return file_of(test.nodeid).startswith(("train/", "cli/"))
+
+
 def pytest_runtest_logreport(report):
     _seconds[file_of(report.nodeid)] += report.duration
 
@@ -69,6 +76,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """What a file compiled is of no use to the next: without this a worker grows to several GB."""
-    if nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid):
+    """What a file compiled is of no use to one of another kind: without this a worker grows to several GB."""
+    is_over = nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid)
+    if is_over and not (nextitem is not None and is_training(item) and is_training(nextitem)):
         jax.clear_caches()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import config as _config  # holds `_check_vma`
+from jax._src import core as _core  # holds `trace_state_clean`
 from jax.extend import source_info_util
 from jax.interpreters import partial_eval
 
@@ -102,6 +103,11 @@ def is_operator_of_array(frame: FrameType) -> bool:
 def is_check_of_scalar(frame: FrameType | None) -> bool:
     """Whether the caller is `jax.grad`, which checks that a function gave a number."""
     return frame is not None and frame.f_code.co_name == "_check_scalar"
+
+
+def is_nothing_traced() -> bool:
+    """Whether JAX evaluates at once: no function is being traced around the caller."""
+    return _core.trace_state_clean()  # what is public compares states, and has no name for this one
 
 
 def without_dead_code(jaxpr: Any) -> Any:

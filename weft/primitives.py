@@ -169,6 +169,7 @@ _TABLE = {
             random_gamma reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
+        _rows(Role.KERNEL, "pallas_call"),
         _rows(Role.CALLBACK, "io_callback pure_callback"),
         _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
@@ -204,16 +205,16 @@ _OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BIT
 
 
 def row_of(eqn: Any) -> Primitive:
-    """The row of an equation's primitive; one the table does not know is of no kind."""
+    """The row of an equation's primitive."""
     name = eqn.primitive.name
     if name == _TRANSFER.name and is_on_host(eqn.invars[0].aval) != is_on_host(eqn.outvars[0].aval):
         return _TRANSFER
+    return row_named(name)
+
+
+def row_named(name: str) -> Primitive:
+    """The row of the primitive of that name; one the table does not know is of no kind."""
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
-
-
-def role_of(name: str) -> Role:
-    """What kind the primitive of that name is."""
-    return _TABLE[name].kind if name in _TABLE else Role.OTHER
 
 
 def kind_of(eqn: Any) -> Role:
@@ -305,10 +306,8 @@ _HEADS_FIRST = 1  # the layout BNTH of cuDNN's attention; BTNH is 0
 
 
 def flops_of(eqn: Any) -> int:
-    """The FLOPs of a product, a convolution, an attention or a kernel that says them; else 0."""
+    """The FLOPs of a product, an attention or a kernel that says them; else 0."""
     row = row_of(eqn)
-    if (said := eqn.params.get("cost_estimate")) is not None:
-        return int(said.flops)
     if row.kind is Role.PRODUCT and _is_ragged(eqn):
         return 2 * math.prod(eqn.invars[0].aval.shape) * _shape_of_ragged(eqn)[2]
     if row.kind is Role.PRODUCT:
@@ -316,7 +315,8 @@ def flops_of(eqn: Any) -> int:
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
     if row.kind is Role.ATTENTION:
         return row.products * 2 * math.prod(sizes_of_attention(eqn))
-    return 0
+    estimate = eqn.params.get("cost_estimate") if row.kind is Role.KERNEL else None  # of a Pallas kernel that gives one
+    return 0 if estimate is None else int(estimate.flops)
 
 
 def sizes_of_attention(eqn: Any) -> tuple[int, int, int, int, int]:

@@ -507,6 +507,21 @@ fault("memory-of-split-arguments-is-that-of-the-whole", "program/liveness.py",
 fault("what-is-folded-does-not-keep-its-operands", "program/memory_course.py",
       "value.last = max(value.last, last)", "value.last = max(value.last, 0)",
       "program/test_memory.py")
+fault("folded-layers-have-the-time-of-the-first", "program/lines.py",
+      "doers=frozenset().union(*(line.doers for line in lines))", "doers=lines[0].doers",
+      "plan/test_profiled.py -k stands_for")
+fault("collectives-beside-kernels-are-waited-for", "program/step_times.py",
+      "shown = next((found for found in running[::-1] if found), ())", "shown = set().union(*running)",
+      "program/test_step_times.py")
+fault("the-last-step-has-no-time-after-it", "program/step_times.py",
+      "(starts[0], starts[-1], len(starts) - 1) if len(starts) > 1", "(starts[0], ends[-1], len(starts)) if starts",
+      "program/test_step_times.py")
+fault("a-fused-kernel-is-its-last-op-alone", "program/compiled.py",
+      "for part in self.parts if names_op(part.scopes)] or", "for part in self.parts[-1:] if names_op(part.scopes)] or",
+      "program/test_step_times.py -k fused")
+fault("a-profile-of-other-sizes-is-taken", "plan/profiled.py",
+      "if dtype and shape not in shapes:", "if not dtype and shape not in shapes:",
+      "plan/test_profiled.py -k sizes")
 fault("few-rows-fill-a-whole-tile-of-a-tpu", "program/liveness.py",
       "next((rows for rows in (1, 2, 4) if height <= rows), -(-height // 8) * 8)", "-(-height // 8) * 8",
       "program/test_memory.py -k tiles")
@@ -599,8 +614,21 @@ fault("a-ring-forgets-the-sums-of-a-smaller-score", "ops/blockwise.py",
       "shares = state.shares * old + share", "shares = state.shares + share",
       "nn/test_ring.py -k 'one_processor or plain_jnp'")
 fault("dropout-of-a-block-begins-at-the-first-place", "ops/blockwise.py",
-      "(starts[dim.name]).reshape(-1)[0] for dim", "(starts[dim.name]).reshape(-1)[0] * 0 for dim",
+      "return as_varying((start + jnp.arange", "return as_varying((start * 0 + jnp.arange",
       "nn/test_ring.py -k one_processor")
+fault("a-key-that-is-not-seen-keeps-its-score", "kernels/cudnn.py",
+      "jnp.where(see(*places), jnp.zeros((), dtype), jnp.asarray(UNSEEN, dtype))",
+      "jnp.where(see(*places), jnp.zeros((), dtype), jnp.zeros((), dtype))",
+      "nn/test_fused.py -k fused_kernel")
+fault("a-query-that-sees-none-has-a-gradient", "kernels/cudnn.py",
+      "if see is not None and may_see_none:", "if False:",
+      "nn/test_fused.py -k fused_kernel")
+fault("a-kernel-counts-queries-of-a-slice-from-the-first", "nn/fused.py",
+      'here.start("length") if case.is_offset else 0', "0",
+      "nn/test_fused.py -k fused_kernel")
+fault("a-kernel-drops-by-the-local-head", "nn/fused.py",
+      '"heads": own.head.reshape(-1)}', '"heads": jnp.arange(own.head.size, dtype="uint32")}',
+      "nn/test_fused.py -k drops_the_same")
 fault("a-zigzag-swaps-its-halves", "ops/ring.py",
       "first, last = jnp.where(is_even, even, odd), jnp.where(is_even, odd, even)",
       "first, last = jnp.where(is_even, odd, even), jnp.where(is_even, even, odd)",
@@ -700,6 +728,6 @@ fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
       "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
       _ENTROPY)
 fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
-      "terms.append(jnp.squeeze(is_top, self.at) & (sums[\"before\"] == 0))", "terms.append(jnp.squeeze(is_top, self.at))",
+      "is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)", "is_hit = target == jnp.squeeze(top, self.at)",
       _ENTROPY)
 # fmt: on

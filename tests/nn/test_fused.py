@@ -32,7 +32,8 @@ from tests.programs.everywhere import outcome
 from weft import nn
 from weft.kernels.choice import AttentionCase, Chip, choose
 from weft.kernels.flash import flash_attention
-from weft.nn import fused
+from weft.kernels.splash import splash_attention
+from weft.nn import attention, fused
 
 SAME = T.renamed("memory_length")
 RELATIVE = nn.init(nn.RelativeBias(wf.Dim("buckets", 8), [H, G], is_causal=False, farthest=12), KEY)
@@ -76,7 +77,7 @@ CASES: dict[str, Any] = {
     "bias, window both ways": (lambda: nn.Mask(window=5), *SELF, BIAS),
     "relative": (lambda: nn.Mask(causal=True), *SELF, RELATIVE),
 }  # fmt: skip
-QUICK = ["causal", "packed", "positions", "cross, segments", "bias"]
+QUICK = {"causal": 1, "packed": 2, "positions": 1, "cross, segments": 1, "bias": 3}  # and at which place
 PLACES = [None, ("x=2,y=2", "batch:x,heads:y"), ("x=4", "length:x"), ("x=2,y=2", "batch:x,group:y")]
 
 
@@ -86,16 +87,14 @@ def assert_near(found: Any, want: Any, of_largest: float) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=of_largest * max(np.abs(b).max(), 1e-3))
 
 
-def table(*places: Any) -> Any:
-    rows = [
-        pytest.param(name, place, marks=[] if name in QUICK and i == 0 else [pytest.mark.slow])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, marks=[] if QUICK.get(name) == i else pytest.mark.slow)
         for name in CASES
-        for i, place in enumerate(places)
-    ]
-    return pytest.mark.parametrize(("name", "place"), rows)
-
-
-@table(PLACES[1], PLACES[0], *PLACES[2:])
+        for i, place in enumerate(PLACES)
+    ],
+)
 def test_a_fused_kernel_gives_what_the_plain_one_does(name, place, monkeypatch):
     mask, *given = CASES[name]
     want = outcome(None, attend(mask), *given)
@@ -163,6 +162,42 @@ def test_the_flash_kernel_gives_what_plain_attention_does_and_drops_the_same(nam
     assert_near(found, want, 2e-5)
 
 
+LONG = wf.Dim("length", 128)
+SPLASH: dict[str, Any] = {
+    "causal": (lambda *_: nn.Mask(causal=True), {}),
+    "packed": (lambda p, s: in_order(p, s), {}),
+    "window both ways": (lambda *_: nn.Mask(window=20), {}),
+    "softcap": (lambda *_: nn.Mask(causal=True), {"softcap": 2.0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, marks=[] if (name, i) == ("packed", 1) else pytest.mark.slow)
+        for name in SPLASH
+        for i, place in enumerate(PLACES[:2])
+    ],
+)
+def test_splash_attention_gives_what_plain_attention_does(name, place, monkeypatch):
+    mask, how = SPLASH[name]
+    random = np.random.default_rng(7)
+    dims = [B, LONG, H, G, K], *[[B, LONG.renamed("memory_length"), H, K]] * 2
+    given = [wf.tensor(random.normal(size=[dim.size for dim in own]).astype("float32"), own) for own in dims]
+    segments = np.sort(random.integers(0, 3, (2, 128))).astype("int32")
+    starts = np.diff(segments, axis=1, prepend=-1) > 0
+    positions = np.arange(128) - np.maximum.accumulate(np.where(starts, np.arange(128), 0), axis=1)
+    said = (wf.tensor(x.astype("int32"), [B, LONG]) for x in (positions, segments))
+    program, given = attend(mask, **how), (*given, None, *said)
+    want = outcome(None, program, *given)
+    monkeypatch.setattr(attention, "chip_of", lambda x: Chip("tpu"))
+    calls = []
+    monkeypatch.setattr(fused, "splash_attention", lambda *x, **how: calls.append(how) or splash_attention(*x, **how))
+    found = outcome(place, program, *given)
+    assert calls
+    assert_near(found, want, 2e-5)
+
+
 # ---- which kernel, and why not another
 
 PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
@@ -188,6 +223,17 @@ PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
         ({"bias": "each"}, Chip("gpu"), "one array as large as all scores"),
         ({"bias": "shared"}, Chip("gpu"), "fused by cuDNN"),
         ({"tensors": ("positions", "segments")}, Chip("gpu"), "fused by cuDNN"),
+        ({}, Chip("tpu"), "fused by JAX's splash attention"),
+        ({"softcap": True, "tensors": ("segments",), "is_within": True}, Chip("tpu"), "fused by JAX's splash"),
+        ({"length": 100}, Chip("tpu"), "plain, because splash attention takes multiples of 128 queries"),
+        ({"dtype": "float16"}, Chip("tpu"), "splash attention takes bfloat16 and float32, and this is float16"),
+        ({"dropout": True}, Chip("tpu"), "splash attention has no dropout"),
+        ({"bias": "shared"}, Chip("tpu"), "splash attention has no bias"),
+        ({"tensors": ("prefix",)}, Chip("tpu"), "the mask by positions or a prefix"),
+        ({"is_offset": True}, Chip("tpu"), "these are a slice"),
+        ({"tensors": ("segments",)}, Chip("tpu"), "segments of queries that are the keys"),
+        ({"window": 8, "length": 512}, Chip("tpu"), "past the window of every key"),
+        ({"is_in_blocks": True}, Chip("tpu"), "does no blocks apart"),
         ({"refusal": "the layer is told so"}, Chip("gpu"), "plain, because the layer is told so"),
     ],
 )  # fmt: skip

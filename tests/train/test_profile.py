@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from tests.cli.command import weft
 from weft.program.profile import read_op_names
 from weft.train import trainer
 from weft.train.config import read
@@ -81,7 +82,9 @@ def events(folder):
 
 def test_events_carry_the_names_of_ops_with_their_phase_and_line(profiled):
     folder, heard = profiled
-    assert heard == [f"steps 2 to 4 are profiled in {folder}; ui.perfetto.dev shows them"]
+    assert heard == [
+        f"steps 2 to 4 are profiled in {folder}; `weft profile {folder.parent}` reads them, ui.perfetto.dev shows them"
+    ]
     names = {event.get("name", "") for event in events(folder)}
     for phase in ("forward", "backward"):
         pattern = rf"einsum \({phase}\) weft/nn/(attention|feed_forward)\.py:\d+"
@@ -109,6 +112,15 @@ def test_the_program_in_a_profile_keeps_the_scopes_of_ops(profiled):
     assert any(re.match(r"einsum \(backward\) weft/nn/", name) for name in named.values())
 
 
+def test_the_command_reads_what_a_run_kept(profiled):
+    folder, _ = profiled
+    printed, said = weft("profile", folder.parent, "--hardware", "h100", "--json")
+    found = json.loads(printed)
+    assert said.startswith(f"reads {folder};") and found["steps"] == 2 and found["name"].endswith(" train_step")
+    total = sum(row["seconds"] for row in (*found["lines"], *found["others"]))
+    assert total == pytest.approx(found["seconds"], rel=1e-9) and found["exposed"] + found["hidden"] > 0
+
+
 @pytest.mark.slow
 def test_a_signal_within_the_steps_closes_the_profile(run):
     def stop(at):
@@ -116,7 +128,9 @@ def test_a_signal_within_the_steps_closes_the_profile(run):
             os.kill(os.getpid(), signal.SIGTERM)
 
     folder, heard = run("stopped", 3, 6, at_step=stop)
-    assert heard == [f"steps 3 to 4 are profiled in {folder}; ui.perfetto.dev shows them"]
+    assert heard == [
+        f"steps 3 to 4 are profiled in {folder}; `weft profile {folder.parent}` reads them, ui.perfetto.dev shows them"
+    ]
     assert any("einsum (forward)" in event.get("name", "") for event in events(folder))
     folder, heard = run("stopped", 3, 6)
     assert heard[0] == "steps 4 to 6 are profiled: of 3:6 there are no others to come"

@@ -21,7 +21,7 @@ from ..spmd import Bound, TrainState, TrainStep, bind, put
 from ..text import time_text
 from ..train.config import CONFIG
 from ..train.profiling import PROFILE
-from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, OPTIMIZER, Model, load, need_mesh_and_layout
+from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, OPTIMIZER, Model, is_function, load, need_mesh_and_layout
 from .terminal import reported, users_code, write, write_program
 from .trained import say
 
@@ -119,6 +119,8 @@ def _bind(chosen: Model, mesh: str | None, layout: str | None) -> Bound:
 def _trace(chosen: Model, bound: Bound) -> Program:
     with users_code(f"`{chosen.name}` failed while it was traced", f"layout: {bound.layout}   mesh: {bound.mesh}"):
         program = trace(bound, *chosen.args)
+    if not is_function(chosen.name):
+        program.name = f"{chosen.name} {program.name}"
     return program
 
 
@@ -163,6 +165,5 @@ def _values(chosen: Model, bound: Bound) -> tuple[Any, ...]:
             return bound.init(values[0].params), *values[1:]
         return values
     model = chosen.start(bound.mesh, bound.layout)
-    is_step = isinstance(bound, TrainStep)
-    rest = fill_shapes(tuple(rest), below=chosen.vocab, floats=np.ones)
-    return bound.init(model) if is_step else model, *put(tuple(rest), mesh=bound.mesh, layout=bound.layout)
+    others = put(fill_shapes(tuple(rest), below=chosen.vocab, floats=np.ones), mesh=bound.mesh, layout=bound.layout)
+    return bound.init(model) if isinstance(bound, TrainStep) else model, *others

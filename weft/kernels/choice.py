@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 HOPPER = (9, 0)
+WIDEST = 256  # channels of a head that any kernel takes
 _AMPERE = (8, 0)
-NAMES = {"cudnn": "cuDNN", "flash": "Weft's flash kernel"}
+NAMES = {"cudnn": "cuDNN", "flash": "Weft's flash kernel", "splash": "JAX's splash attention"}
+_LANES = 128  # of whose multiples a TPU's kernel takes lengths
 _SHORT_FLOATS = ("bfloat16", "float16")
 _LONG_FLOATS = "fused kernels take bfloat16 and float16, and this is {}"
 
@@ -77,7 +79,7 @@ class KernelChoice:
     """The kernel that does an attention, and why none that would come first."""
 
     kernel: str
-    """`cudnn`, `flash`, or `plain`: products and a softmax as XLA compiles them."""
+    """`cudnn`, `flash`, `splash`, or `plain`: products and a softmax as XLA compiles them."""
     reason: str = ""
 
     @property
@@ -100,8 +102,8 @@ def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
     """The kernel that does a case on a chip.
 
     >>> case = AttentionCase("bfloat16", 256, 256, 256, causal=True)
-    >>> print(choose(case, Chip("gpu")), "|", choose(case, Chip("gpu", (8, 0))))
-    fused by cuDNN | plain, because cuDNN takes heads of at most 128 channels before Hopper, and these have 256
+    >>> print(choose(case, Chip("gpu")), "|", choose(case, Chip("cpu")))
+    fused by cuDNN | plain, because a CPU has no fused kernel
     """
     if case.refusal:
         return KernelChoice("plain", case.refusal)
@@ -116,7 +118,7 @@ def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
 
 def widest(chip: Chip) -> int:
     """Channels of a head that cuDNN takes at most."""
-    return 256 if chip.capability >= HOPPER else 128
+    return WIDEST if chip.capability >= HOPPER else 128
 
 
 def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
@@ -127,7 +129,7 @@ def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
     if case.dtype not in _SHORT_FLOATS:
         return _LONG_FLOATS.format(case.dtype)
     if case.width > most:
-        before = "" if most == 256 else " before Hopper"
+        before = "" if most == WIDEST else " before Hopper"
         return f"cuDNN takes heads of at most {most} channels{before}, and these have {case.width}"
     if case.width % 8:
         return f"cuDNN takes heads of a multiple of 8 channels, and these have {case.width}"
@@ -152,10 +154,34 @@ def why_not_flash(case: AttentionCase, chip: Chip) -> str:
         return _LONG_FLOATS.format(case.dtype)
     if case.is_in_blocks:
         return "Weft's kernel does no blocks apart"
+    if case.width > WIDEST:
+        return f"Weft's kernel takes heads of at most {WIDEST} channels"
+    return ""
+
+
+def why_not_splash(case: AttentionCase, chip: Chip) -> str:
+    """Why a TPU's splash attention does not do a case; empty if it does."""
+    if case.dtype not in ("bfloat16", "float32"):
+        return f"splash attention takes bfloat16 and float32, and this is {case.dtype}"
+    if size := next((size for size in (case.length, case.memory_length) if size % _LANES), 0):
+        return f"splash attention takes multiples of {_LANES} queries and keys, and these are {size}"
+    if asked := [name for name in ("dropout", "bias") if getattr(case, name)]:
+        return f"splash attention has no {asked[0]}"
+    if case.is_in_blocks:
+        return "splash attention does no blocks apart"
+    if "prefix" in case.tensors or ("positions" in case.tensors and not case.is_in_order):
+        return "splash attention goes by place, and the mask by positions or a prefix"
+    if case.is_offset and (case.causal or case.window is not None):
+        return "splash attention counts queries from 0, and these are a slice"
+    if "segments" in case.tensors and (case.is_offset or not case.is_within):
+        return "splash attention has segments of queries that are the keys"
+    if case.window is not None and case.length > case.memory_length:
+        return "some queries are past the window of every key"
     return ""
 
 
 _KERNELS: dict[str, dict[str, Callable[[AttentionCase, Chip], str]]] = {
-    "gpu": {"cudnn": why_not_cudnn, "flash": why_not_flash}
+    "gpu": {"cudnn": why_not_cudnn, "flash": why_not_flash},
+    "tpu": {"splash": why_not_splash},
 }
 """Of each kind of chip the kernels that there are, the fastest first."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax.extend.random as extended
 import jax.numpy as jnp
+import numpy as np
 
 APART = 64
 """How far apart two keys are that take their bits from one word."""
@@ -49,25 +50,25 @@ def is_later(key: Any) -> Any:
 
 def mix(x: Any) -> Any:
     """A hash of words of 32 bits, one to one (lowbias32)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def scramble(x: Any) -> Any:
     """A hash of words that are mixed already, one to one."""
-    x = x * jnp.uint32(0x7FEB352D)
-    return (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    x = x * np.uint32(0x7FEB352D)
+    return (x ^ (x >> 15)) * np.uint32(0x846CA68B)
 
 
-def rotate(word: Any) -> Any:
-    """The two halves of words in the other order."""
-    return (word << 16) | (word >> 16)
+def rotate(word: Any, by: Any = 16) -> Any:
+    """Words rotated by so many bits: by 16, their halves in the other order."""
+    return (word << by) | (word >> ((32 - by) & np.uint32(31)))  # one instruction of a GPU
 
 
 def threshold(rate: float) -> Any:
     """Below which words keep a share."""
-    return jnp.uint32(min(round((1 - rate) * 2**32), 2**32 - 1))
+    return np.uint32(min(round((1 - rate) * 2**32), 2**32 - 1))
 
 
 def keep(words: Any, rate: float, *, batch: Any, head: Any, query: Any, key: Any) -> Any:

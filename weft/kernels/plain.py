@@ -1,4 +1,4 @@
-"""Attention on plain arrays, with all scores held: what the kernels are compared with."""
+"""Attention on plain arrays with all scores held, to compare kernels with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def attend(
     seed: Any,
     origin: Sequence[Any],
 ) -> Any:
-    """As `flash_attention`, with all arguments given as `Given` has them."""
+    """As `flash_attention`."""
     batch, length, heads, _ = q.shape
     memory, heads_kv = k.shape[1:3]
     grouped = q.reshape(batch, length, heads_kv, heads // heads_kv, -1)
@@ -39,7 +39,8 @@ def attend(
         scores = scores + bias.astype("float32")
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    seen = is_seen(positions, segments, prefix, causal=causal, window=window)
+    places_ = places(positions, origin, (batch, heads, length, memory))
+    seen = is_seen(places_, pair(segments), prefix, causal=causal, window=window)
     if seen is not None:
         scores = jnp.where(seen, scores, UNSEEN)
     share = jax.nn.softmax(scores, axis=-1)
@@ -71,8 +72,22 @@ def is_seen(positions: Any, segments: Any, prefix: Any, *, causal: bool, window:
     return seen
 
 
+def pair(x: Any) -> Any:
+    """What is said of queries and of keys, where one array may say it of both."""
+    return x if x is None or isinstance(x, tuple) else (x, x)
+
+
+def places(positions: Any, origin: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
+    """The positions of queries and keys, [batch or 1, ..]; they count from `origin`."""
+    if positions is not None:
+        here, there = pair(positions)
+        return here.astype("int32"), there.astype("int32")
+    _, _, query, key = indices(origin, sizes)
+    return query.reshape(1, -1).astype("int32"), key.reshape(1, -1).astype("int32")
+
+
 def indices(origin: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """The global index along each of the dims (batch, head, query, key), to broadcast.
+    """The global index along batch, head, query and key each, to broadcast.
 
     Each of `origin` is the index of the first, or an array of all of them.
     """

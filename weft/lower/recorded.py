@@ -16,6 +16,7 @@ from ..layout import Placement, Region, open_region
 from ..record import Draft, NotedAttention, Placed, Record, Traits
 from ..schedule import Schedule
 from ..tensor import Tensor, is_tensor, placement
+from . import eager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,13 +53,17 @@ def axes_brought_to() -> frozenset[str]:
 @overload
 def recorded(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def recorded(*, name: str | None = None, **traits: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def recorded(fn: Any = None, /, *, name: str | None = None, **traits: Any) -> Any:
+def recorded(
+    *, name: str | None = None, numbers_are_data: bool = False, **traits: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def recorded(fn: Any = None, /, *, name: str | None = None, numbers_are_data: bool = False, **traits: Any) -> Any:
     """`fn`, an op, which leaves an entry in the record of the region it is called in.
 
-    `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it.
+    `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it. Called on values, it
+    is compiled as a whole (`eager`), which may treat its numbers as data.
     """
-    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=False)
+    options: Any = dict(is_block=False, numbers_are_data=numbers_are_data)
+    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), **options)
     return wrap if fn is None else wrap(fn)
 
 
@@ -73,13 +78,19 @@ def recorded_block(
     return functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=True)
 
 
-def _recorded(fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool) -> Callable[P, R]:
+def _recorded(
+    fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool, numbers_are_data: bool = False
+) -> Callable[P, R]:
     label = name or fn.__name__
 
     @fold_frames
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
+        if region is None and not is_block:
+            result = eager.compiled(fn, args, kwargs, numbers_are_data=numbers_are_data)
+            if result is not NotImplemented:
+                return result
         if region is None or (not is_block and region.record.current is not None):
             return call(fn, args, kwargs)
         args, kwargs = bring_in((args, kwargs))

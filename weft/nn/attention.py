@@ -299,7 +299,8 @@ class Attention(eqx.Module):
 
 def _project(h: Tensor, weight: Tensor, bias: Tensor | None, matmul_dtype: str | None) -> Tensor:
     d_model = weight.dims[0]
-    return _add_bias(wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype), bias)
+    y = wf.einsum(h, cast_weight(weight, h.dtype), over=d_model, matmul_dtype=matmul_dtype)
+    return _add_bias(y, bias)
 
 
 def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from ..dims import Dim
 from ..kernels.choice import AttentionCase
 from ..kernels.cudnn import cudnn_attention
 from ..kernels.flash import flash_attention
+from ..kernels.splash import splash_attention
 from ..lower.collectives import as_varying, varying
 from ..lower.dealt import dealt_among
 from ..lower.move import align
@@ -143,6 +144,8 @@ def attend_fused(
         )
         if kernel == "cudnn":
             mixed = _by_cudnn(*joined, given, scale=scale)
+        elif kernel == "splash":
+            mixed = _by_splash(*joined, given, scale=scale, softcap=softcap, is_tpu=chip_of(q).kind == "tpu")
         else:
             how: dict[str, Any] = {"backend": "triton" if chip_of(q).kind == "gpu" else "interpret"}
             if dropout and key is not None:
@@ -188,6 +191,21 @@ def _by_cudnn(q: Any, k: Any, v: Any, given: _Given, *, scale: float) -> Any:
     return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **seeing, may_see_none=not case.is_within, **order)
 
 
+def _by_splash(q: Any, k: Any, v: Any, given: _Given, *, scale: float, softcap: float | None, is_tpu: bool) -> Any:
+    segments, case = given.said.get("segments"), given.case
+    return splash_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=case.causal,
+        window=case.window,
+        softcap=softcap,
+        segments=None if segments is None else jnp.broadcast_to(segments, q.shape[:2]),
+        backend="tpu" if is_tpu else "interpret",
+    )
+
+
 def _dropping(dims: Sequence[Dim], memory: Dim, dropout: float, key: Any, here: Any) -> dict[str, Any]:
     """What says which shares dropout keeps: by the global index of each row and head."""
     dealt = dealt_among(dims)
@@ -216,7 +234,8 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: An
         if all(x is None for x in own):
             return None
         own = [default[side] if x is None else x for side, x in zip(sizes, own, strict=True)]
-        return tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+        both = tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+        return both[0] if case.is_within and not case.is_offset else both  # the same places: each sees itself
 
     places = {"": given.start + jnp.arange(case.length), "memory_": jnp.arange(case.memory_length)}
     prefix = said.get("prefix")
@@ -231,6 +250,7 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: An
         prefix=None if prefix is None else jnp.broadcast_to(prefix.reshape(-1), q.shape[:1]),
         bias=given.bias,
         origin=(rows, heads, given.start, 0),
+        is_within=case.is_within or None,
         **how,
     )
 

@@ -49,19 +49,19 @@ def cross_entropy(
 
 
 def _losses(
-    logits: Tensor, targets: Tensor, vocab: Dim, *, smoothing: float, z_loss: float, counts_hits: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Minus the log-probability of each target, the loss, and if asked the hit."""
+    logits: Tensor, targets: Tensor, vocab: Dim, *, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the log-probability of each target, the loss, and whether it is a hit."""
     check_number(smoothing, "smoothing", least=0, below=1, example=0.1)
     check_number(z_loss, "z_loss", least=0, below=math.inf, example=1e-4)
     logits = _with_all_dims(logits, targets, vocab)
-    terms = cross_entropy_terms(logits, targets, over=vocab, smoothing=smoothing, counts_hits=counts_hits)
+    terms = cross_entropy_terms(logits, targets, over=vocab, smoothing=smoothing)
     is_label = _is_label(targets, vocab)
     nll = wf.where(is_label, terms.log_sum - terms.target, math.nan)
-    loss = wf.where(is_label, terms.log_sum - terms.smoothed, math.nan) if smoothing else nll
+    loss = wf.where(is_label, terms.log_sum - terms.smoothed, math.nan) if terms.smoothed is not None else nll
     if z_loss:
         loss = loss + z_loss * terms.log_sum * terms.log_sum
-    return nll, loss, terms.is_hit
+    return nll, loss, terms.is_hit & is_label
 
 
 def _with_all_dims(logits: Tensor, targets: Tensor, vocab: Dim) -> Tensor:
@@ -147,8 +147,7 @@ def summed_cross_entropy(
         y = logits(x)
         vocab = y.dim("vocab")
         _check_labels(targets, vocab, None, check_labels)
-        nll, loss, is_hit = _losses(y, targets, vocab, smoothing=smoothing, z_loss=z_loss, counts_hits=True)
-        assert is_hit is not None
+        nll, loss, is_hit = _losses(y, targets, vocab, smoothing=smoothing, z_loss=z_loss)
         terms = {"loss": loss, "nll": nll, "hits": wf.cast(is_hit, "float32")}
         if weights is not None:
             weights = wf.cast(weights, "float32")

@@ -2,10 +2,10 @@
 
 Imports the language below it. The logits are read twice forward and once backward, in the dtype they have; statistics
 are of at least float32, and the gradient of the logits is written once, in their dtype. Of a split vocab numbers of
-tokens are sent alone: the largest logits, then all sums by one all-reduce. Backward nothing is.
+tokens are sent alone: the largest logits, then sums. Backward nothing is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from ..lower.collectives import all_reduce, as_varying, first_place, max_for_shi
 from ..lower.meet import Meeting, meet
 from ..lower.move import align, settle
 from ..lower.recorded import recorded
-from ..tensor import Tensor
+from ..tensor import Tensor, as_dtype
 
 
 class CrossEntropyTerms(NamedTuple):
@@ -27,44 +27,39 @@ class CrossEntropyTerms(NamedTuple):
     """log(sum(exp(logits)))."""
     target: Tensor
     """The logit of the target; 0 where that is no id of the vocab."""
-    smoothed: Tensor
-    """The mean logit under the smoothed distribution of targets; the target's own where that is not smoothed."""
-    is_hit: Tensor | None
-    """Whether the target is the first of the largest logits (argmax), where that is asked for."""
+    is_hit: Tensor
+    """Whether the target, an id of the vocab, is the first of the largest logits (argmax)."""
+    smoothed: Tensor | None = None
+    """The mean logit under the smoothed distribution of targets, where that is smoothed."""
 
 
-@recorded(name="cross_entropy")
-def cross_entropy_terms(
-    logits: Tensor, targets: Tensor, *, over: DimLike, smoothing: float = 0.0, counts_hits: bool = False
-) -> CrossEntropyTerms:
+@recorded
+def cross_entropy_terms(logits: Tensor, targets: Tensor, *, over: DimLike, smoothing: float = 0.0) -> CrossEntropyTerms:
     """The terms of a cross-entropy; `logits` have the dims of `targets`, and `over`."""
     dim = only(resolve(over, logits.dims, what="over"), "cross_entropy")
     meeting = meet([logits, targets])
     kept = logits.dims.without([dim])
-    rows = _Rows(meeting, logits.dims, dim, smoothing, counts_hits)
+    rows = _Rows(meeting, logits.dims, dim, smoothing)
 
     def compute(a: Any, ids: Any) -> tuple[Any, ...]:
+        ids = ids.astype(as_dtype("int64" if ids.dtype.itemsize == 8 else "int32"))  # room for an offset
         return rows.terms(as_varying(a, rows.axes), align(ids, targets.dims, logits.dims))
 
     placement = meeting.placement(kept)
-    terms = [settle(term, kept, placement, meeting.region) for term in meeting.run(compute, [logits, targets])]
-    log_sum, target = terms[:2]
-    return CrossEntropyTerms(
-        log_sum, target, terms[2] if smoothing else target, is_hit=terms[-1] if counts_hits else None
-    )
+    terms = meeting.run(compute, [logits, targets])
+    return CrossEntropyTerms(*(settle(term, kept, placement, meeting.region) for term in terms))
 
 
 class _Rows:
     """The rows of logits on this processor, along a dim of which it may have a part."""
 
-    def __init__(self, meeting: Meeting, dims: Shape, dim: Dim, smoothing: float, counts_hits: bool):
-        self.meeting, self.dims, self.dim = meeting, dims, dim
-        self.smoothing, self.counts_hits = smoothing, counts_hits
+    def __init__(self, meeting: Meeting, dims: Shape, dim: Dim, smoothing: float):
+        self.meeting, self.dims, self.dim, self.smoothing = meeting, dims, dim, smoothing
         self.at = dims.position(dim)
         self.axes: Axes = meeting.axes([dim])
 
     def terms(self, a: Any, ids: Any) -> tuple[Any, ...]:
-        """The log-sum, the target's logit, and the other terms that are asked for."""
+        """The terms, as `CrossEntropyTerms` has them."""
         run = jax.custom_vjp(lambda a, ids: self._forward(a, ids)[0])
         run.defvjp(self._forward, self._backward)
         return run(a, ids)
@@ -73,24 +68,21 @@ class _Rows:
         wide, places = self._wide(a), self._places(a)
         top = max_for_shift(jnp.max(wide, axis=self.at, keepdims=True), self.axes)
         shift = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
-        parts = {"total": jnp.exp(wide - shift), "target": jnp.where(places == ids, wide, 0)}
+        sums = [jnp.sum(jnp.exp(wide - shift), axis=self.at), self._own_targets(a, ids)]
         if self.smoothing:
-            parts["all"] = self.meeting.filled(wide, self.dims, 0, [self.dim])
-        if self.counts_hits:  # those as large that come before, of which argmax takes the first
-            parts["before"] = ((wide == top) & (places < ids)).astype(wide.dtype)
-        sums = self._sums(parts)
-        total, target = sums["total"], sums["target"]
-        terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target]
+            sums.append(jnp.sum(self.meeting.filled(wide, self.dims, 0, [self.dim]), axis=self.at))
+        total, target, *every = self._add_up(sums)
+        # Of the largest argmax takes the first. Sent apart: where hits are not asked for, it is not.
+        (before,) = self._add_up([jnp.sum((wide == top) & (places < ids), axis=self.at, dtype=wide.dtype)])
+        is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)
+        terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target, is_hit]
         if self.smoothing:
-            terms.append((1 - self.smoothing) * target + self.smoothing * (sums["all"] / self.dim.count))
-        if self.counts_hits:
-            is_top = (jnp.expand_dims(target, self.at) == top) & (ids >= 0) & (ids < self.dim.count)
-            terms.append(jnp.squeeze(is_top, self.at) & (sums["before"] == 0))
+            terms.append((1 - self.smoothing) * target + self.smoothing * (every[0] / self.dim.count))
         return tuple(terms), (a, ids, shift, total)
 
     def _backward(self, kept: Any, gradients: Sequence[Any]) -> tuple[Any, None]:
         a, ids, shift, total = kept
-        of_sum, of_target, *more = gradients
+        of_sum, of_target, _, *more = gradients
         if self.smoothing:
             of_target = of_target + (1 - self.smoothing) * more[0]
         by_sum, by_target = (jnp.expand_dims(g, self.at) for g in (of_sum / total, of_target))
@@ -110,7 +102,17 @@ class _Rows:
         places = jnp.arange(own) + first_place(self.axes, own)
         return places.reshape([-1 if i == self.at else 1 for i in range(a.ndim)])
 
-    def _sums(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Each part summed along the vocab; sent together where it is split."""
-        sums = [jnp.sum(part, axis=self.at) for part in parts.values()]
-        return dict(zip(parts, all_reduce(jnp.stack(sums), self.axes) if self.axes else sums, strict=True))
+    def _own_targets(self, a: Any, ids: Any) -> Any:
+        """The targets' logits; 0 for those that are not here."""
+        own = a.shape[self.at]
+        here = ids - first_place(self.axes, own)
+        is_here = (here >= 0) & (here < own) & (ids < self.dim.count)
+        shape = tuple(1 if i == self.at else size for i, size in enumerate(a.shape))
+        at = jnp.broadcast_to(jnp.where(is_here, here, 0), shape)
+        found = jnp.take_along_axis(a, at, axis=self.at, mode="promise_in_bounds")
+        found = jnp.where(is_here, found, jnp.zeros_like(found)).astype(jnp.promote_types(a.dtype, jnp.float32))
+        return jnp.squeeze(found, self.at)
+
+    def _add_up(self, sums: Sequence[Any]) -> list[Any]:
+        """What each processor sums along its part of the vocab, sent together."""
+        return list(all_reduce(jnp.stack(sums), self.axes)) if self.axes else list(sums)

@@ -180,7 +180,7 @@ def _binary(fn: Callable[..., Any], name: str | None = None, sign: str = "") -> 
 def _register(apply: Callable[..., Tensor], name: str, sign: str) -> Callable[..., Tensor]:
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"`{name}`, elementwise, with dims matched by name."
-    return operation(name)(recorded(name=name, sign=sign)(apply))
+    return operation(name)(recorded(name=name, sign=sign, numbers_are_data=name != "power")(apply))
 
 
 abs = _function(jnp.abs, "abs")
@@ -260,7 +260,7 @@ left_shift, right_shift = _binary(jnp.left_shift, sign="<<"), _binary(jnp.right_
 nextafter = _binary(jnp.nextafter)
 
 
-@recorded
+@recorded(numbers_are_data=True)
 def clip(x: Any, min: Any = None, max: Any = None, *, names: str = "any") -> Tensor:
     """`x` held between `min` and `max`, each of which may be None or a tensor."""
     if min is not None:
@@ -268,7 +268,7 @@ def clip(x: Any, min: Any = None, max: Any = None, *, names: str = "any") -> Ten
     return minimum(x, max, names=names) if max is not None else x
 
 
-@recorded
+@recorded(numbers_are_data=True)
 def where(condition: Any, a: Any, b: Any, *, names: str = "any") -> Tensor:
     """`a` where the condition holds, `b` elsewhere; `names` as in `elementwise`."""
     return _elementwise(jnp.where, "where", [condition, a, b], names)

@@ -24,7 +24,7 @@ from .random import key_words, need_key
 
 
 class ShareIndex(NamedTuple):
-    """Of shares the global index of the row of the batch, the head, the query, the key."""
+    """Of shares the global index of the row of the batch, head, query and key."""
 
     batch: Any
     head: Any

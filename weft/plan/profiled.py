@@ -110,6 +110,7 @@ class Measured:
         self._others: dict[tuple[str, str], Other] = {}
         self._lines: dict[Doer, TimedLine] = {}
         self._put_predictions()
+        self._named = {doer for each in times.main.instructions.values() for doer in each.doers}
         for taken in times.taken:
             self._put(taken)
         self._add("idle", "nothing ran, within a step", times.idle_within)
@@ -148,8 +149,8 @@ class Measured:
     def _put_predictions(self) -> None:
         """Says of each line whose work it has, and what the plan says of that."""
         left: dict[tuple[int | None, str, Axes], float] = defaultdict(float)
-        for op in self.plan.ops if self.plan is not None else ():
-            left[op.op, op.phase, op.axes] += op.seconds
+        for cost in self.plan.ops if self.plan is not None else ():
+            left[cost.op, cost.phase, cost.axes] += cost.seconds
         for timed in self.lines:
             line = timed.line
             doers = [doer for doer in line.doers if doer not in self._lines]
@@ -199,6 +200,7 @@ class Measured:
         if doer in self._lines:
             return self._lines[doer]
         of_op = [(d, timed) for d, timed in self._lines.items() if (d.op, d.phase) == (doer.op, doer.phase)]
+        of_op.sort(key=lambda pair: pair[0] in self._named)  # what no instruction names is not found otherwise
         for is_fit in (
             lambda d: d.collective == doer.collective,
             lambda d: bool(d.collective) == bool(doer.collective),
@@ -240,8 +242,10 @@ class Measured:
     def title(self) -> str:
         """What ran, on what, and how long a step took."""
         steps = plural(self.times.steps, "step")
-        shared = ", virtual ones of one machine" if self.times.is_shared and self.times.processors > 1 else ""
-        return f"{self.program.title}: {time_text(self.seconds)} a step, of {steps} profiled{shared}"
+        here, all_of_them = self.times.processors, self.program.mesh.size
+        some = f" on {here} of {all_of_them} processors" if here < all_of_them else ""
+        shared = ", virtual ones of one machine" if self.times.is_shared and all_of_them > 1 else ""
+        return f"{self.program.title}: {time_text(self.seconds)} a step, of {steps} profiled{some}{shared}"
 
     def printed(self) -> list[Printed]:
         """The lines of the print-out, each with what it is."""
@@ -348,7 +352,7 @@ def _other_lines(head: str, others: Sequence[Other]) -> Iterator[str]:
 def _check_same(program: Program, times: StepTimes) -> None:
     """Raises where a profile is of another program."""
     fix = "profile this program on its own mesh, or trace it on the devices that it ran on: `mesh=` with devices"
-    if times.processors != program.mesh.size:
+    if program.mesh.size % times.processors:  # of several processes each has its own profile
         raise MeasureError(
             f"the profile is of {plural(times.processors, 'processor')}, and the program of {program.mesh.size}",
             state=f"mesh: {program.mesh}   {times.state}",

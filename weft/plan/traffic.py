@@ -29,6 +29,7 @@ from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.transfers import transfers_of
 from ..program.update import implied
+from ..record import NotedAttention
 from .attention import FusedGroup, groups_of
 from .hardware import Hardware
 from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
@@ -159,10 +160,15 @@ class _Fusion:
                 yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
                 yield product(node, has_ragged=self.kind == "tpu")
-            elif node.kind is Role.ATTENTION:
-                yield _fused_attention(node)
+            elif node.kind is Role.ATTENTION or (node.step.flops and self._attention_of(node) is not None):
+                yield _traced_attention(node, self._attention_of(node))
             elif node.kind in _MOVED:
                 yield _move_kernel(node)
+
+    def _attention_of(self, node: Node) -> NotedAttention | None:
+        """The attention whose kernel a node is."""
+        entry = self.reading.entry(node.step.op)
+        return None if entry is None else entry.attention
 
     def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
@@ -387,18 +393,23 @@ def _masked_product(node: Node, groups: int) -> Kernel:
     return one
 
 
-def _fused_attention(node: Node) -> Kernel:
-    """The kernel of an attention traced for a GPU; of its mask only causal is known."""
+def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
+    """The kernel of an attention traced for a GPU: cuDNN's, or one the record knows."""
     step = node.step
-    _, _, length, memory, width = sizes_of_attention(step.eqn)
-    share = FusedGroup(length, memory, width, 0, is_causal="CAUSAL" in str(step.eqn.params.get("mask_type"))).seen_share
+    if noted is None or node.kind is Role.ATTENTION:
+        _, _, *sizes = sizes_of_attention(step.eqn)
+        skips = "CAUSAL" in str(step.eqn.params.get("mask_type"))
+    else:
+        sizes = [noted.length, noted.memory_length, noted.case.width]
+        skips = noted.case.causal and noted.case.goes_by_place
+    length, memory, width = sizes
     return Kernel(
         "attention",
         step.op,
         step.phase,
         bytes=_bytes({*node.ins, *node.outs}),
-        flops=step.flops * share,
-        dtype=str(step.operands[0].aval.dtype),
+        flops=step.flops * FusedGroup(length, memory, width, 0, skips).seen_share,
+        dtype=str(step.operands[0].aval.dtype) if noted is None else noted.case.dtype,
         shape=(1, length, memory, width),
     )
 

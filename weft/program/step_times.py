@@ -84,7 +84,9 @@ class StepTimes:
             )
         return self.programs[max(took, key=took.__getitem__)]
 
-    def _add(self, timeline: Sequence[_Event], taken: dict[tuple[str, str], "_Sum"], idle: list[float], share: float):
+    def _add(
+        self, timeline: Sequence[_Event], taken: dict[tuple[str, str], "_Sum"], idle: list[float], share: float
+    ) -> None:
         """Adds what each event of a timeline takes of a step to the sums."""
         starts, ends = self._runs(timeline)
         self.steps = len(starts)

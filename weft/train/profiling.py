@@ -89,7 +89,8 @@ class Profile:
         except (OSError, ValueError, LookupError):  # another form of profile than the one that is known
             is_named = False
         names = "" if is_named else ", under XLA's names"
-        self.say(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; ui.perfetto.dev shows them")
+        read = f"`weft profile {self.folder.parent}` reads them, ui.perfetto.dev shows them"
+        self.say(f"steps {self.first} to {self.done} are profiled in {self.folder}{names}; {read}")
 
 
 def _first_line(error: Exception) -> str:
