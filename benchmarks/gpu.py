@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --out gpu.json                 # every row; a second call goes on where it stopped
     python benchmarks/gpu.py --out gpu.json --markdown      # the table of what was measured
-    python benchmarks/gpu.py --small --out /tmp/small.json  # tiny sizes, to try it without a GPU
+    python benchmarks/gpu.py --small --out small.json      # tiny sizes, to try it without a GPU
 
 The rivals compute the same models (`rivals/workloads.py`): the same shapes, weights in float32, products in bfloat16,
 first values from the same distributions. Each rival of a row runs in a process of its own; a row is done when Weft and
