@@ -126,7 +126,7 @@ fault("a-dropless-token-of-an-expert-elsewhere-counts-here", "nn/dropless.py",
       "return jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
       "nn/test_dropless.py -k layout")
 fault("the-blocks-of-a-grouped-product-have-the-group-before-theirs", "kernels/grouped.py",
-      'side="right") - 1, 0, groups - 1)', 'side="left") - 1, 0, groups - 1)', "kernels/test_grouped.py")
+      'is_after = first[1:groups] <= ', 'is_after = first[1:groups] < ', "kernels/test_grouped.py")
 fault("a-ragged-product-counts-every-group-for-every-row", "primitives.py",
       "return groups, max(rows // groups, 1), results // rows, summed",
       "return groups, max(rows // groups, 1), groups * results // rows, summed",

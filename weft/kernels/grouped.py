@@ -66,16 +66,17 @@ def place_rows(group: Any, groups: int, block: int = TILES.rows) -> BlockPlaces:
     rows = len(group)
     blocks = -(-(rows // block + groups) // NEIGHBOURS) * NEIGHBOURS  # the most there can be
     order = jnp.argsort(group, stable=True)
-    sizes = jnp.bincount(group, length=groups + 1)[:groups]
+    sizes = jnp.sum(group[:, None] == jnp.arange(groups), 0)  # all at once: a scatter would queue at so few numbers
     starts = jnp.cumsum(sizes) - sizes
     first = jnp.concatenate([jnp.zeros(1, "int32"), jnp.cumsum(-(-sizes // block)).astype("int32")])
     sorted_group = group[order]
     inside = jnp.arange(rows) - jnp.append(starts, 0)[sorted_group]
     place = jnp.where(sorted_group < groups, first[sorted_group] * block + inside, blocks * block)
+    is_after = first[1:groups] <= jnp.arange(blocks)[:, None]
     return BlockPlaces(
         row=jnp.full(blocks * block, rows, "int32").at[place].set(order.astype("int32"), mode="drop"),
-        place=jnp.zeros(rows, "int32").at[order].set(place.astype("int32")),
-        group=jnp.clip(jnp.searchsorted(first, jnp.arange(blocks), side="right") - 1, 0, groups - 1).astype("int32"),
+        place=jnp.zeros(rows, "int32").at[order].set(place.astype("int32"), unique_indices=True),
+        group=jnp.sum(is_after, 1).astype("int32"),
         first=first,
     )
 
