@@ -205,16 +205,16 @@ _OF_EACH_VALUE = ELEMENTWISE | VIEWS | CALLS | LOOPS | {Role.BROADCAST, Role.BIT
 
 
 def row_of(eqn: Any) -> Primitive:
-    """The row of an equation's primitive; one the table does not know is of no kind."""
+    """The row of an equation's primitive."""
     name = eqn.primitive.name
     if name == _TRANSFER.name and is_on_host(eqn.invars[0].aval) != is_on_host(eqn.outvars[0].aval):
         return _TRANSFER
+    return row_named(name)
+
+
+def row_named(name: str) -> Primitive:
+    """The row of the primitive of that name; one the table does not know is of no kind."""
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
-
-
-def role_of(name: str) -> Role:
-    """What kind the primitive of that name is."""
-    return _TABLE[name].kind if name in _TABLE else Role.OTHER
 
 
 def kind_of(eqn: Any) -> Role:

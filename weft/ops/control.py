@@ -18,7 +18,6 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from ..checks import need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, list_dims, only, resolve
 from ..errors import DimError, LayoutError, TensorError
-from ..graph import visits
 from ..layout import Axes, open_region
 from ..leaves import array_of
 from ..lower.collectives import all_max, as_varying, varying
@@ -30,9 +29,9 @@ from ..lower.predicates import check_agreed, differing_by_row, one_boolean, send
 from ..lower.recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
 from ..lower.stored import fetch_whole
 from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_of, take_apart
-from ..primitives import FUSED, VIEWS, Role, kind_of, role_of
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
 from .debug import only_where
+from .kept import keep_little
 from .mapping import is_mapped
 from .prefetch import gather_ahead, scan_ahead
 
@@ -81,40 +80,10 @@ def scan(
         results, ahead = results.children()
         last, stacked = scan_ahead(loop.closed, loop.carry, inputs, ahead.num_leaves, **turns)
     else:
-        last, stacked = lax.scan(_keep_little(loop, inputs), loop.carry, inputs, **turns)
+        last, stacked = lax.scan(keep_little(loop.step, loop.closed.jaxpr, inputs), loop.carry, inputs, **turns)
     slots = loop.extra_slots[: results.num_leaves]
     outputs = [_stack(slot, array, dim) for slot, array in zip(slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(results, outputs)
-
-
-KEEPS = "all"
-
-
-def _keep_little(loop: "TracedLoop", inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A turn, of which the backward pass does not keep what follows from its slices.
-
-    Casts of slices (of weights, to the dtype they are computed with) are made again from the slices, which are there
-    anyway; so are casts to a wider dtype, of which the narrow value is kept.
-    """
-    if KEEPS == "all" or any(kind_of(visit.eqn) is Role.REMAT for visit in visits(loop.closed.jaxpr)):
-        return loop.step
-    slices = {(x.shape[1:], x.dtype) for x in inputs}
-
-    def is_kept(primitive: Any, *avals: Any, **params: Any) -> bool:
-        role = role_of(primitive.name)
-        if KEEPS == "costly":
-            called = params.get("call_jaxpr")
-            roles = {role} if called is None else {kind_of(visit.eqn) for visit in visits(called.jaxpr)}
-            return not roles <= FUSED | VIEWS | {Role.CALL}
-        if role is Role.VARY:
-            return False
-        if role is not Role.CAST:
-            return True
-        (aval,) = avals
-        is_wider = params["new_dtype"].itemsize > aval.dtype.itemsize
-        return not is_wider and (aval.shape, aval.dtype) not in slices
-
-    return jax.checkpoint(loop.step, policy=is_kept, prevent_cse=False)
 
 
 def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:

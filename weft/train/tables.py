@@ -37,6 +37,8 @@ class Train:
     """How many standard deviations above the mean of these a loss, or a norm of the gradients, is one."""
     watchdog_minutes: float = bounded(60.0, least=0)
     """After so many minutes without a step a process writes its stacks and ends with status 75; 0: it waits on."""
+    compilation_cache: bool = True
+    """Whether compiled programs are kept for the next start, by user; never those of virtual processors."""
     average: float | None = bounded(below=1)
     """The decay of an EMA of the weights, which is then what is evaluated; none by default."""
     loss_scale: float | None = None
@@ -126,6 +128,7 @@ class Lora:
 
 
 FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps", "train.watchdog_minutes"}
+FREE |= {"train.compilation_cache"}
 FREE_TABLES = {"eval", "checkpoint"}
 """What a run may go on with another value of: nothing in it changes what is learned."""
 

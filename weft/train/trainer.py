@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..mesh import Mesh
 from ..spmd.step import TrainState
+from .compilation import open_cache, telling
 from .config import RunConfig
 from .folder import Folder
 from .foresight import choose_layout
@@ -39,11 +39,10 @@ class Trainer:
     def run(self) -> Outcome:
         """Trains to the last step, or until it is asked to stop."""
         config, listener, options = self.config, self.listener, self.options
-        _check_devices(self.mesh, listener)
         stop = Stop(is_own=options.is_own)
         saver = Saver(config, self.folder, listener, stop, options.command)
         folder = Folder(self.folder, saver.checkpoints, config, may_change=options.changed, say=listener.say)
-        with folder.open(), stop:
+        with open_cache(config.train.compilation_cache, self.mesh, listener.say), folder.open(), stop:
             try:
                 saver.stand_at_last()
                 step = make_step(config, self.mesh, self.layout)
@@ -110,17 +109,8 @@ def _step(run: Prepared, state: TrainState, at: int) -> tuple[TrainState, dict[s
     with run.profile.step(at):
         if run.stop.has_begun:
             return run.step(state, next(run.batches), np.int32(at))
-        with run.listener.stage("compiling the step"):
+        with telling(run.listener.say), run.listener.stage("compiling the step"):
             state, metrics = run.step(state, next(run.batches), np.int32(at))
             jax.block_until_ready(metrics)
             run.stop.begin_steps()
             return state, metrics
-
-
-def _check_devices(mesh: Mesh, listener: Listener) -> None:
-    """Raises where there are too few; leaves a compilation cache out that would hang."""
-    first = mesh.jax_mesh().devices.flat[0]
-    if first.platform == "cpu" and mesh.size > 1 and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        # Read back from there, a program's collectives are no longer in one order on all virtual processors.
-        jax.config.update("jax_enable_compilation_cache", False)
-        listener.say("JAX's compilation cache is left out: virtual processors may wait for ever with it")
