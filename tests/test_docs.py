@@ -78,7 +78,10 @@ def as_read(text):
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+WITH_PROGRAMS = [path for path in FILES if any(block.language == "python" for block in blocks_of(path))]
+
+
+@pytest.mark.parametrize("path", WITH_PROGRAMS, ids=lambda path: path.name)
 def test_every_program_runs_and_prints_what_the_text_says(path):
     blocks = blocks_of(path)
     programs = [block for block in blocks if block.language == "python"]

@@ -1,7 +1,11 @@
-"""Every example runs as a user runs it, in a fresh interpreter, and prints what it promises."""
+"""Every example runs as a user runs it, in a fresh interpreter, and prints what it promises.
+
+How it fails is seen in this one.
+"""
 
 import gzip
 import re
+import runpy
 import struct
 import subprocess
 import sys
@@ -10,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import weft as wf
 from tests.environment import of_a_user
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +27,23 @@ def run(name, *arguments, status=0):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=of_a_user())
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
+
+
+@pytest.fixture
+def failing(monkeypatch, tmp_path):
+    """How an example fails, run in this process with these arguments and this text in place of another."""
+
+    def run(name, *arguments, replace=("", ""), raises=SystemExit):
+        source = (ROOT / "examples" / name).read_text()
+        spoiled = source.replace(*replace)
+        assert spoiled != source or replace == ("", "")
+        (tmp_path / name).write_text(spoiled)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        with pytest.raises(raises) as caught:
+            runpy.run_path(str(tmp_path / name), run_name="__main__")
+        return caught.value
+
+    return run
 
 
 def test_two_layer_net_prints_placed_types_what_it_sends_and_the_answer():
@@ -67,13 +89,9 @@ def test_same_answer_prints_one_loss_and_what_each_layout_sends():
     assert max(map(len, printed.splitlines())) <= 105
 
 
-def test_same_answer_fails_when_an_answer_differs():
-    source = (ROOT / "examples" / "02_same_answer.py").read_text()
-    spoiled = source.replace("TOLERANCE = ", "TOLERANCE = 0 * ")
-    assert spoiled != source
-    done = subprocess.run([sys.executable, "-c", spoiled], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert "FAILED: the answer differs under data parallel" in done.stderr
+def test_same_answer_fails_when_an_answer_differs(failing):
+    ended = failing("02_same_answer.py", replace=("TOLERANCE = ", "TOLERANCE = 0 * "))
+    assert "FAILED: the answer differs under data parallel" in ended.code
 
 
 def test_your_own_op_agrees_with_one_processor_and_shows_the_error_and_its_mend():
@@ -138,17 +156,16 @@ def test_mnist_names_the_file_that_is_missing(tmp_path):
     assert "Traceback" not in said
 
 
-def test_mnist_names_a_file_that_holds_something_else(tmp_path):
+def test_mnist_names_a_file_that_holds_something_else(failing, tmp_path):
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         (tmp_path / name).write_text("a page that says: not found")
-    _, said = run("04_mnist.py", "--data", tmp_path, status=1)
-    assert "train-images-idx3-ubyte is no idx file" in said and "Traceback" not in said
+    assert "train-images-idx3-ubyte is no idx file" in failing("04_mnist.py", "--data", tmp_path).code
 
 
-def test_mnist_names_the_rule_that_is_wrong():
-    _, said = run("04_mnist.py", "--layout", "bacth:rows, hidden:cols", status=1)
-    assert "rule `bacth:rows` matches nothing" in said
-    assert "did you mean `batch`?" in said
+def test_mnist_names_the_rule_that_is_wrong(failing):
+    error = failing("04_mnist.py", "--layout", "bacth:rows, hidden:cols", raises=wf.LayoutError)
+    assert "rule `bacth:rows` matches nothing" in error.fact
+    assert "did you mean `batch`?" in error.fix
 
 
 def test_read_the_program_prints_it_for_512_processors_and_what_another_layout_changes():
@@ -169,15 +186,11 @@ def test_read_the_program_prints_it_for_512_processors_and_what_another_layout_c
     assert "100 % of the work is done 32 times: axis cols splits nothing in `feed_forward`" in duplicated
 
 
-def test_the_tests_on_a_ledger_pass_and_fail_where_a_program_sends_more():
+def test_the_tests_on_a_ledger_pass_and_fail_where_a_program_sends_more(failing):
     printed, _ = run("06_test_the_ledger.py")
     assert printed.count("passed:") == 4
-    source = (ROOT / "examples" / "06_test_the_ledger.py").read_text()
-    spoiled = source.replace('x, w["v"], over=d_model)', 'x * 2, w["v"], over=d_model)')  # a second fan-out of x
-    assert spoiled != source
-    done = subprocess.run([sys.executable, "-c", spoiled], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert "AssertionError" in done.stderr
+    second_fan_out = 'x, w["v"], over=d_model)', 'x * 2, w["v"], over=d_model)'
+    failing("06_test_the_ledger.py", replace=second_fan_out, raises=AssertionError)
 
 
 @pytest.mark.slow

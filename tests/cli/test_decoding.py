@@ -49,6 +49,16 @@ def test_generate_takes_several_prompts_and_samples_from_any_checkpoint(lm):
     assert [each["text"] for each in found["samples"]] == [each.text for each in wanted]
 
 
+def test_generate_says_how_much_of_a_draft_was_accepted(lm):
+    words = ["--prompt", "the cat", "--tokens", 9, "--temperature", 0]
+    printed, said = weft("generate", lm.folder, *words, "--draft", lm.folder, "--ahead", 2)
+    assert printed == weft("generate", lm.folder, *words)[0]
+    assert said == "100% of the tokens proposed were accepted\n"
+    printed, said = weft("generate", lm.folder, *words, "--ngrams", 1, "--json")
+    share = json.loads(printed)["samples"][0]["accepted"]
+    assert said == f"{share:.0%} of the tokens proposed were accepted\n"
+
+
 @pytest.mark.parametrize(
     ("words", "fact", "fix"),
     [

@@ -122,9 +122,11 @@ fault("statistics-of-slices-are-not-summed", "nn/moe.py",
       "sums = wf.mean(statistics, over=slices) if slices else statistics",
       "nn/test_layouts.py -k experts", "nn/test_dropless.py -k layout")
 fault("a-dropless-token-of-an-expert-elsewhere-counts-here", "nn/dropless.py",
-      "group = jnp.where((chosen >= 0) & (chosen < count), chosen, count)",
-      "group = jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
+      "return jnp.where((chosen >= 0) & (chosen < count), chosen, count)",
+      "return jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
       "nn/test_dropless.py -k layout")
+fault("the-blocks-of-a-grouped-product-have-the-group-before-theirs", "kernels/grouped.py",
+      'is_after = first[1:groups] <= ', 'is_after = first[1:groups] < ', "kernels/test_grouped.py")
 fault("a-ragged-product-counts-every-group-for-every-row", "primitives.py",
       "return groups, max(rows // groups, 1), results // rows, summed",
       "return groups, max(rows // groups, 1), groups * results // rows, summed",
@@ -507,6 +509,21 @@ fault("memory-of-split-arguments-is-that-of-the-whole", "program/liveness.py",
 fault("what-is-folded-does-not-keep-its-operands", "program/memory_course.py",
       "value.last = max(value.last, last)", "value.last = max(value.last, 0)",
       "program/test_memory.py")
+fault("folded-layers-have-the-time-of-the-first", "program/lines.py",
+      "doers=frozenset().union(*(line.doers for line in lines))", "doers=lines[0].doers",
+      "plan/test_profiled.py -k stands_for")
+fault("collectives-beside-kernels-are-waited-for", "program/step_times.py",
+      "shown = next((found for found in running[::-1] if found), ())", "shown = set().union(*running)",
+      "program/test_step_times.py")
+fault("the-last-step-has-no-time-after-it", "program/step_times.py",
+      "(starts[0], starts[-1], len(starts) - 1) if len(starts) > 1", "(starts[0], ends[-1], len(starts)) if starts",
+      "program/test_step_times.py")
+fault("a-fused-kernel-is-its-last-op-alone", "program/compiled.py",
+      "for part in self.parts if names_op(part.scopes)] or", "for part in self.parts[-1:] if names_op(part.scopes)] or",
+      "program/test_step_times.py -k fused")
+fault("a-profile-of-other-sizes-is-taken", "plan/profiled.py",
+      "if dtype and shape not in shapes:", "if not dtype and shape not in shapes:",
+      "plan/test_profiled.py -k sizes")
 fault("few-rows-fill-a-whole-tile-of-a-tpu", "program/liveness.py",
       "next((rows for rows in (1, 2, 4) if height <= rows), -(-height // 8) * 8)", "-(-height // 8) * 8",
       "program/test_memory.py -k tiles")
@@ -713,6 +730,6 @@ fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
       "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
       _ENTROPY)
 fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
-      "is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)", "is_hit = target == jnp.squeeze(top, self.at)",
+      "target, (target == shift_of_row) & (before == 0)]", "target, target == shift_of_row]",
       _ENTROPY)
 # fmt: on

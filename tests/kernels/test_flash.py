@@ -25,6 +25,8 @@ CASES = {
     "prefix": {"causal": True, "prefix": jnp.asarray([70, 0])},
     "queries that see no key": {"segments": (SEGMENTS, SEGMENTS[:, ::-1] + 2), "dropout": 0.1},
     "a part of all, in the middle": {"causal": True, "dropout": 0.1, "origin": (3, jnp.arange(4) * 2, 160, 37)},
+    "packed, said of both sides": {"causal": True, "segments": (SEGMENTS, SEGMENTS), "is_within": True, "dropout": 0.1},
+    "a window that ends before some queries": {"window": 40, "memory": 96},
     "bias of all rows": {"bias": (1, 4), "causal": True, "dropout": 0.1},
     "bias of all heads, capped": {"bias": (2, 1), "softcap": 3.0},
     "one head of keys, width 24": {"heads_kv": 1, "width": 24, "causal": True, "dropout": 0.1},

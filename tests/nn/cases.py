@@ -3,6 +3,7 @@
 The cases of a family run as one region under each placement. A new layer is a row here.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,16 @@ KEY = jax.random.key(5)
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, or parameters by name; a program of it and of the inputs; the inputs."""
+    """A layer, or parameters by name, without values; a program of it and of the inputs; the inputs."""
 
-    layer: Any
+    bare: Any
     program: Callable[..., Any]
     inputs: tuple[wf.Tensor, ...]
+
+    @functools.cached_property
+    def layer(self) -> Any:
+        """The layer with values: made when it is wanted, since to collect the tests takes none."""
+        return made(self.bare)
 
     def run(self, given: Any) -> Any:
         return self.program(*given)
@@ -41,7 +47,7 @@ FAMILIES: dict[str, dict[str, Case]] = {}
 
 
 def case(family: str, name: str, layer: Any, program: Callable[..., Any], *inputs: wf.Tensor) -> None:
-    FAMILIES.setdefault(family, {})[name] = Case(made(layer), program, inputs)
+    FAMILIES.setdefault(family, {})[name] = Case(layer, program, inputs)
 
 
 def made(layer: Any) -> Any:

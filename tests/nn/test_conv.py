@@ -46,7 +46,13 @@ LAYERS = {
     "2-D, up to itself": (nn.ConvTranspose(C, C.resized(8), kernel(2, 2), stride=2), image(8, 16)),
     "3-D, up": (nn.ConvTranspose(C, F, kernel(2, 2, 2), stride=2), image(4, 4, 4)),
 }
-MADE = {name: (nn.init(layer, jax.random.fold_in(KEY, i)), x) for i, (name, (layer, x)) in enumerate(LAYERS.items())}
+
+
+@functools.cache
+def made() -> dict[str, Any]:
+    return {
+        name: (nn.init(layer, jax.random.fold_in(KEY, i)), x) for i, (name, (layer, x)) in enumerate(LAYERS.items())
+    }
 
 
 def plain(layer: Any, x: wf.Tensor) -> Any:
@@ -67,7 +73,7 @@ def plain(layer: Any, x: wf.Tensor) -> Any:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_convolution_is_that_of_lax_under_the_names_of_its_channels(name):
-    layer, x = MADE[name]
+    layer, x = made()[name]
     y = layer(x)
     assert_close([y.array], [plain(layer, x)], math.prod(layer.weight.dims.sizes[:-1]))
     assert y.dims.names == tuple(layer.outs.name if n == "channels" else n for n in x.dims.names)
@@ -80,7 +86,7 @@ def program(given: Any) -> Any:
 
 @functools.cache
 def alone() -> Any:
-    return outcome(None, program, MADE)
+    return outcome(None, program, made())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def alone() -> Any:
     ],
 )
 def test_no_layout_changes_a_convolution_or_its_gradients(mesh, layout):
-    assert_close(outcome((mesh, layout), program, MADE), alone(), 2 * 16 * 16 * 25)
+    assert_close(outcome((mesh, layout), program, made()), alone(), 2 * 16 * 16 * 25)
 
 
 def halos(layer: Any, x: wf.Tensor, mesh: str, layout: str) -> dict[str, int]:

@@ -32,7 +32,8 @@ from tests.programs.everywhere import outcome
 from weft import nn
 from weft.kernels.choice import AttentionCase, Chip, choose
 from weft.kernels.flash import flash_attention
-from weft.nn import fused
+from weft.kernels.splash import splash_attention
+from weft.nn import attention, fused
 
 SAME = T.renamed("memory_length")
 RELATIVE = nn.init(nn.RelativeBias(wf.Dim("buckets", 8), [H, G], is_causal=False, farthest=12), KEY)
@@ -97,7 +98,7 @@ def assert_near(found: Any, want: Any, of_largest: float) -> None:
 def test_a_fused_kernel_gives_what_the_plain_one_does(name, place, monkeypatch):
     mask, *given = CASES[name]
     want = outcome(None, attend(mask), *given)
-    pretend(monkeypatch)
+    pretend(monkeypatch, "cudnn")
     found = outcome(place, attend(mask), *given)
     is_in_blocks = name in ("all", "causal", "cross") and place is not None and "length" in place[1]
     assert StandIn.calls or is_in_blocks  # blocks of a slice of queries have a kernel of their own
@@ -110,7 +111,7 @@ def test_in_short_floats_a_fused_kernel_is_as_near_as_the_plain_one(name, dtype,
     mask, *given = CASES[name]
     exact = outcome(None, attend(mask), *given)
     short = [wf.cast(x, dtype) for x in given[:3]]
-    pretend(monkeypatch)
+    pretend(monkeypatch, "cudnn")
     found = outcome(None, attend(mask), *short, *given[3:])
     assert_near(found, exact, 2**-5 if dtype == "bfloat16" else 2**-7)  # a few roundings to 8 or 11 bits
 
@@ -119,8 +120,9 @@ def test_padding_of_packed_rows_sees_the_padding_before_it_on_every_path(monkeyp
     segments = wf.tensor(np.array([[1] * 20 + [0] * 12, [1] * 10 + [2] * 22], "int32"), [B, T])
     positions = wf.tensor(np.array([[*range(20)] + [0] * 12, [*range(10), *range(22)]], "int32"), [B, T])
     want = outcome(None, attend(in_order), *SELF, None, positions, segments)
-    pretend(monkeypatch)
-    assert_near(outcome(None, attend(in_order), *SELF, None, positions, segments), want, 2e-5)
+    for kernel in ("cudnn", "flash"):
+        pretend(monkeypatch, kernel)
+        assert_near(outcome(None, attend(in_order), *SELF, None, positions, segments), want, 2e-5)
 
 
 FLASH: dict[str, Any] = {
@@ -143,9 +145,7 @@ FLASH: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        pytest.param(
-            name, place, marks=[] if (name, i) in (("dropout", 1), ("bias, segments", 0)) else pytest.mark.slow
-        )
+        pytest.param(name, place, marks=[] if (name, i) == ("dropout", 1) else pytest.mark.slow)
         for name in FLASH
         for i, place in enumerate(PLACES)
     ],
@@ -153,11 +153,48 @@ FLASH: dict[str, Any] = {
 def test_the_flash_kernel_gives_what_plain_attention_does_and_drops_the_same(name, place, monkeypatch):
     program, *given = FLASH[name]
     want = outcome(None, program, *given)
-    pretend(monkeypatch)
+    pretend(monkeypatch, "flash")
     calls = []
     monkeypatch.setattr(fused, "flash_attention", lambda *x, **how: calls.append(how) or flash_attention(*x, **how))
     found = outcome(place, program, *given)
-    assert calls and not StandIn.calls
+    is_in_blocks = name in ("as all", "as causal", "as cross") and place is not None and "length" in place[1]
+    assert (calls or is_in_blocks) and not StandIn.calls
+    assert_near(found, want, 2e-5)
+
+
+LONG = wf.Dim("length", 128)
+SPLASH: dict[str, Any] = {
+    "causal": (lambda *_: nn.Mask(causal=True), {}),
+    "packed": (lambda p, s: in_order(p, s), {}),
+    "window both ways": (lambda *_: nn.Mask(window=20), {}),
+    "softcap": (lambda *_: nn.Mask(causal=True), {"softcap": 2.0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, marks=[] if (name, i) == ("packed", 1) else pytest.mark.slow)
+        for name in SPLASH
+        for i, place in enumerate(PLACES[:2])
+    ],
+)
+def test_splash_attention_gives_what_plain_attention_does(name, place, monkeypatch):
+    mask, how = SPLASH[name]
+    random = np.random.default_rng(7)
+    dims = [B, LONG, H, G, K], *[[B, LONG.renamed("memory_length"), H, K]] * 2
+    given = [wf.tensor(random.normal(size=[dim.size for dim in own]).astype("float32"), own) for own in dims]
+    segments = np.sort(random.integers(0, 3, (2, 128))).astype("int32")
+    starts = np.diff(segments, axis=1, prepend=-1) > 0
+    positions = np.arange(128) - np.maximum.accumulate(np.where(starts, np.arange(128), 0), axis=1)
+    said = (wf.tensor(x.astype("int32"), [B, LONG]) for x in (positions, segments))
+    program, given = attend(mask, **how), (*given, None, *said)
+    want = outcome(None, program, *given)
+    monkeypatch.setattr(attention, "chip_of", lambda x: Chip("tpu"))
+    calls = []
+    monkeypatch.setattr(fused, "splash_attention", lambda *x, **how: calls.append(how) or splash_attention(*x, **how))
+    found = outcome(place, program, *given)
+    assert calls
     assert_near(found, want, 2e-5)
 
 
@@ -180,12 +217,24 @@ PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
         ({"dtype": "float32"}, Chip("gpu"), "plain, because fused kernels take bfloat16 and float16, and this"),
         ({"softcap": True}, Chip("gpu"), "fused by Weft's flash kernel (cuDNN has no softcap)"),
         ({"dropout": True}, Chip("gpu"), "cuDNN's dropout has bits of its own, which a layout would change"),
-        ({"tensors": ("segments",), "length": 255}, Chip("gpu"), "even lengths, and these are 255 and 256"),
-        ({"tensors": ("segments",), "dtype": "float16"}, Chip("gpu"), "a number that float16 cannot hold"),
+        ({"bias": "shared", "length": 255}, Chip("gpu"), "even lengths, and these are 255 and 256"),
+        ({"tensors": ("segments",)}, Chip("gpu"), "fused by Weft's flash kernel"),
         ({"tensors": ("segments",), "bias": "shared"}, Chip("gpu"), "one array as large as all scores"),
         ({"bias": "each"}, Chip("gpu"), "one array as large as all scores"),
         ({"bias": "shared"}, Chip("gpu"), "fused by cuDNN"),
-        ({"tensors": ("positions", "segments")}, Chip("gpu"), "fused by cuDNN"),
+        ({"tensors": ("positions",), "is_in_order": True}, Chip("gpu"), "fused by cuDNN"),
+        ({"tensors": ("segments",), "width": 264}, Chip("gpu"), "of at most 256 channels; cuDNN takes heads"),
+        ({}, Chip("tpu"), "fused by JAX's splash attention"),
+        ({"softcap": True, "tensors": ("segments",), "is_within": True}, Chip("tpu"), "fused by JAX's splash"),
+        ({"length": 100}, Chip("tpu"), "plain, because splash attention takes multiples of 128 queries"),
+        ({"dtype": "float16"}, Chip("tpu"), "splash attention takes bfloat16 and float32, and this is float16"),
+        ({"dropout": True}, Chip("tpu"), "splash attention has no dropout"),
+        ({"bias": "shared"}, Chip("tpu"), "splash attention has no bias"),
+        ({"tensors": ("prefix",)}, Chip("tpu"), "the mask by positions or a prefix"),
+        ({"is_offset": True}, Chip("tpu"), "these are a slice"),
+        ({"tensors": ("segments",)}, Chip("tpu"), "segments of queries that are the keys"),
+        ({"window": 8, "length": 512}, Chip("tpu"), "past the window of every key"),
+        ({"is_in_blocks": True}, Chip("tpu"), "does no blocks apart"),
         ({"refusal": "the layer is told so"}, Chip("gpu"), "plain, because the layer is told so"),
     ],
 )  # fmt: skip

@@ -81,6 +81,8 @@ def cases(quick: dict[str, list[Placement]], placements: list[Placement]) -> lis
 # Gradients taken outside a region differ from those inside only by what the border does, so two families stand for all.
 WHOLE = ("einsum", "index", "move")  # all others build on these
 INSIDE_QUICK = {family: QUICK[1:] if family in WHOLE else QUICK[1:2] for family in FAMILIES}
+# Without a mesh an op does what it does under one, less what it sends.
+ALONE_QUICK = (*WHOLE, "elementwise", "reduce", "create", "moving")
 OUTSIDE_QUICK = dict.fromkeys(["einsum", "control"], OUTSIDE[:1])
 
 
@@ -323,7 +325,9 @@ def listed(wrong: list[str], placement: Placement) -> str:
     return "\n".join(f"[{placement}] {line}" for line in wrong)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=() if f in ALONE_QUICK else pytest.mark.slow) for f in FAMILIES]
+)
 def test_without_a_mesh_every_op_equals_jnp(family: str):
     want = expected(family)
 

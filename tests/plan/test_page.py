@@ -634,7 +634,7 @@ def test_nothing_hostile_runs(opened):
     assert "</script><b>hi</b>" in window.text("#shown-source")
 
 
-@pytest.mark.parametrize("mesh", ["rows=16,cols=32", "x=8,y=8,z=8", "x=512"])
+@pytest.mark.parametrize("mesh", ["rows=16,cols=32", "x=8,y=8,z=8", pytest.param("x=512", marks=pytest.mark.slow)])
 def test_every_processor_of_a_large_mesh_is_in_sight(opened, mesh):
     axis = wf.Mesh(mesh).axes
     window = opened(traced(f"batch:{next(iter(axis))}" if len(axis) > 1 else "", mesh))

@@ -149,6 +149,26 @@ def test_the_line_of_an_op_that_dominates_has_most_of_the_time(tmp_path):
     assert longest.line.text == "einsum(x, w, over='d_model')" and not longest.is_shared_out
 
 
+def test_a_line_that_stands_for_several_layers_has_the_work_of_all():
+    def tower(x, *ws):
+        for w in ws:
+            y = wf.einsum(wf.exp(x), w, over="d_model")
+            x = x + wf.einsum(wf.relu(y), w, over="d_ff")
+        return x
+
+    of = sizes()
+    x, w = (
+        wf.tensor(random("batch d_model", of), "batch d_model"),
+        wf.tensor(random("d_model d_ff", of), "d_model d_ff"),
+    )
+    program = wf.trace(tower, x, w, w, w, mesh=MESH, layout=LAYOUT)
+    (block,) = program.lines[0].lines
+    assert block.text == "repeated x3" and [len(line.doers) for line in block.lines] == [3] * len(block.lines)
+    ops = {doer.op for line in block.lines for doer in line.doers}
+    assert ops == set(range(5 * 3))
+    assert {doer.collective for doer in block.lines[-2].doers} == {"all_reduce"}
+
+
 def test_a_profile_of_another_program_is_refused(folder):
     def other(x, w):
         return wf.einsum(wf.exp(x), w, over="d_model")

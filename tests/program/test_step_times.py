@@ -108,10 +108,97 @@ def test_what_xla_adds_to_a_loop_inside_an_op_is_the_ops():
     assert instruction("copy", "copy").doers == {}
 
 
+def test_what_xla_joined_or_cut_without_a_scope_works_for_what_made_its_operands():
+    behind = (("jit(f)/transpose(jvp(wf3_einsum))/dot", 30.0), ("jit(f)/transpose(jvp(wf4_einsum))/dot", 10.0))
+    shares = {3: 0.75, 4: 0.25}
+    joined = instruction("sum", "all-reduce-start", behind=behind)
+    assert joined.doers == {Doer(op, "backward", "all_reduce"): share for op, share in shares.items()}
+    cut = instruction("reduce", "fusion", parts=(instruction("r", "reduce"),), behind=behind)
+    assert cut.doers == {Doer(op, "backward"): share for op, share in shares.items()}
+    assert instruction("copy", "copy", behind=behind).doers == {}
+
+
 def test_a_profile_without_ops_of_ours_is_refused():
     with pytest.raises(MeasureError, match="holds no program with ops of Weft's") as error:
         times([(0, "x", 0, 1)], instruction("x", scopes="jit(g)/dot"))
     assert "wf.spmd" in error.value.fix and "made by hand" in error.value.state
+
+
+# A profile as a GPU's, written by hand: the fields of XSpace and HloModuleProto by their numbers.
+
+
+def message(**fields):
+    """A protobuf message; `f3=...` is field 3, of numbers, texts, messages, or lists of these."""
+    found = b""
+    for name, values in fields.items():
+        number = int(name[1:])
+        for value in values if isinstance(values, list) else [values]:
+            value = value.encode() if isinstance(value, str) else value
+            found += varint(number << 3) + varint(value) if isinstance(value, int) else b""
+            found += varint(number << 3 | 2) + varint(len(value)) + value if isinstance(value, bytes) else b""
+    return found
+
+
+def varint(value):
+    found = b""
+    while value > 127:
+        found, value = found + bytes([value & 127 | 128]), value >> 7
+    return found + bytes([value])
+
+
+STATS = {"hlo_op": 1, "hlo_module": 2, "hlo_proto": 3}
+
+
+def gpu_plane(number, streams):
+    """A GPU with kernels (name, instruction, begin, end) on its streams, in microseconds."""
+    names = sorted({kernel[0] for kernels in streams.values() for kernel in kernels})
+    known = {name: i + 1 for i, name in enumerate(names)}
+
+    def event(name, op, begin, end):
+        stats = [message(f1=STATS["hlo_op"], f5=op), message(f1=STATS["hlo_module"], f5="jit_f")] if op else []
+        return message(f1=known[name], f2=begin * 10**6, f3=(end - begin) * 10**6, f4=stats)
+
+    lines = [message(f2=name, f4=[event(*kernel) for kernel in kernels]) for name, kernels in streams.items()]
+    kinds = [message(f1=i, f2=message(f1=i, f2=name)) for name, i in known.items()]
+    stats = [message(f1=i, f2=message(f1=i, f2=name)) for name, i in STATS.items()]
+    return message(f2=f"/device:GPU:{number}", f3=lines, f4=kinds, f5=stats)
+
+
+def metadata_plane(*instructions):
+    """The plane with a compiled program of instructions (name, opcode, scopes)."""
+    made = [
+        message(f1=name, f2=opcode, f7=message(f2=scopes), f35=i + 1)
+        for i, (name, opcode, scopes) in enumerate(instructions)
+    ]
+    module = message(f1="jit_f", f3=message(f1="main", f2=made, f5=9), f6=9)
+    held = message(f1=1, f2="jit_f", f5=message(f1=STATS["hlo_proto"], f6=message(f1=module)))
+    return message(f2="/host:metadata", f4=message(f1=1, f2=held))
+
+
+def test_kernels_of_a_gpu_are_read_with_collectives_beside_them(tmp_path):
+    compiled = metadata_plane(
+        ("dot.1", "custom-call", "jit(f)/wf0_einsum/dot_general"),
+        ("all-reduce-start.1", "all-reduce-start", "jit(f)/wf0_einsum/psum"),
+        ("fusion.2", "fusion", "jit(f)/wf1_relu/max"),
+    )
+    streams = {
+        "Stream #13(Compute)": [
+            ("gemm", "dot.1", 0, 40), ("loop", "fusion.2", 40, 60), ("Memset", "", 60, 61),
+            ("gemm", "dot.1", 100, 140), ("loop", "fusion.2", 140, 160),
+        ],
+        "Stream #14(Collective)": [("nccl", "all-reduce-start.1", 30, 80), ("nccl", "all-reduce-start.1", 130, 180)],
+        "XLA Ops": [("gemm", "dot.1", 0, 40)],
+    }  # fmt: skip
+    folder = tmp_path / "plugins" / "profile" / "now"
+    folder.mkdir(parents=True)
+    planes = [gpu_plane(number, streams) for number in range(2)]
+    (folder / "host.xplane.pb").write_bytes(message(f1=[*planes, compiled]))
+    found = read_step_times(tmp_path)
+    assert (found.steps, found.processors, found.is_shared) == (2, 2, False)
+    took = {each.name: (round(1e6 * each.seconds), round(1e6 * each.hidden)) for each in found.taken}
+    assert took == {"dot.1": (40, 0), "fusion.2": (20, 0), "Memset": (1, 0), "all-reduce-start.1": (19, 31)}
+    assert round(1e6 * found.seconds) == 100 and round(1e6 * (found.idle_within + found.idle_between)) == 20
+    assert found.main.instructions["all-reduce-start.1"].doers == {Doer(0, "forward", "all_reduce"): 1.0}
 
 
 def test_a_folder_without_a_profile_is_refused(tmp_path):

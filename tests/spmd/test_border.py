@@ -260,17 +260,28 @@ def test_inside_plain_jit_inputs_keep_their_shardings():
     assert program(x, w).sharding.spec == PartitionSpec("rows", "cols")
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam(1e-2), optax.adafactor(1e-2, min_dim_size_to_factor=2),
-                                       optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)), optax.lamb(1e-2)],
-                         ids=["adam", "adafactor", "clipped sgd", "lamb"])  # fmt: skip
+OPTIMIZERS = {
+    "adam": optax.adam(1e-2),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
+    "clipped sgd": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+    "lamb": optax.lamb(1e-2),
+}
+LAYOUTS = [
+    "batch:rows",
+    "batch:rows,d_ff:cols",
+    "batch:rows,params.d_model:rows",
+    "batch:rows,d_ff:cols,optimizer.d_model:rows",
+    "batch:rows,params.d_ff:rows,optimizer.d_model:cols",
+]
+
+
 @pytest.mark.parametrize(
-    "layout",
-    [
-        "batch:rows",
-        "batch:rows,d_ff:cols",
-        "batch:rows,params.d_model:rows",
-        "batch:rows,d_ff:cols,optimizer.d_model:rows",
-        "batch:rows,params.d_ff:rows,optimizer.d_model:cols",
+    ("layout", "optimizer"),
+    [  # one optimizer under every layout, every one under two of them
+        pytest.param(layout, optimizer, id=f"{layout}-{name}", marks=() if is_quick else pytest.mark.slow)
+        for layout in LAYOUTS
+        for name, optimizer in OPTIMIZERS.items()
+        for is_quick in [name == "adam" or layout in LAYOUTS[3:]]
     ],
 )
 def test_training_is_the_same_under_every_layout(optimizer, layout):

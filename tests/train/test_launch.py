@@ -251,8 +251,18 @@ def test_no_processes_and_no_devices_are_errors(how, fact):
 # Signals, and what is left behind.
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("code", [0, 5])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 5),
+        (signal.SIGHUP, 0),
+        *(
+            pytest.param(*other, marks=pytest.mark.slow)
+            for other in [(signal.SIGTERM, 5), (signal.SIGINT, 0), (signal.SIGHUP, 5)]
+        ),
+    ],
+)
 def test_a_signal_is_passed_on_and_the_status_is_theirs(number, code, tmp_path):
     running, pids = launcher(tmp_path, 2, f"obey:{code}")
     running.send_signal(number)
@@ -295,6 +305,7 @@ def test_it_runs_a_command_of_wefts_in_every_process():
     assert first.startswith("weft ") and second == f"[1] {first}"
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_be_is_said_once_for_each_and_not_restarted():
     running = started("launch", "-n", "2", "--", "trian", stdout=subprocess.PIPE)
     _, said = running.communicate(timeout=PATIENCE)

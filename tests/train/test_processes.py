@@ -281,6 +281,7 @@ def test_a_crash_of_one_ends_it_at_once_and_all_are_restarted(tmp_path):
     assert [(tmp_path / f"stopped_{i}").read_text() for i in (0, 1)] == ["20 None", "20 None"]
 
 
+@pytest.mark.slow
 def test_an_error_one_explains_ends_it_at_once_and_nothing_is_restarted(tmp_path):
     running = two_processes(tmp_path, "100000", "5", "explain")
     _, told = running.communicate(timeout=PATIENCE)

@@ -6,12 +6,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import data
 from ..decode.continuation import Continued, continue_texts
+from ..decode.speculative import AHEAD
 from ..decode.translate import BATCH, DecodingError, Translator
 from ..errors import WeftError
 from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
@@ -27,6 +28,7 @@ GENERATE_EXAMPLES = """Examples:
 \b
   weft generate runs/tiny --prompt "def main("
   weft generate runs/tiny --prompt "import " --tokens 500 --temperature 0.7 --samples 3 --best
+  weft generate runs/large --prompt "def main(" --draft runs/tiny
 """
 TRANSLATE_EXAMPLES = """Examples:
 
@@ -54,6 +56,17 @@ def generate(
         bool | None,
         typer.Option(help="Whether a prompt is a text's beginning; if not said, where the run learned short texts."),
     ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="A smaller run with the same tokenizer that proposes tokens: the same, sooner."
+        ),
+    ] = None,
+    ngrams: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Propose what followed the last N tokens where they came before."),
+    ] = None,
+    ahead: Annotated[int, typer.Option(min=1, metavar="N", help="So many tokens are proposed at a time.")] = AHEAD,
     step: Step = None,
     best: Best = False,
     average: Average = 1,
@@ -86,11 +99,28 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            draft=None if draft is None else _load_draft(draft, tokenizer, on, under),
+            ngrams=ngrams,
+            ahead=ahead,
         )
+        if texts[0].accepted is not None:
+            say(f"{texts[0].accepted:.0%} of the tokens proposed were accepted")
         if json:
             write(json_format.dumps({"step": at, "samples": [asdict(text) for text in texts]}, ensure_ascii=False))
         else:
             write(_join_texts(texts, samples))
+
+
+def _load_draft(run: Path, tokenizer: data.Tokenizer, mesh: Any, layout: Any) -> Any:
+    """The model of the newest checkpoint of a run, which proposes tokens to another."""
+    opened = Run(run)
+    _check_continues(opened.settings, run)
+    if opened.tokenizer.vocab != tokenizer.vocab:
+        raise DecodingError(
+            f"the tokenizer of {run} has {opened.tokenizer.vocab} tokens, and the model's has {tokenizer.vocab}",
+            fix="give a draft that was trained with the same tokenizer",
+        )
+    return opened.load(mesh, layout, checkpoint_of(opened, None, False))
 
 
 def _check_continues(settings: RunConfig, run: Path) -> None:

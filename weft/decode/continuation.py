@@ -12,6 +12,7 @@ import jax
 from ..data import Tokenizer
 from ..models import TransformerLM
 from .generate import generate
+from .speculative import AHEAD
 from .translate import DecodingError, batch_for, text_of
 
 START = 0  # what a language model saw before the first token of a text
@@ -28,6 +29,8 @@ class Continued:
     """How many were written."""
     is_ended: bool
     """Whether the model ended it."""
+    accepted: float | None = None
+    """Of the tokens proposed to all texts (speculative decoding), the share that was taken."""
 
 
 def continue_texts(
@@ -42,12 +45,15 @@ def continue_texts(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    draft: Any = None,
+    ngrams: int | None = None,
+    ahead: int = AHEAD,
 ) -> list[Continued]:
     """Every prompt with up to `tokens` more, and so many `samples` of each.
 
     A text ends with the tokenizer's `end`. With `is_begun` a prompt is the beginning of a text, else it is from the
     middle of one. A model learned sequences of its config's `length`: where that is full, it goes on from the last part
-    of it. Tokens are chosen as in `decode.generate`.
+    of it. Tokens are chosen, and proposed by a `draft` or by `ngrams`, as in `decode.generate`.
     """
     if not isinstance(model, TransformerLM):
         raise DecodingError(f"{type(model).__name__} does not continue texts", fix="use a language model")
@@ -55,6 +61,7 @@ def continue_texts(
     rows = [_encode(tokenizer, prompt, is_begun) for prompt in prompts]
     written: list[list[int]] = [[] for _ in rows]
     ended = [False] * len(rows)
+    shares = []
     for number, (seen, steps) in enumerate(windows(max(map(len, rows)), tokens, model.config.length)):
         new = generate(
             model,
@@ -66,15 +73,20 @@ def continue_texts(
             top_p=top_p,
             key=jax.random.fold_in(jax.random.key(seed), number),
             layout=_layout(model, len(rows)),
+            draft=draft,
+            ngrams=ngrams,
+            ahead=ahead,
         )
+        shares += [] if new.accepted is None else [new.accepted]
         for place, ids in enumerate(new.sequences):
             if not ended[place]:
                 written[place] = (written[place] + ids)[:tokens]
                 ended[place] = written[place][-1:] == [tokenizer.end]
         if all(ended):
             break
+    accepted = sum(shares) / len(shares) if shares else None
     return [
-        Continued(prompt, _join(tokenizer, prompt, row, more), len(more), is_ended)
+        Continued(prompt, _join(tokenizer, prompt, row, more), len(more), is_ended, accepted)
         for prompt, row, more, is_ended in zip(prompts, rows, written, ended, strict=True)
     ]
 

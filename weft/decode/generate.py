@@ -20,7 +20,7 @@ from ..nn.arguments import check_count
 from ..nn.weights import check_key
 from ..spmd.place import get
 from ..tensor import Tensor
-from .prompts import check_id, compile_once, start_decoding
+from .prompts import check_id, check_positions, compile_once, start_decoding
 from .sampling import Sampler, best_log_probability, log_probability
 from .speculative import AHEAD, Speculation, check_speculation
 
@@ -92,6 +92,8 @@ def generate(
     start = start_decoding(model, prompts, max_new_tokens, layout, many, ahead if is_speculative else 0)
     end = None if end is None else check_id("end", end, model.config.vocab)
     if is_speculative:
+        if draft is not None:
+            check_positions(draft, start.prompt["inputs"].size("length"), int(max_new_tokens))
         speculation = Speculation(sampler, int(max_new_tokens), start.room, samples, end, int(ahead), ngrams)
         found = get(compile_once(speculation, start.mesh, start.layout)(model, draft, start.prompt, key))
         tokens, lengths, scores, taken, rounds = map(np.asarray, found)

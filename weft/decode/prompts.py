@@ -73,28 +73,33 @@ def start_decoding(
         layout = without_rules(layout, *({"beam", "samples", "layers"} - set(continuations)))
         layout = drop_undivided(layout, mesh, {"batch": len(rows), **continuations})
         if ahead:
-            layout = _drop_aloud(
-                layout, mesh, ["length", "stream"], f"a step sees {ahead + 1} tokens, which go to all processors"
-            )
+            why = f"a step sees {ahead + 1} tokens, which go to all processors"
+            layout = _drop_aloud(layout, mesh, ["length", "stream"], why)
+            layout = drop_undivided(layout, mesh, {"memory_length": ahead + 1})
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
     longest = round_up(most, multiple)
     room = round_up(longest + steps + ahead if is_lm else steps, multiple)
-    needed = most + steps if is_lm else max(most, steps)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config
         layout = drop_undivided(
             layout, mesh, {"slots": expert_capacity(longest, config.experts, config.choices, config.capacity)}
         )
+    check_positions(model, most, steps)
+    if isinstance(model, Seq2Seq):
+        return Start(_pad_right(rows, longest, model.config.padding), room, mesh, layout)
+    return Start(_pad_left(rows, longest), room, mesh, layout)
+
+
+def check_positions(model: Any, most: int, steps: int) -> None:
+    """Raises where a model has learned fewer positions than prompts and tokens need."""
+    needed = most + steps if isinstance(model, TransformerLM) else max(most, steps)
     if model.config.positions == "learned" and needed > (room := model.config.max_positions):
         raise DimError(
             f"{most} tokens and {steps} more need {needed} positions, and the model has {room}",
             fix=f"shorten the prompts, or ask for at most {max(room - most, 0)} tokens",
         )
-    if isinstance(model, Seq2Seq):
-        return Start(_pad_right(rows, longest, model.config.padding), room, mesh, layout)
-    return Start(_pad_left(rows, longest), room, mesh, layout)
 
 
 def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:

@@ -38,6 +38,7 @@ def flash_attention(
     dropout: float = 0.0,
     seed: Any = None,
     origin: Sequence[Any] = (0, 0, 0, 0),
+    is_within: bool | None = None,
     backend: str = "triton",
     blocks: Blocks | None = None,
 ) -> Any:
@@ -47,13 +48,15 @@ def flash_attention(
     and of keys; `prefix` is [batch]. `bias` is added to scores after `scale`, [batch or 1, heads or 1, length, memory],
     and has a gradient. With `dropout`, `seed` are the two words of a key (`jax.random.key_data`), and `origin` is the
     global index of the first row of the batch, head, query and key, whose bits are drawn; any of the four may be an
-    array of all indices instead. Positions, where none are given, count from `origin` too.
+    array of all indices instead. Positions, where none are given, count from `origin` too. `is_within` says that each
+    query is one of the keys, and so sees one, where pairs do not show it: blocks that no query sees are then left out.
     """
     masks = {"segments": segments, "positions": positions, "prefix": prefix}
     how = {"scale": scale, "causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
     if backend == "plain":
         return plain.attend(q, k, v, bias=bias, seed=seed, origin=origin, **masks, **how)
-    flash, extra = prepare(q, k, **masks, seed=seed, origin=origin, backend=backend, blocks=blocks, **how)
+    options = {"seed": seed, "origin": origin, "is_within": is_within, "backend": backend, "blocks": blocks}
+    flash, extra = prepare(q, k, **masks, **options, **how)
     return flash(q, k, v, bias, extra)
 
 
@@ -77,6 +80,7 @@ def prepare(
     prefix: Any,
     seed: Any,
     origin: Sequence[Any],
+    is_within: bool | None = None,
     backend: str,
     blocks: Blocks | None = None,
     **how: Any,
@@ -100,11 +104,13 @@ def prepare(
         extra["columns"] = counter.columns(second, key)[:, :, 0]
         if not is_aligned:
             extra["later"] = counter.is_later(key).reshape(-1).astype("int32")
-    sees_itself = not any(isinstance(x, tuple) for x in (segments, positions)) and is_at_start
+    if is_within is None:
+        is_one = not any(isinstance(x, tuple) for x in (segments, positions)) and is_at_start
+        is_within = is_one and (how["window"] is None or sizes[2] == sizes[3])
     flash = Flash(
         **how,
         is_aligned=is_aligned,
-        sees_itself=sees_itself,
+        sees_itself=is_within,
         backend=backend,
         blocks=blocks_for(q.shape[-1], q.shape[1]) if blocks is None else blocks,
     )
@@ -141,7 +147,7 @@ class Flash:
         given, how = self._pad(q, k, v, bias, extra)
         block = self.blocks.forward
         given["bounds"], _ = self._bounds(given, block, how)
-        result, log_sum = passes.forward(how, block, given, is_interpreted=self.backend == "interpret")
+        result, log_sum = passes.forward(how, block, given)
         return result[:, : q.shape[1], :, : q.shape[3]], log_sum[:, :, : q.shape[1]]
 
     def backward(
@@ -152,21 +158,16 @@ class Flash:
         delta = jnp.swapaxes(delta, 1, 2) * (1 - self.dropout)
         more = {"gradient": gradient.astype(q.dtype), "log_sum": log_sum * LOG2E, "delta": delta}
         given, how = self._pad(q, k, v, bias, {**extra, **more})
-        is_interpreted = self.backend == "interpret"
         limits, _ = self._bounds(given, self.blocks.queries, how)
-        d_q = passes.backward_queries(
-            how, self.blocks.queries, {**given, "bounds": limits}, is_interpreted=is_interpreted
-        )
+        d_q = passes.backward_queries(how, self.blocks.queries, {**given, "bounds": limits})
         _, limits = self._bounds(given, self.blocks.keys, how)
-        d_k, d_v = passes.backward_keys(
-            how, self.blocks.keys, {**given, "bounds": limits}, is_interpreted=is_interpreted
-        )
+        d_k, d_v = passes.backward_keys(how, self.blocks.keys, {**given, "bounds": limits})
         length, memory, width = q.shape[1], k.shape[1], q.shape[3]
         d_bias = None
         if bias is not None:
             block = replace(self.blocks.queries, is_paired=False)
             given["bounds"], _ = self._bounds(given, block, how)
-            d_bias = passes.backward_bias(how, block, given, is_interpreted=is_interpreted)[:, :, :length, :memory]
+            d_bias = passes.backward_bias(how, block, given)[:, :, :length, :memory]
         return d_q[:, :length, :, :width], d_k[:, :memory, :, :width], d_v[:, :memory, :, :width], d_bias
 
     def _bounds(self, given: dict[str, Any], block: Tile, how: How) -> tuple[Any, Any]:
@@ -201,6 +202,7 @@ class Flash:
             has_bias=bias is not None,
             has_segments="segments" in extra,
             is_aligned=self.is_aligned,
+            is_interpreted=self.backend == "interpret",
         )
         return given, how
 

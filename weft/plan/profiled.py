@@ -110,6 +110,7 @@ class Measured:
         self._others: dict[tuple[str, str], Other] = {}
         self._lines: dict[Doer, TimedLine] = {}
         self._put_predictions()
+        self._named = {doer for each in times.main.instructions.values() for doer in each.doers}
         for taken in times.taken:
             self._put(taken)
         self._add("idle", "nothing ran, within a step", times.idle_within)
@@ -199,6 +200,7 @@ class Measured:
         if doer in self._lines:
             return self._lines[doer]
         of_op = [(d, timed) for d, timed in self._lines.items() if (d.op, d.phase) == (doer.op, doer.phase)]
+        of_op.sort(key=lambda pair: pair[0] in self._named)  # what no instruction names is not found otherwise
         for is_fit in (
             lambda d: d.collective == doer.collective,
             lambda d: bool(d.collective) == bool(doer.collective),

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ COLLECTIVES = {
 }
 """XLA's collectives as a ledger calls them."""
 _AROUND = frozenset({"while", "conditional", "call", "async-start", "async-done", "async-update"})
+_COPIES = frozenset(
+    ("copy", "copy-start", "copy-done", "slice", "dynamic-slice", "concatenate", "bitcast", "transpose", "reshape")
+    + ("tuple", "parameter", "constant")
+)
 _FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape"})
 
 
@@ -47,6 +51,12 @@ class HloInstruction:
     """What it is made of, where several were fused into one."""
     around: str = ""
     """The scopes of the loop, the branch or the call that it is in."""
+    behind: tuple[tuple[str, float], ...] = ()
+    """The scopes of what made its operands, and how many numbers each is, where it has none itself."""
+    kernel: str = ""
+    """What instructions that run the same kernel have in common."""
+    target: str = ""
+    """Of a call of a library the function called."""
 
     @functools.cached_property
     def collective(self) -> str:
@@ -61,24 +71,58 @@ class HloInstruction:
 
     @property
     def is_copy(self) -> bool:
-        return self.opcode in ("copy", "copy-start", "copy-done")
+        """Whether it only moves numbers."""
+        return all(part.opcode in _COPIES for part in self.parts or (self,))
+
+    @property
+    def kernel_name(self) -> str:
+        """What XLA calls the kernel that it makes for it."""
+        return self.name.replace(".", "_").replace("-", "_")
+
+    @property
+    def base_name(self) -> str:
+        """The name without the number that tells it from others."""
+        return self.name.partition(".")[0]
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether a kernel runs for it that XLA did not make."""
+        return self.opcode not in ("fusion", *_FREE, *_AROUND) and self.work > 0
 
     @functools.cached_property
     def doers(self) -> dict[Doer, float]:
         """What it works for, each with its share; nothing where no scope says.
 
-        What XLA adds to a loop that an op has inside works for that op.
+        What XLA adds to a loop that an op has inside works for that op; a collective that it joined, or a sum that it
+        cut in two, for what made the operands.
         """
         weights: dict[Doer, float] = {}
-        for part in [part for part in self.parts if part.scopes] or [self]:
-            said = part.scopes or (self.around if is_within_op(self.around) else "")
-            found = list(dict.fromkeys(_doer(scopes, self.collective) for scopes in alternatives(said)))
+        for said, work in self._said():
+            found = _doers(said, self.collective)
             for doer in found:
-                weights[doer] = weights.get(doer, 0.0) + part.work / len(found)
+                weights[doer] = weights.get(doer, 0.0) + work / len(found)
         known = {doer: work for doer, work in weights.items() if doer.op is not None or doer.phase == "update"}
         if not (total := sum(known.values())):
             return dict.fromkeys(known, 1 / max(len(known), 1))
         return {doer: work / total for doer, work in known.items() if work}
+
+    def _said(self) -> Iterable[tuple[str, float]]:
+        """The scopes that say what it works for, each with its weight."""
+        if scoped := [part for part in self.parts if names_op(part.scopes)] or [self] * names_op(self.scopes):
+            return [(part.scopes, part.work) for part in scoped]
+        if is_within_op(self.around):
+            return [(self.around, 1.0)]
+        return () if self.is_copy else self.behind
+
+
+def names_op(scopes: str) -> bool:
+    """Whether scopes say for what something works: an op, or the update."""
+    return any(doer.op is not None or doer.phase == "update" for doer in _doers(scopes, ""))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _doers(scopes: str, collective: str) -> tuple[Doer, ...]:
+    return tuple(dict.fromkeys(_doer(each, collective) for each in alternatives(scopes)))
 
 
 def _doer(scopes: str, collective: str) -> Doer:
@@ -119,6 +163,8 @@ class CompiledProgram:
     """The instructions that run once each time it does."""
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     """The dtypes of its arguments, where they are floats, and their shapes on one processor."""
+    order: tuple[tuple[str, ...], ...] = ()
+    """The instructions of each body, in the order they run."""
 
     @functools.cached_property
     def ops(self) -> set[tuple[int, str]]:
@@ -142,12 +188,16 @@ def read_programs(profile: bytes) -> list[CompiledProgram]:
     return programs
 
 
+_DEEPEST = 6  # instructions without scopes one behind the other
+
+
 class _Module:
     """One program while it is read."""
 
     def __init__(self, module: "_Message"):
         computations = [_message(computation) for computation in module[3]]
         self.raw = {_one(each, 5): [_message(raw) for raw in each[2]] for each in computations}
+        self.roots = {_one(each, 5): _one(each, 6) for each in computations}
         self.by_id = {_one(raw, 35): raw for instructions in self.raw.values() for raw in instructions}
         self._stacks = _SourceStacks(_message(next(iter(module[17]), b"")))
         self._read: dict[int, tuple[HloInstruction, ...]] = {}
@@ -162,7 +212,14 @@ class _Module:
         entry = self.raw.get(_one(module, 6), [])
         inputs = [_shape(raw) for raw in entry if _text(raw, 2) == "parameter"]
         names = frozenset(_text(raw, 1) for raw in self._run_once(_one(module, 6)))
-        self.program = CompiledProgram(_text(module, 1), instructions, names, tuple(filter(None, inputs)))
+        order = tuple(self._order(module))
+        self.program = CompiledProgram(_text(module, 1), instructions, names, tuple(filter(None, inputs)), order)
+
+    def _order(self, module: "_Message") -> Iterator[tuple[str, ...]]:
+        """The names of each body's instructions as they are scheduled."""
+        for raw in _message(next(iter(module[7]), b""))[1]:
+            sequence = _message(next(iter(_message(raw)[2]), b""))
+            yield tuple(_text(self.by_id[number], 1) for number in _numbers(sequence, 1) if number in self.by_id)
 
     def _run_once(self, computation: int) -> Iterator["_Message"]:
         """The instructions of a computation and of those that it calls, but for loops."""
@@ -195,8 +252,36 @@ class _Module:
         parts = tuple(
             part for number in called for each in self._instructions(number) for part in each.parts or (each,)
         )
-        line = self._stacks.line(_one(metadata, 15))
-        return HloInstruction(_text(raw, 1), opcode, _text(metadata, 2), line, self._work(raw, opcode), parts, around)
+        line, scopes = self._stacks.line(_one(metadata, 15)), _text(metadata, 2)
+        is_said = opcode in _FREE or names_op(scopes) or any(names_op(part.scopes) for part in parts)
+        behind = () if is_said else tuple(self._behind(raw))
+        kernel, target = _text(metadata, 12) or _text(raw, 1), _text(raw, 28)
+        said = (opcode, scopes, line, self._work(raw, opcode), parts, around, behind, kernel, target)
+        return HloInstruction(_text(raw, 1), *said)
+
+    def _behind(self, raw: "_Message", depth: int = 0) -> Iterator[tuple[str, float]]:
+        """The scopes of what made an instruction's operands, and their elements."""
+        for operand in [self.by_id[number] for number in _numbers(raw, 36) if number in self.by_id]:
+            maker, size = self._maker(operand), float(_elements(operand))
+            inside = [part for number in _numbers(maker, 38) for part in self._instructions(number)]
+            fused = [part for part in inside if names_op(part.scopes)]
+            if names_op(scopes := _text(_message(next(iter(maker[7]), b"")), 2)):
+                yield scopes, size
+            elif fused and _text(maker, 2) == "fusion":
+                yield fused[-1].scopes, size
+            elif depth < _DEEPEST:
+                yield from self._behind(maker, depth + 1)
+
+    def _maker(self, raw: "_Message") -> "_Message":
+        """What made a value: of a fused instruction of several results, what is inside."""
+        if _text(raw, 2) != "get-tuple-element":
+            return raw
+        made = self.by_id.get(next(iter(_numbers(raw, 36)), -1), raw)
+        if _text(made, 2) != "fusion":
+            return made
+        root = self.by_id.get(self.roots.get(next(iter(_numbers(made, 38)), -1), -1), made)
+        parts, at = _numbers(root, 36), _one(raw, 13)
+        return self.by_id.get(parts[at], made) if _text(root, 2) == "tuple" and at < len(parts) else made
 
     def _work(self, raw: "_Message", opcode: str) -> float:
         """Operations of an instruction: FLOPs of a product, else its elements."""
