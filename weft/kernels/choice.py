@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..compat import has_pallas_triton
+
 HOPPER = (9, 0)
 WIDEST = 256  # channels of a head that any kernel takes
 _AMPERE = (8, 0)
@@ -152,6 +154,8 @@ def why_not_flash(case: AttentionCase, chip: Chip) -> str:
         return f"Weft's kernel needs compute capability 8.0, and this is {chip}"
     if case.dtype not in _SHORT_FLOATS:
         return _LONG_FLOATS.format(case.dtype)
+    if not has_pallas_triton():
+        return "Weft's kernel is lowered by Pallas to Triton, which this JAX no longer does"
     if case.is_in_blocks:
         return "Weft's kernel does no blocks apart"
     if case.width > WIDEST:
