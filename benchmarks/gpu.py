@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --out gpu.json                 # every row; a second call goes on where it stopped
     python benchmarks/gpu.py --out gpu.json --markdown      # the table of what was measured
-    python benchmarks/gpu.py --small --out /tmp/small.json  # tiny sizes, to try it without a GPU
+    python benchmarks/gpu.py --small --out small.json      # tiny sizes, to try it without a GPU
 
 The rivals compute the same models (`rivals/workloads.py`): the same shapes, weights in float32, products in bfloat16,
 first values from the same distributions. Each rival of a row runs in a process of its own; a row is done when Weft and
@@ -16,15 +16,13 @@ time to the first step is then that of such a run.
 import argparse
 import concurrent.futures
 import datetime
-import fcntl
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from benchmarks.rivals.clock import measure
 RIVALS = ("torch", "weft", "jax")
 NEEDED = {"torch", "weft"}
 """The rivals a row is not done without."""
-UNBEGUN = "not begun for want of time"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -47,11 +44,8 @@ def work(args: argparse.Namespace) -> None:
     """Runs one rival on one workload and prints a line of JSON."""
     rival = importlib.import_module(f"benchmarks.rivals.by_{args.rival}")
     since = time.time()
-    if args.lock:  # the next process has its imports behind it when this one is done
-        lock = open(args.lock, "w")  # noqa: SIM115  (held until the process ends)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    sys.stdin.readline()  # until the one before is done, so that the GPU is free
     waited = time.time() - since
-    signal.alarm(int(args.timeout) + 1)
     times = args.gpus if args.rival != "torch" else 1  # each process of PyTorch's has a batch of its own
     workload = workloads.find(args.work, is_small=args.small, times=times)
     run = rival.make(workload)
@@ -67,11 +61,10 @@ def work(args: argparse.Namespace) -> None:
 # The rows, each rival in its own process.
 
 
-def start(workload: str, rival: str, args: argparse.Namespace, *, seconds: float, lock: str = "") -> dict[str, Any]:
-    """What a process of its own tells of one rival on one workload."""
+def start(workload: str, rival: str, args: argparse.Namespace, *, seconds: float) -> subprocess.Popen[str]:
+    """A process of its own for one rival on one workload, which imports what it needs and waits."""
     flags = ["--work", workload, "--rival", rival, "--since", str(time.time()), "--seconds", str(seconds)]
-    flags += ["--gpus", str(args.gpus), "--timeout", str(args.timeout), "--lock", lock]
-    flags += ["--small"] if args.small else []
+    flags += ["--gpus", str(args.gpus), *(["--small"] if args.small else [])]
     python = args.torch_python if rival == "torch" else sys.executable
     prefix = [*TORCHRUN, str(args.gpus)] if rival == "torch" and args.gpus > 1 else []
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -85,21 +78,26 @@ def start(workload: str, rival: str, args: argparse.Namespace, *, seconds: float
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     else:
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.93")
-    command = [python, *prefix, __file__, *flags]
+    pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([python, *prefix, __file__, *flags], env=environment, **pipes)
+
+
+def result_of(process: subprocess.Popen[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Lets a process run, and reads what it tells."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * args.timeout + 60, env=environment)
+        told, said = process.communicate("go\n" * args.gpus, timeout=args.timeout)
     except subprocess.TimeoutExpired:
-        return {"error": "hung"}
-    if done.returncode in (-signal.SIGALRM, 128 + signal.SIGALRM):
+        process.kill()
+        process.communicate()
         return {"error": f"not done after {args.timeout:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
-        if args.verbose:
-            print(done.stderr[-6000:], file=sys.stderr)
-        told = next((line for line in reversed(said) if "Error" in line or "error" in line), said[-1])
-        return {"error": f"exit {done.returncode}: {told.strip()[:300]}"}
-    return json.loads(lines[-1])
+    lines = [line for line in told.splitlines() if line.startswith("{")]
+    if not process.returncode and lines:
+        return json.loads(lines[-1])
+    if args.verbose:
+        print(said[-6000:], file=sys.stderr)
+    last = [line.strip() for line in said.splitlines() if line.strip()] or ["nothing"]
+    error = next((line for line in reversed(last) if "error" in line.lower()), last[-1])
+    return {"error": f"exit {process.returncode}: {error[:300]}"}
 
 
 def finish(row: dict[str, Any], workload: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -133,26 +131,29 @@ def measure_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     if args.warm:
         cold |= warm(names, rivals, args)
         path.write_text(json.dumps(kept, indent=1) + "\n")
-    begin, pairs = time.time(), [(name, rival) for name in names for rival in rivals]
-
-    def one(pair: tuple[str, str], lock: str) -> dict[str, Any]:
-        if time.time() - begin > args.budget:
-            return {"error": UNBEGUN}
-        return start(*pair, args, seconds=args.seconds, lock=lock)
-
-    with (
-        tempfile.NamedTemporaryFile() as lock,
-        concurrent.futures.ThreadPoolExecutor(2 if args.gpus == 1 else 1) as pool,
-    ):
-        told = pool.map(lambda pair: one(pair, lock.name if args.gpus == 1 else ""), pairs)
-        for (name, rival), result in zip(pairs, told, strict=True):
-            row = finish(result, name, args) | {"rival": rival, "sitting": sitting}
-            row |= {"cold_s": cold[f"{name} {rival}"]} if f"{name} {rival}" in cold else {}
-            print(line(row), flush=True)
-            if result.get("error") != UNBEGUN:
-                rows.append(row)
-                path.write_text(json.dumps(kept, indent=1) + "\n")
+    pairs = [(name, rival) for name in names for rival in rivals]
+    for (name, rival), result in zip(pairs, results(pairs, args), strict=False):
+        row = finish(result, name, args) | {"rival": rival, "sitting": sitting}
+        row |= {"cold_s": cold[f"{name} {rival}"]} if f"{name} {rival}" in cold else {}
+        print(line(row), flush=True)
+        rows.append(row)
+        path.write_text(json.dumps(kept, indent=1) + "\n")
     return rows
+
+
+def results(pairs: list[tuple[str, str]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What each process tells, one after the other; each imports what it needs while the one before runs."""
+    begin, following = time.time(), None
+    for number, pair in enumerate(pairs):
+        if time.time() - begin > args.budget:
+            print(f"not begun for want of time: {', '.join(' '.join(pair) for pair in pairs[number:])}")
+            break
+        process = following or start(*pair, args, seconds=args.seconds)
+        is_last = number + 1 == len(pairs) or args.gpus > 1
+        following = None if is_last else start(*pairs[number + 1], args, seconds=args.seconds)
+        yield result_of(process, args)
+    if following is not None:
+        following.kill()
 
 
 def warm(names: list[str], rivals: list[str], args: argparse.Namespace) -> dict[str, float]:
@@ -160,7 +161,7 @@ def warm(names: list[str], rivals: list[str], args: argparse.Namespace) -> dict[
     pairs = [(name, rival) for rival in rivals for name in names if name != "paper-256"]  # which needs a GPU for itself
     cold = {}
     with concurrent.futures.ThreadPoolExecutor(args.warm) as pool:
-        told = pool.map(lambda pair: start(*pair, args, seconds=0), pairs)
+        told = pool.map(lambda pair: result_of(start(*pair, args, seconds=0), args), pairs)
         for (name, rival), row in zip(pairs, told, strict=True):
             after = f"first step after {row['first_s']:6.1f} s" if "first_s" in row else row["error"]
             print(f"{name:10} {rival:6} {after}", flush=True)
@@ -247,7 +248,6 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="also what processes that fail say")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rival", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:

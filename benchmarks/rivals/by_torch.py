@@ -28,7 +28,9 @@ IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", RANK) if IS_CUDA else torch.device("cpu")
 MODE = os.environ.get("RIVAL_TORCH_MODE", "default")
 """Of `torch.compile`; `max-autotune-no-cudagraphs` tries more kernels and compiles for minutes."""
-notes: dict[str, Any] = {"torch_mode": MODE}
+BIAS_BY = os.environ.get("RIVAL_TORCH_BIAS", "flex")
+"""What adds a bias to scores: `flex`, or `sdpa`, which reads it as a mask."""
+notes: dict[str, Any] = {"torch_mode": MODE, "bias_by": BIAS_BY}
 """What was chosen on the way, for the row of results."""
 
 
@@ -106,9 +108,11 @@ class Attention(nn.Module):
 
 
 def flex(q: Any, k: Any, v: Any, bias: Any, block_mask: Any, scale: float) -> Any:
-    """FlexAttention with a bias [heads length length], a mask, or both; without a GPU it has no gradient, and SDPA
-    stands in for it."""
-    if not IS_CUDA and torch.is_grad_enabled():
+    """FlexAttention with a bias [heads length length], a mask, or both; or SDPA in its place.
+
+    Without a GPU FlexAttention has no gradient, and SDPA stands in for it.
+    """
+    if (not IS_CUDA and torch.is_grad_enabled()) or (bias is not None and BIAS_BY == "sdpa"):
         mask = torch.zeros((1, 1, 1, 1)) if bias is None else bias[None].float()
         if block_mask is not None:
             is_seen = create_mask(block_mask.mask_mod, len(q), q.shape[1], q.shape[2], k.shape[2], q.device.type)
@@ -334,9 +338,8 @@ def make(w: Workload, half: Any = torch.bfloat16) -> Callable[[], Any]:
         from .torch_decode import generation
 
         return generation(w, model)
-    step, model = train_step(w, model)
     choose_attention(w)
-    return step
+    return train_step(w, model)
 
 
 def compiled(fn: Any, **how: Any) -> Any:
@@ -344,7 +347,7 @@ def compiled(fn: Any, **how: Any) -> Any:
     return torch.compile(fn, mode=MODE, dynamic=False, **how) if IS_CUDA else fn
 
 
-def train_step(w: Workload, model: Any) -> tuple[Callable[[], Any], Any]:
+def train_step(w: Workload, model: Any) -> Callable[[], Any]:
     batch = {name: torch.as_tensor(value, device=DEVICE) for name, value in workloads.batch(w).items()}
     if WORLD > 1:
         torch.distributed.init_process_group("nccl" if IS_CUDA else "gloo")
@@ -360,7 +363,7 @@ def train_step(w: Workload, model: Any) -> tuple[Callable[[], Any], Any]:
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    return run, model
+    return run
 
 
 def block_mask(w: Workload, batch: dict[str, Any], make_mask: Any = create_block_mask) -> Any:

@@ -122,9 +122,11 @@ fault("statistics-of-slices-are-not-summed", "nn/moe.py",
       "sums = wf.mean(statistics, over=slices) if slices else statistics",
       "nn/test_layouts.py -k experts", "nn/test_dropless.py -k layout")
 fault("a-dropless-token-of-an-expert-elsewhere-counts-here", "nn/dropless.py",
-      "group = jnp.where((chosen >= 0) & (chosen < count), chosen, count)",
-      "group = jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
+      "return jnp.where((chosen >= 0) & (chosen < count), chosen, count)",
+      "return jnp.where(chosen < count, jnp.maximum(chosen, 0), count)",
       "nn/test_dropless.py -k layout")
+fault("the-blocks-of-a-grouped-product-have-the-group-before-theirs", "kernels/grouped.py",
+      'is_after = first[1:groups] <= ', 'is_after = first[1:groups] < ', "kernels/test_grouped.py")
 fault("a-ragged-product-counts-every-group-for-every-row", "primitives.py",
       "return groups, max(rows // groups, 1), results // rows, summed",
       "return groups, max(rows // groups, 1), groups * results // rows, summed",
@@ -728,6 +730,6 @@ fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
       "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
       _ENTROPY)
 fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
-      "is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)", "is_hit = target == jnp.squeeze(top, self.at)",
+      "target, (target == shift_of_row) & (before == 0)]", "target, target == shift_of_row]",
       _ENTROPY)
 # fmt: on

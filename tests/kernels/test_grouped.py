@@ -22,7 +22,7 @@ def draw(*shape, seed):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-@pytest.mark.parametrize("groups", [[3], [0, 1, 2, 4]], ids=str)
+@pytest.mark.parametrize("groups", [slow([3]), [0, 1, 2, 4]], ids=str)
 def test_each_row_has_the_product_with_its_own_matrix(groups):
     """Groups may be empty, and the rows of a number beyond the last have none."""
     tokens, w, out = draw(24, 16, seed=0), draw(4, 16, 32, seed=1), draw(48, 32, seed=2)
@@ -54,10 +54,10 @@ def test_every_row_has_a_place_of_its_own_in_a_block_of_its_group(rows):
         assert np.asarray(first)[-1] <= len(of_block)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [*("", "batch:x,experts:x"), *(slow(name) for name in ("batch:x", "experts:x", "d_ff:x", "batch:x,d_ff:y"))],
-)
+LAYOUTS = ("", "batch:x", "experts:x", "d_ff:x", "batch:x,d_ff:y")
+
+
+@pytest.mark.parametrize("layout", ["batch:x,experts:x", *map(slow, LAYOUTS)])
 def test_experts_in_blocks_are_as_those_that_are_sorted(layout, monkeypatch):
     dims = wf.dims(d_model=16, d_ff=64, experts=4)
     layer = nn.MixtureOfExperts(*dims, gating="dropless", gated=True, activation="silu", key=jax.random.key(0))
@@ -75,7 +75,8 @@ def test_experts_in_blocks_are_as_those_that_are_sorted(layout, monkeypatch):
     monkeypatch.setattr(grouped, "grouped_product", interpreted)
     monkeypatch.setattr(grouped, "place_rows", functools.partial(grouped.place_rows, block=TINY.rows))
     run = wf.spmd(wf.value_and_grad(loss), mesh="x=2,y=2", layout=layout, strict=False)
-    assert wf.trace(run, (layer, h)).flops == pytest.approx(flops, rel=2e-3)  # but for the sum by shares
+    # All but the sum by shares, three products of few numbers where experts are sorted.
+    assert wf.trace(run, (layer, h)).flops == pytest.approx(flops, rel=6e-3)
     found = run((layer, h))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(known), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4 * np.abs(b).max())

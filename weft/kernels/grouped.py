@@ -17,7 +17,7 @@ NEIGHBOURS = 8
 """How many blocks of rows are worked on beside each other, so that they share what they read of the matrices."""
 
 
-class Places(NamedTuple):
+class BlockPlaces(NamedTuple):
     """Where rows stand in the blocks of their groups."""
 
     row: Any
@@ -38,7 +38,7 @@ class Tiles:
     columns: int = 256
     inner: int = 64
     warps: int = 8
-    stages: int = 3
+    stages: int = 4
 
     def fitted(self, *widths: int) -> "Tiles":
         """The same with columns and inner pieces that divide the matrices' widths."""
@@ -61,36 +61,37 @@ def can_do(rows: Any, weights: Any, tiles: Tiles = TILES) -> str | None:
     return None
 
 
-def place_rows(group: Any, groups: int, block: int = TILES.rows) -> Places:
+def place_rows(group: Any, groups: int, block: int = TILES.rows) -> BlockPlaces:
     """Where rows of these groups stand; those of a number beyond `groups` nowhere."""
     rows = len(group)
     blocks = -(-(rows // block + groups) // NEIGHBOURS) * NEIGHBOURS  # the most there can be
     order = jnp.argsort(group, stable=True)
-    sizes = jnp.bincount(group, length=groups + 1)[:groups]
+    sizes = jnp.sum(group[:, None] == jnp.arange(groups), 0)  # all at once: a scatter would queue at so few numbers
     starts = jnp.cumsum(sizes) - sizes
     first = jnp.concatenate([jnp.zeros(1, "int32"), jnp.cumsum(-(-sizes // block)).astype("int32")])
     sorted_group = group[order]
     inside = jnp.arange(rows) - jnp.append(starts, 0)[sorted_group]
     place = jnp.where(sorted_group < groups, first[sorted_group] * block + inside, blocks * block)
-    return Places(
+    is_after = first[1:groups] <= jnp.arange(blocks)[:, None]
+    return BlockPlaces(
         row=jnp.full(blocks * block, rows, "int32").at[place].set(order.astype("int32"), mode="drop"),
-        place=jnp.zeros(rows, "int32").at[order].set(place.astype("int32")),
-        group=jnp.clip(jnp.searchsorted(first, jnp.arange(blocks), side="right") - 1, 0, groups - 1).astype("int32"),
+        place=jnp.zeros(rows, "int32").at[order].set(place.astype("int32"), unique_indices=True),
+        group=jnp.sum(is_after, 1).astype("int32"),
         first=first,
     )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def spread(tokens: Any, places: Places, choices: int) -> Any:
+def spread(tokens: Any, places: BlockPlaces, choices: int) -> Any:
     """Each token at the places of its `choices` rows; zeros where none is."""
     return tokens.at[places.row // choices].get(mode="fill", fill_value=0)
 
 
-def _spread(tokens: Any, places: Places, choices: int) -> tuple[Any, Any]:
+def _spread(tokens: Any, places: BlockPlaces, choices: int) -> tuple[Any, Any]:
     return spread(tokens, places, choices), places
 
 
-def _spread_back(choices: int, places: Places, gradient: Any) -> tuple[Any, None]:
+def _spread_back(choices: int, places: BlockPlaces, gradient: Any) -> tuple[Any, None]:
     # By looking up where rows went, not by adding up where they came from.
     each = gradient.at[places.place].get(mode="fill", fill_value=0).reshape(-1, choices, gradient.shape[-1])
     return each.astype("float32").sum(1).astype(gradient.dtype), None
@@ -100,19 +101,19 @@ spread.defvjp(_spread, _spread_back)
 
 
 @jax.custom_vjp
-def collect(placed: Any, places: Places) -> Any:
+def collect(placed: Any, places: BlockPlaces) -> Any:
     """What stands at the place of each row; zeros for one of no group."""
     return placed.at[places.place].get(mode="fill", fill_value=0)
 
 
-def _collect_back(places: Places, gradient: Any) -> tuple[Any, None]:
+def _collect_back(places: BlockPlaces, gradient: Any) -> tuple[Any, None]:
     return gradient.at[places.row].get(mode="fill", fill_value=0), None
 
 
 collect.defvjp(lambda placed, places: (collect(placed, places), places), _collect_back)
 
 
-def grouped_product(x: Any, weights: Any, places: Places, *, tiles: Tiles = TILES, interpret: bool = False) -> Any:
+def grouped_product(x: Any, weights: Any, places: BlockPlaces, *, tiles: Tiles = TILES, interpret: bool = False) -> Any:
     """Rows [places d] with the matrix [d f] of each block's group: [places f]."""
     run = jax.custom_vjp(lambda x, weights, places: _by_group(x, weights, places, tiles, interpret))
 
@@ -125,7 +126,9 @@ def grouped_product(x: Any, weights: Any, places: Places, *, tiles: Tiles = TILE
     return run(x, weights, places)
 
 
-def _by_group(x: Any, weights: Any, places: Places, tiles: Tiles, interpret: bool, *, is_turned: bool = False) -> Any:
+def _by_group(
+    x: Any, weights: Any, places: BlockPlaces, tiles: Tiles, interpret: bool, *, is_turned: bool = False
+) -> Any:
     """The product with each block's matrix, or with it turned round."""
     inner, columns = weights.shape[1:][::-1] if is_turned else weights.shape[1:]
     tiles = tiles.fitted(*weights.shape[1:])
@@ -155,8 +158,8 @@ def _by_group(x: Any, weights: Any, places: Places, tiles: Tiles, interpret: boo
     return _call(kernel, blocks * across, out, tiles, interpret, flops)(places.group, x, weights)
 
 
-def _of_group(x: Any, gradient: Any, places: Places, dtype: Any, tiles: Tiles, interpret: bool) -> Any:
-    """For each group the sum over its rows of the products `x gradient`: [groups d f]."""
+def _of_group(x: Any, gradient: Any, places: BlockPlaces, dtype: Any, tiles: Tiles, interpret: bool) -> Any:
+    """For each group the sum over its rows of `x gradient`: [groups d f]."""
     d, f = x.shape[1], gradient.shape[1]
     tiles = tiles.fitted(d, f)
     high = min(tiles.rows, tiles.columns, d)

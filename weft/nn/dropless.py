@@ -90,8 +90,9 @@ def _run_in_blocks(
     places = grouped.place_rows(_number_experts(chosen, count), count)
     rows = grouped.spread(tokens.reshape(-1, width), places, choices)
     made = _feed_forward(rows, weights, activate, finish, lambda x, weight: grouped.grouped_product(x, weight, places))
-    by_token = grouped.collect(made, places).reshape(-1, choices, width)
-    return jnp.einsum("tkd,tk->td", by_token, shares.reshape(-1, choices)).reshape(tokens.shape)
+    by_token = grouped.collect(made, places).reshape(-1, choices, width).astype("float32")
+    summed = jnp.sum(by_token * shares.reshape(-1, choices, 1), 1)  # no product: it sums too few numbers for one
+    return summed.astype(tokens.dtype).reshape(tokens.shape)
 
 
 def _number_experts(chosen: Any, count: int) -> Any:
