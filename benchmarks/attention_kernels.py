@@ -45,6 +45,7 @@ class Row:
     causal: bool = True
     window: int | None = None
     tensors: tuple[str, ...] = ()
+    is_in_order: bool = True
     bias: str = ""
     softcap: float | None = None
     dropout: float = 0.0
@@ -70,6 +71,7 @@ ROWS = {
     "dropout, packed": Row(dropout=0.1, tensors=("segments", "positions")),
     "width 80": Row(width=80),
     "float16": Row(dtype="float16"),
+    "positions": Row(tensors=("segments", "positions"), is_in_order=False),
 }
 
 
@@ -94,12 +96,14 @@ class Case:
         kept = wf.Dim("memory_length", memory)
         self.q_dims = [dims["batch"], dims["length"], *self.heads]
         self.k_dims = [dims["batch"], kept, dims["heads"], dims["d_kv"]]
-        made = (random.normal(size=[dim.size for dim in own]) for own in (self.q_dims, self.k_dims, self.k_dims))
-        self.arrays = [jnp.asarray(x, row.dtype) for x in made]
-        self.gradient = jnp.asarray(random.normal(size=self.arrays[0].shape), row.dtype)
+        q, k, v, self.gradient = (
+            jax.random.normal(jax.random.key(i), [dim.size for dim in own], row.dtype)
+            for i, own in enumerate((self.q_dims, self.k_dims, self.k_dims, self.q_dims))
+        )
+        self.arrays = [q, k, v]
         self.bias_dims = [*self.heads[:-1], dims["length"], kept]
         if row.bias:
-            self.arrays.append(jnp.asarray(random.normal(size=[dim.size for dim in self.bias_dims]), "float32"))
+            self.arrays.append(jax.random.normal(jax.random.key(4), [dim.size for dim in self.bias_dims], "float32"))
         self.said = self._say(random, memory)
 
     def _say(self, random: Any, memory: int) -> dict[str, np.ndarray]:
@@ -126,7 +130,7 @@ class Case:
             return nn.Mask(**order, segments=tensors["segments"], memory_segments=there)
         if "positions" not in row.tensors:
             tensors.pop("positions", None)
-        return nn.Mask.within(**order, **tensors, is_in_order="positions" in row.tensors)
+        return nn.Mask.within(**order, **tensors, is_in_order=row.is_in_order and "positions" in row.tensors)
 
     def attend(self, kernel: str, key: Any, said: dict[str, Any], *arrays: Any) -> Any:
         """By a kernel, or plain, of arrays."""

@@ -32,6 +32,9 @@ PROMPT, NEW = 128, 256
 COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL"
 VARIANTS = {
     "as it is": {},
+    "n-grams of 2, 4 ahead": {"how": {"ngrams": 2, "ahead": 4}},
+    "n-grams of 2, 8 ahead": {"how": {"ngrams": 2, "ahead": 8}},
+    "drawn from the 50 likeliest": {"how": {"temperature": 0.8, "top_k": 50, "key": jax.random.key(0)}},
     "the loop a command buffer": {"options": {"xla_gpu_enable_command_buffer": f"{COMMANDS},WHILE"}},
     "no command buffers": {"options": {"xla_gpu_enable_command_buffer": ""}},
     "plain attention": {"kernel": False},
@@ -52,7 +55,7 @@ def prompts_of(batch: int, vocab: int, count: int) -> np.ndarray:
 
 def weft_decoding(
     batch: int, *, layers: int = 24, repeats: int = 3, new: int = NEW, options: dict | None = None, kernel: bool = True,
-    unrolled: bool = True, small: bool = False, profile: bool = False,
+    unrolled: bool = True, small: bool = False, profile: bool = False, how: dict | None = None,
 ) -> dict:  # fmt: skip
     """Milliseconds a token of `decode.generate`, the least and the most, and the seconds of the first call."""
     model = made(layers, small=small)
@@ -69,12 +72,13 @@ def weft_decoding(
         times = []
         for _ in range(repeats + 1):
             begin = time.perf_counter()
-            tokens = decode.generate(model, ids, max_new_tokens=new).tokens
+            found = decode.generate(model, ids, max_new_tokens=new, **(how or {}))
             times.append(time.perf_counter() - begin)
         kernels = _kernels(lambda: decode.generate(model, ids, max_new_tokens=new), new) if profile else None
     each = [took / new * 1e3 for took in times[1:]]
     row = {"ms": statistics.median(each), "least": min(each), "most": max(each), "first_s": times[0]}
-    return {**row, "checksum": int(tokens.sum()), **({"kernels": kernels} if kernels else {})}
+    more = {} if found.accepted is None else {"accepted": found.accepted}
+    return {**row, "checksum": int(found.tokens.sum()), **more, **({"kernels": kernels} if kernels else {})}
 
 
 def _kernels(run, new: int) -> list:
@@ -156,21 +160,23 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--variants", nargs="*", help="those whose names hold one of these words; all, if none")
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try this script without a GPU")
     args = parser.parse_args()
     begin = time.perf_counter()
-    for name, changes in VARIANTS.items() if args.variants else [("as it is", {})]:
+    words = ["as it is"] if args.variants is None else args.variants or [""]
+    for name, changes in VARIANTS.items():
+        if not any(word in name for word in words):
+            continue
         for batch in args.batch:
             if time.perf_counter() - begin > args.seconds:
                 continue
             row = {"batch": batch, "layers": args.layers, "variant": name, "device": jax.devices()[0].device_kind}
-            how = dict(layers=args.layers, repeats=args.repeats, small=args.small)
-            profile = args.profile and name in ("as it is", "plain attention")
             try:
-                row |= weft_decoding(batch, **how, **changes, profile=profile)
+                more = dict(repeats=args.repeats, small=args.small, profile=args.profile)
+                row |= weft_decoding(batch, layers=args.layers, **more, **changes)
                 if args.torch:
                     row["torch"] = torch_decoding(batch, layers=args.layers, repeats=args.repeats)
             except Exception as error:  # the others still count

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from weft.kernels import flash
 from weft.kernels.blocks import Blocks, Tile
@@ -34,15 +35,18 @@ PARTS = ("forward", "queries", "keys")
 
 # queries, keys, warps, stages; "-": tiles of keys one by one, not in pairs
 CANDIDATES = {
-    ("forward", 64): "128x64/8/3 64x64/4/3 64x64/4/2 128x32/4/3 128x64/4/3- 128x128/8/3-",
-    ("queries", 64): "128x64/8/3 64x64/4/3 64x64/4/2 64x32/4/3 64x64/4/3-",
-    ("keys", 64): "64x128/8/3- 64x64/4/3- 64x64/4/2- 32x128/4/3- 64x64/8/3",
-    ("forward", 256): "64x32/4/2 128x32/8/2 64x64/4/2- 128x64/8/1-",
-    ("queries", 256): "64x32/4/2 64x32/8/2 64x64/8/1-",
-    ("keys", 256): "32x64/8/2- 32x64/4/2- 64x64/8/1-",
-    ("forward", 128): "128x64/8/2 64x64/4/2 128x64/8/2-",
-    ("queries", 128): "128x64/8/2 64x64/4/2 64x64/4/2-",
-    ("keys", 128): "64x128/8/2- 64x64/4/2- 32x64/4/2-",
+    ("forward", 64): "64x64/4/2 64x64/4/3 64x64/4/4 128x64/8/2 128x64/8/3 128x32/4/2 128x32/4/3 64x32/4/3 128x64/4/2-",
+    ("queries", 64): "64x32/4/2 64x32/4/3 64x32/4/4 64x64/4/2 64x64/4/3 128x32/8/3 128x32/4/2 128x32/4/3 64x64/4/2-",
+    (
+        "keys",
+        64,
+    ): "32x128/4/2- 32x128/4/3- 32x128/4/4- 64x64/4/2- 64x64/4/3- 32x64/4/3- 32x64/4/2 32x64/4/3 64x128/8/2-",
+    ("forward", 256): "128x32/8/2 128x32/8/1 64x32/4/2 64x32/4/1 64x64/4/2- 64x64/8/1 64x32/8/2 128x32/8/2-",
+    ("queries", 256): "64x32/4/2 64x32/4/1 128x32/8/1 128x32/8/2 64x16/4/2 64x32/4/2- 64x64/8/1-",
+    ("keys", 256): "32x64/8/2- 32x64/8/1- 64x64/8/1- 16x64/4/2- 16x64/8/2- 32x128/8/1- 16x128/8/2- 32x64/4/1-",
+    ("forward", 128): "128x64/8/2 128x64/8/3 128x32/8/3 128x32/8/2 64x64/4/2 64x32/4/3 64x32/4/2",
+    ("queries", 128): "128x64/8/2 128x32/8/3 128x32/8/2 64x32/4/3 64x32/4/2 64x64/4/2-",
+    ("keys", 128): "32x64/4/2- 32x64/4/3- 64x64/4/2- 32x128/8/2- 32x128/8/3- 64x128/8/2- 64x64/8/2-",
     ("forward", 16): "64x64/4/2 64x64/4/2-",
     ("queries", 16): "64x64/4/2 64x64/4/2-",
     ("keys", 16): "64x64/4/2 64x64/4/2-",
@@ -77,13 +81,12 @@ def make(shape: tuple[int, ...]) -> list[Any]:
     return [*arrays, jax.random.key_data(keys[4])]  # q k v gradient seed
 
 
-def ours(width: int, blocks: Blocks | None, backend: str, dropout: float) -> Any:
+def ours(width: int, blocks: Blocks | None, backend: str, dropout: float, **more: Any) -> Any:
     """Attention of (q, k, v, seed)."""
-    how = {"scale": width**-0.5, "causal": True, "dropout": dropout, "backend": backend}
+    how = {"scale": width**-0.5, "causal": True, "dropout": dropout, "backend": backend, **more}
 
     def attend(q: Any, k: Any, v: Any, seed: Any) -> Any:
-        more = {} if backend == "plain" else {"blocks": blocks}
-        return flash.flash_attention(q, k, v, seed=seed, **how, **more)
+        return flash.flash_attention(q, k, v, seed=seed, blocks=blocks, **how)
 
     return attend
 
@@ -184,26 +187,54 @@ def errors(attend: Any, plain: Any, given: list[Any]) -> list[float]:
     return [float(jnp.abs(a - b.astype("float32")).max() / jnp.abs(a).max()) for a, b in zip(exact, found, strict=True)]
 
 
+def more_kinds(shape: Any, backend: str) -> dict[str, Any]:
+    """What cuDNN does by an array of all scores, or not at all: documents, a bias, a soft cap."""
+    batch, length, heads, _, width = shape
+    cuts = np.cumsum(np.random.default_rng(0).exponential(300, (batch, length // 30)).astype(int) + 1, axis=1)
+    segments = jnp.asarray((np.arange(length)[None, :, None] >= cuts[:, None]).sum(-1))
+    bias = jax.random.normal(jax.random.key(1), (1, heads, length, length), "bfloat16")
+    more = {
+        "packed": lambda q: {"segments": segments[: q.shape[0]]},
+        "softcap": lambda _: {"softcap": 5.0},
+        # Of queries, so that its gradient is asked for, and seen in that of queries.
+        "bias": lambda q: {"bias": bias * (1 + q[0, 0, 0, 0].astype(bias.dtype))},
+    }
+
+    def make_attend(options: Any, rate: float, backend: str) -> Any:
+        return lambda q, k, v, seed: ours(width, None, backend, rate, **options(q))(q, k, v, seed)
+
+    return {
+        f"{kind} {rate}": (make_attend(options, rate, backend), make_attend(options, rate, "plain"))
+        for rate in (DROPOUT, 0.0)
+        for kind, options in more.items()
+    }
+
+
 def compare(name: str, shape: Any, blocks: Blocks | None, backend: str, until: float) -> dict[str, Any]:
     """Ours with and without dropout beside cuDNN: forward, forward and backward, errors."""
     rows, width, given = {}, shape[-1], make(shape)
-    kinds = {f"ours {rate}": ours(width, blocks, backend, rate) for rate in (DROPOUT, 0.0)}
+    kinds: dict[str, Any] = {
+        f"ours {rate}": (ours(width, blocks, backend, rate), ours(width, None, "plain", rate))
+        for rate in (DROPOUT, 0.0)
+    }
     if backend == "triton":
-        kinds |= {f"cudnn {rate}": cudnn(width, rate) for rate in (DROPOUT, 0.0)}
-    for kind, attend in kinds.items():
+        kinds |= {f"cudnn {rate}": (cudnn(width, rate), None) for rate in (DROPOUT, 0.0)}
+    if name == next(iter(SHAPES)) or backend == "interpret":
+        kinds |= more_kinds(shape, backend)
+    for kind, (attend, plain) in kinds.items():
         if time.perf_counter() > until:
             print("out of time", flush=True)
             return rows
         try:
             row = {"forward": measure(forward(attend), given), "both": measure(both(attend), given)}
-            if kind == f"ours {DROPOUT}":
-                row["errors"] = errors(attend, ours(width, None, "plain", DROPOUT), given)
+            if plain is not None and kind != "ours 0.0":
+                row["errors"] = errors(attend, plain, given)
         except Exception as error:
             print(name, kind, type(error).__name__, str(error)[:300], flush=True)
             continue
         rows[kind] = row
         said = " ".join(f"{e:.1e}" for e in row.get("errors", []))
-        print(f"{name:18} {kind:10} forward {row['forward']:.3f}  both {row['both']:.3f} ms  {said}", flush=True)
+        print(f"{name:18} {kind:11} forward {row['forward']:.3f}  both {row['both']:.3f} ms  {said}", flush=True)
     return rows
 
 

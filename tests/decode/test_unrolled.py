@@ -2,12 +2,14 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from weft import decode, models
+import weft as wf
+from weft import decode, models, nn
 from weft.decode import prompts
 from weft.decode.generate import _Generation
 from weft.decode.sampling import Sampler
@@ -59,6 +61,31 @@ def test_layers_in_a_loop_and_written_out_give_the_same_tokens(monkeypatch, chan
     other = decode.generate(model, PROMPTS, max_new_tokens=6)
     np.testing.assert_array_equal(found.tokens, other.tokens)
     np.testing.assert_allclose(found.scores, other.scores, rtol=1e-5)
+
+
+def test_a_token_sends_two_sums_a_layer_and_the_embedding():
+    config = models.preset("tiny-lm", layers=3, gated=True, bias="q in out")
+    _, args = models.decode_step(config, context=16, batch=2)
+
+    def token(model, tokens, cache):
+        model, cache = unrolled.prepare(model, cache)
+        return model.step(tokens, cache)[0]
+
+    sent = wf.trace(token, *args, mesh="x=4", layout="heads:x,d_ff:x,vocab:x").ledger
+    of_token = 2 * config.d_model * jnp.dtype(config.dtype).itemsize
+    assert (sent.count(), sent.bytes()) == (2 * config.layers + 1, (2 * config.layers + 1) * of_token)
+
+
+def test_adapters_are_added_to_the_weights_before_the_loop():
+    model = nn.lora.add(made(), rank=2, key=jax.random.key(2), where="*.v")
+    up = model.decoder.layers.attention.v.up
+    values = wf.tensor(np.random.default_rng(0).normal(size=up.dims.sizes).astype("float32"), up.dims)
+    model = eqx.tree_at(lambda m: m.decoder.layers.attention.v.up, model, values, is_leaf=lambda x: x is up)
+    found, merged, before = (
+        decode.generate(m, PROMPTS, max_new_tokens=6) for m in (model, nn.lora.merge(model), made())
+    )
+    np.testing.assert_array_equal(found.tokens, merged.tokens)
+    assert (found.tokens != before.tokens).any()
 
 
 @pytest.fixture

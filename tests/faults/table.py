@@ -730,6 +730,6 @@ fault("the-slope-of-a-loss-leaves-the-smoothing-out", "ops/cross_entropy.py",
       "of_target = of_target + (1 - self.smoothing) * more[0]", "of_target = of_target + more[0]",
       _ENTROPY)
 fault("of-equal-logits-any-is-a-hit", "ops/cross_entropy.py",
-      "is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)", "is_hit = target == jnp.squeeze(top, self.at)",
+      "target, (target == shift_of_row) & (before == 0)]", "target, target == shift_of_row]",
       _ENTROPY)
 # fmt: on

@@ -44,7 +44,7 @@ def test_bits_are_those_of_the_formula():
         word = word * 0x7FEB352D % 2**32
         word = (word ^ word >> 15) * 0x846CA68B % 2**32
         if k % 128 >= 64:
-            word = (word << 16 | word >> 16) % 2**32
+            word = (word << 16) % 2**32
         return word < round((1 - rate) * 2**32)
 
     kept = bits(7, 0.3)

@@ -35,9 +35,7 @@ LAYOUTS = {
     "ulysses within heads": ("three", "batch:a,stream:b,heads:c,queries:c+b,d_ff:c,params.d_model:a"),
     "experts": ("two", "batch:cols,experts:cols,d_ff:rows,params.layers:rows,optimizer.d_model:rows"),
 }
-QUICK = {  # those that the others say little beyond
-    ("t5", "3-D"),
-}
+QUICK = {("lm", "both")}  # every family of models under some layout is in the quick part of the grid
 CASES = [
     pytest.param(model, layout, id=f"{model}, {layout}", marks=() if (model, layout) in QUICK else pytest.mark.slow)
     for model in MODELS

@@ -46,14 +46,15 @@ class StandIn:
         return result, jax.nn.logsumexp(scores, axis=-1)
 
 
-def pretend(monkeypatch: Any, *, floats: tuple[str, ...] = ("bfloat16", "float16", "float32")) -> None:
-    """Takes the place for a Hopper GPU, and the stand-in for cuDNN; of these floats."""
+def pretend(monkeypatch: Any, first: str, *others: str) -> None:
+    """Takes the place for a Hopper GPU with these kernels, the stand-in for cuDNN, float32 for a short float."""
     from weft.kernels import choice, cudnn
     from weft.nn import attention
     from weft.ops import ring
 
     for room in (attention, ring):
         monkeypatch.setattr(room, "chip_of", lambda x: Chip("gpu"))
-    monkeypatch.setattr(choice, "_SHORT_FLOATS", floats)
+    monkeypatch.setattr(choice, "_SHORT_FLOATS", ("bfloat16", "float16", "float32"))
+    monkeypatch.setattr(choice, "_order", lambda case, chip: (first, *others))
     monkeypatch.setattr(cudnn, "attention_kernel", StandIn)
     StandIn.calls = 0

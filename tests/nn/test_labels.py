@@ -65,7 +65,7 @@ def test_ignored_labels_count_nothing_in_value_weight_and_gradient(table, chunks
     run = mean_and_gradient(chunks, ignore_index=-100)
     given = TABLES[table], x, named(some_ignored)
     for layout in [None, *LAYOUTS[:: 1 if table == "whole" and chunks == 1 else 3]]:
-        fn = run if layout is None else wf.spmd(run, mesh="x=2,y=2", layout=layout)
+        fn = jax.jit(run) if layout is None else wf.spmd(run, mesh="x=2,y=2", layout=layout)
         loss, gradient = fn(*given)
         assert float(loss) == pytest.approx(want[0], rel=64 * EPS)
         np.testing.assert_allclose(np.asarray(gradient.array), want[1], rtol=0, atol=64 * EPS * np.abs(want[1]).max())

@@ -105,9 +105,9 @@ def test_no_token_is_lost_silently(gating):
     """Every place taken and every token that found none is counted, however few places there are."""
     for capacity in (0.3, 1.25, 100.0):
         layer = experts(gating=gating, capacity=capacity)
-        send, _, told = layer.route(X)
+        send, _, told = jax.jit(lambda m: m.route(X))(layer)
+        by_token = wf.sum(send, over="router slots").array
         send, dropped, routed = np.asarray(send.array), float(told["dropped"].array), float(told["routed"].array)
-        by_token = wf.sum(layer.route(X)[0], over="router slots").array
         assert routed == send.sum() and dropped == np.sum(np.asarray(by_token) == 0)
         if gating == "switch":
             assert routed + dropped == TOKENS
@@ -129,10 +129,14 @@ def test_a_slot_holds_one_token():
 
 @pytest.mark.parametrize("gating", GATINGS)
 def test_the_gate_learns_from_the_result_and_from_its_losses(gating):
-    layer = experts(gating=gating)
-    for part in (lambda y, told: wf.sum(y * y, over=y.dims), lambda y, told: told["balance_loss"],
-                 lambda y, told: told["router_z_loss"]):  # fmt: skip
-        gradient = wf.grad(lambda m, part=part: part(*m(X)))(layer).gate.array
+    parts = (lambda y, told: wf.sum(y * y, over=y.dims), lambda y, told: told["balance_loss"],
+             lambda y, told: told["router_z_loss"])  # fmt: skip
+
+    @jax.jit
+    def gradients(layer):
+        return [wf.grad(lambda m, part=part: part(*m(X)))(layer).gate.array for part in parts]
+
+    for gradient in gradients(experts(gating=gating)):
         assert np.all(np.isfinite(gradient)) and np.abs(gradient).max() > 1e-6
 
 
@@ -168,8 +172,8 @@ def test_without_drops_every_token_goes_where_it_wants(gating):
 def test_a_token_without_a_length_is_a_sequence_of_one_with_room(gating):
     layer = experts(gating=gating, capacity=0.3, gated=True)
     x = normal([B, D], 8)
-    got, told = layer(x)
-    one, one_told = layer(wf.broadcast(x, [B, wf.Dim("length", 1), D]), drops=False)
+    got, told = jax.jit(lambda m: m(x))(layer)
+    one, one_told = jax.jit(lambda m: m(wf.broadcast(x, [B, wf.Dim("length", 1), D]), drops=False))(layer)
     assert got.dims == x.dims
     np.testing.assert_allclose(got.array, np.asarray(one.array)[:, 0], **CLOSE)
     for name, value in told.items():
@@ -198,9 +202,10 @@ def test_dims_of_experts_may_have_any_name():
 def test_experts_that_are_padding_get_no_token(gating):
     few = nn.MixtureOfExperts(D, F, wf.Dim("experts", 5), gating=gating, key=jax.random.key(1))
     more = nn.MixtureOfExperts(D, F, wf.Dim("experts", 5).padded_to(8), gating=gating, key=jax.random.key(1))
-    want, want_told = few(X)
+    alone = jax.jit(lambda m, x: m(x))
+    want, want_told = alone(few, X)
     for place in (None, ("x=8", "batch:x,experts:x")):
-        run = (lambda m, x: m(x)) if place is None else wf.spmd(lambda m, x: m(x), mesh=place[0], layout=place[1])
+        run = alone if place is None else wf.spmd(lambda m, x: m(x), mesh=place[0], layout=place[1])
         got, told = run(more, X)
         np.testing.assert_allclose(got.array, np.asarray(want.array), **CLOSE)
         for name, value in told.items():

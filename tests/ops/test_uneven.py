@@ -79,8 +79,8 @@ def test_padding_changes_no_value_and_no_gradient(layout):
             if layout != "vocab:x" or name != "a slice"  # four of five divide, but five do not
         }
 
-    plain = everything(x)
-    found = everything(padded) if not layout else wf.spmd(everything, mesh="x=4", layout=layout)(padded)
+    plain = jax.jit(everything)(x)
+    found = jax.jit(everything)(padded) if not layout else wf.spmd(everything, mesh="x=4", layout=layout)(padded)
     for name, (value, gradient) in found.items():
         np.testing.assert_allclose(value.array, plain[name][0].array, rtol=2e-5, atol=2e-6, err_msg=name)
         own = wf.unpad(gradient, "vocab") if gradient.dim("vocab").is_padded else gradient

@@ -41,11 +41,11 @@ class Blocks:
 def blocks_for(width: int, length: int) -> Blocks:
     """The blocks that were fastest on an H200, for heads of a width."""
     if width <= 64:
-        found = Blocks(Tile(128, 64, 4, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3))
+        found = Blocks(Tile(64, 64, 4, 2), Tile(64, 32, 4, 3), Tile(32, 128, 4, 3, is_paired=False))
     elif width <= 128:
-        found = Blocks(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 8, 2))
+        found = Blocks(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 4, 2, is_paired=False))
     else:
-        found = Blocks(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 2))
+        found = Blocks(Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(32, 64, 8, 2, is_paired=False))
     most = max(16, 1 << (length - 1).bit_length())
     return Blocks(*(replace(block, queries=min(block.queries, most)) for block in vars(found).values()))
 

@@ -7,7 +7,7 @@ q, k) alone, so that a layout, blocks of scores and a fused kernel all draw the 
     row    = mix(s0 + q)
     column = mix(s1 + (k div 128) * 64 + k mod 64)         two keys, 64 apart, have one column
     word   = scramble(row ^ column)
-    kept   = word < (1 - rate) * 2**32                     of the later of the two: word rotated by 16 bits
+    kept   = word < (1 - rate) * 2**32                     of the later of the two: its low half, word << 16
 
 `mix` is a full hash of a word (two multiplications, three shifts), made once for each row and column. Only `scramble`,
 two multiplications and a shift, is made for each pair of shares: that is what a kernel can afford beside its products.
@@ -61,11 +61,6 @@ def scramble(x: Any) -> Any:
     return (x ^ (x >> 15)) * np.uint32(0x846CA68B)
 
 
-def rotate(word: Any, by: Any = 16) -> Any:
-    """Words rotated by so many bits: by 16, their halves in the other order."""
-    return (word << by) | (word >> ((32 - by) & np.uint32(31)))  # one instruction of a GPU
-
-
 def threshold(rate: float) -> Any:
     """Below which words keep a share."""
     return np.uint32(min(round((1 - rate) * 2**32), 2**32 - 1))
@@ -75,4 +70,4 @@ def keep(words: Any, rate: float, *, batch: Any, head: Any, query: Any, key: Any
     """Where dropout keeps shares, at global indices that broadcast."""
     first, second = streams(words, batch, head)
     word = scramble(rows(first, query) ^ columns(second, key))
-    return jnp.where(is_later(key), rotate(word), word) < threshold(rate)
+    return jnp.where(is_later(key), word << 16, word) < threshold(rate)

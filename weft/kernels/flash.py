@@ -147,7 +147,7 @@ class Flash:
         given, how = self._pad(q, k, v, bias, extra)
         block = self.blocks.forward
         given["bounds"], _ = self._bounds(given, block, how)
-        result, log_sum = passes.forward(how, block, given, is_interpreted=self.backend == "interpret")
+        result, log_sum = passes.forward(how, block, given)
         return result[:, : q.shape[1], :, : q.shape[3]], log_sum[:, :, : q.shape[1]]
 
     def backward(
@@ -158,21 +158,16 @@ class Flash:
         delta = jnp.swapaxes(delta, 1, 2) * (1 - self.dropout)
         more = {"gradient": gradient.astype(q.dtype), "log_sum": log_sum * LOG2E, "delta": delta}
         given, how = self._pad(q, k, v, bias, {**extra, **more})
-        is_interpreted = self.backend == "interpret"
         limits, _ = self._bounds(given, self.blocks.queries, how)
-        d_q = passes.backward_queries(
-            how, self.blocks.queries, {**given, "bounds": limits}, is_interpreted=is_interpreted
-        )
+        d_q = passes.backward_queries(how, self.blocks.queries, {**given, "bounds": limits})
         _, limits = self._bounds(given, self.blocks.keys, how)
-        d_k, d_v = passes.backward_keys(
-            how, self.blocks.keys, {**given, "bounds": limits}, is_interpreted=is_interpreted
-        )
+        d_k, d_v = passes.backward_keys(how, self.blocks.keys, {**given, "bounds": limits})
         length, memory, width = q.shape[1], k.shape[1], q.shape[3]
         d_bias = None
         if bias is not None:
             block = replace(self.blocks.queries, is_paired=False)
             given["bounds"], _ = self._bounds(given, block, how)
-            d_bias = passes.backward_bias(how, block, given, is_interpreted=is_interpreted)[:, :, :length, :memory]
+            d_bias = passes.backward_bias(how, block, given)[:, :, :length, :memory]
         return d_q[:, :length, :, :width], d_k[:, :memory, :, :width], d_v[:, :memory, :, :width], d_bias
 
     def _bounds(self, given: dict[str, Any], block: Tile, how: How) -> tuple[Any, Any]:
@@ -207,6 +202,7 @@ class Flash:
             has_bias=bias is not None,
             has_segments="segments" in extra,
             is_aligned=self.is_aligned,
+            is_interpreted=self.backend == "interpret",
         )
         return given, how
 

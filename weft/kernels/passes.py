@@ -17,7 +17,7 @@ from jax import lax
 
 from .blocks import GROUP, Tile, parts
 from .plain import UNSEEN
-from .tiles import LOG2E, LOWEST, How, TileSide, keeps, loop, mask, scores
+from .tiles import LOG2E, LOWEST, How, TileSide, drop, exp2, keeps, loop, mask, scores, zero
 
 Arrays = dict[str, Any]
 """`q k v bounds`, and what there is of `positions segments rows`, `key_positions key_segments columns later`, `prefix`
@@ -33,12 +33,11 @@ class Pass:
     parts: tuple[bool, bool, bool]
     group: int
     """How many heads of queries share a head of keys."""
-    is_interpreted: bool
 
     @classmethod
-    def of(cls, how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> "Pass":
+    def of(cls, how: How, block: Tile, given: Arrays) -> "Pass":
         group = given["q"].shape[2] // given["k"].shape[2]
-        return cls(how, block, parts(given["bounds"]), group, is_interpreted)
+        return cls(how, block, parts(given["bounds"]), group)
 
     def call(self, kernel: Any, grid: Sequence[int], given: Arrays, out: Arrays, *, is_whole: bool = False) -> Any:
         """Runs `kernel(self, refs, outputs)` over the grid (blocks, heads, batch).
@@ -67,7 +66,7 @@ class Pass:
             in_specs=[{name: spec(name, x) for name, x in given.items()}],
             out_specs={name: spec(name, x) for name, x in out.items()},
             out_shape=out,
-            interpret=self.is_interpreted,
+            interpret=self.how.is_interpreted,
             compiler_params=triton.CompilerParams(num_warps=self.block.warps, num_stages=self.block.stages),
             cost_estimate=_cost(kernel.__name__, given, out),
             name=kernel.__name__.strip("_"),
@@ -182,7 +181,7 @@ def _cut(name: str, sizes: Sequence[int], group: int) -> tuple[tuple[int | None,
 # Forward.
 
 
-def forward(how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> tuple[Any, Any]:
+def forward(how: How, block: Tile, given: Arrays) -> tuple[Any, Any]:
     """The result, as `q`, and the log-sum of exp(scores): [batch heads length]."""
     q = given["q"]
     batch, length, heads, _ = q.shape
@@ -190,7 +189,7 @@ def forward(how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> tu
         "result": jax.ShapeDtypeStruct(q.shape, q.dtype),
         "log_sum": jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
     }
-    run = Pass.of(how, block, given, is_interpreted=is_interpreted)
+    run = Pass.of(how, block, given)
     found = run.call(_attend_forward, (length // block.queries, heads, batch), given, out)
     return found["result"], found["log_sum"]
 
@@ -206,6 +205,8 @@ def _attend_forward(run: Pass, refs: Arrays, out: Arrays) -> None:
     at = pl.ds(start, block.queries)
     view = HeadView(run, refs, head)
     q, here = view.vectors("q", at), view.queries(start)
+    limits = [refs["bounds"][place, i] for i in range(4)]
+    nothing = zero(limits)
 
     def add(turn: Any, carry: Any, *, masked: bool) -> Any:
         total, largest, shares = carry
@@ -220,17 +221,15 @@ def _attend_forward(run: Pass, refs: Arrays, out: Arrays) -> None:
         old = jnp.exp2(largest - new)
         total, shares = total * old[:, None], shares * old
         for start_, r, kept in zip(starts, tiles, keeps(how, here, there), strict=True):
-            share = jnp.exp2(r * how.factor - new[:, None])
+            share = exp2(how, r, new[:, None])
             shares = shares + share.sum(axis=1)
-            if kept is not None:
-                share = jnp.where(kept, share, 0.0)
             v = view.vectors("v", pl.ds(start_, block.keys))
-            total = total + dot(share.astype(v.dtype), v)
+            total = total + dot(drop(kept, share, nothing).astype(v.dtype), v)
         return total, new, shares
 
     rows = block.queries
     carry = jnp.zeros(q.shape, jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
-    total, largest, shares = loop(run.parts, [refs["bounds"][place, i] for i in range(4)], how.turns(block), add, carry)
+    total, largest, shares = loop(run.parts, limits, how.turns(block), add, carry)
     shares = jnp.where(shares == 0, 1.0, shares)
     out["result"][at, head, :] = (total / (shares * (1 - how.dropout))[:, None]).astype(q.dtype)
     out["log_sum"][head, at] = largest * (1 / LOG2E) + jnp.log(shares)
@@ -239,11 +238,11 @@ def _attend_forward(run: Pass, refs: Arrays, out: Arrays) -> None:
 # Backward.
 
 
-def backward_queries(how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> Any:
+def backward_queries(how: How, block: Tile, given: Arrays) -> Any:
     """The gradients of queries."""
     q = given["q"]
     batch, length, heads, _ = q.shape
-    run = Pass.of(how, block, given, is_interpreted=is_interpreted)
+    run = Pass.of(how, block, given)
     out = {"d_q": jax.ShapeDtypeStruct(q.shape, q.dtype)}
     return run.call(_attend_backward_queries, (length // block.queries, heads, batch), given, out)["d_q"]
 
@@ -260,6 +259,7 @@ def _attend_backward_queries(run: Pass, refs: Arrays, out: Arrays) -> None:
     view = HeadView(run, refs, head)
     q, gradient, here = view.vectors("q", at), view.vectors("gradient", at), view.queries(start)
     ends = view.words("log_sum", at)[:, None], view.words("delta", at)[:, None]
+    limits = [refs["bounds"][place, i] for i in range(4)]
 
     def add(turn: Any, d_q: Any, *, masked: bool) -> Any:
         starts = how.starts(turn, block)
@@ -272,15 +272,15 @@ def _attend_backward_queries(run: Pass, refs: Arrays, out: Arrays) -> None:
         return d_q
 
     d_q = jnp.zeros(q.shape, jnp.float32)
-    d_q = loop(run.parts, [refs["bounds"][place, i] for i in range(4)], how.turns(block), add, d_q)
+    d_q = loop(run.parts, limits, how.turns(block), add, d_q)
     out["d_q"][at, head, :] = (d_q * (how.scale / (1 - how.dropout))).astype(q.dtype)
 
 
-def backward_keys(how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> tuple[Any, Any]:
+def backward_keys(how: How, block: Tile, given: Arrays) -> tuple[Any, Any]:
     """The gradients of keys and values."""
     k, v = given["k"], given["v"]
     batch, memory, heads, _ = k.shape
-    run = Pass.of(how, block, given, is_interpreted=is_interpreted)
+    run = Pass.of(how, block, given)
     out = {"d_k": jax.ShapeDtypeStruct(k.shape, k.dtype), "d_v": jax.ShapeDtypeStruct(v.shape, v.dtype)}
     tiles = memory // (block.keys * how.tiles(block))
     found = run.call(_attend_backward_keys, (tiles, heads, batch), given, out)
@@ -297,6 +297,7 @@ def _attend_backward_keys(run: Pass, refs: Arrays, out: Arrays) -> None:
     own = [pl.ds(start, block.keys) for start in starts]
     k, v = [refs["k"][at, :] for at in own], [refs["v"][at, :] for at in own]
     limits = [refs["bounds"][lax.div(turn, how.turns(block)), i] for i in range(4)]
+    nothing = zero(limits)
 
     def of_head(head: Any, sums: Any) -> Any:
         view = HeadView(run, refs, head)
@@ -312,7 +313,9 @@ def _attend_backward_keys(run: Pass, refs: Arrays, out: Arrays) -> None:
                 d_k, d_v = sums[i]
                 bias = view.bias(start, starts[i], turned=True)
                 given = dot(k[i], q, trans_b=True), dot(v[i], gradient, trans_b=True), bias, *ends
-                share, d_product = _pull_back(how, *given, kept, here, there[i], view.prefix, masked=masked)
+                share, d_product = _pull_back(
+                    how, *given, kept, here, there[i], view.prefix, masked=masked, nothing=nothing
+                )
                 d_v = d_v + dot(share.astype(gradient.dtype), gradient)
                 new.append((d_k + dot(d_product.astype(q.dtype), q), d_v))
             return new
@@ -327,10 +330,10 @@ def _attend_backward_keys(run: Pass, refs: Arrays, out: Arrays) -> None:
         out["d_v"][at, :] = (d_v * (1 / (1 - how.dropout))).astype(v[0].dtype)
 
 
-def backward_bias(how: How, block: Tile, given: Arrays, *, is_interpreted: bool) -> Any:
+def backward_bias(how: How, block: Tile, given: Arrays) -> Any:
     """The gradient of the bias, added up over the rows and heads that share it."""
     bias = given["bias"]
-    run = Pass.of(how, block, given, is_interpreted=is_interpreted)
+    run = Pass.of(how, block, given)
     out = {"d_bias": jax.ShapeDtypeStruct(bias.shape, bias.dtype)}
     rows, heads, length, memory = bias.shape
     tiles = length // block.queries * (memory // block.keys)
@@ -369,8 +372,8 @@ def _attend_backward_bias(run: Pass, refs: Arrays, out: Arrays) -> None:
     if limits.shape[0] == 1:
         group, place = lax.div(key_start, GROUP), lax.div(start, block.queries)
         is_visited = (limits[0, place, 0] <= group) & (group < limits[0, place, 3])
-        turns = jnp.where(is_visited, turns, 0)
-    total = lax.fori_loop(0, turns, add, jnp.zeros((block.queries, block.keys), jnp.float32))
+        turns = is_visited.astype(jnp.int32) * turns
+    total = lax.fori_loop(jnp.int32(0), turns, add, jnp.zeros((block.queries, block.keys), jnp.float32))
     out["d_bias"][own_row, own_head, at, key_at] = (total * (1 / (1 - how.dropout))).astype(out["d_bias"].dtype)
 
 
@@ -387,6 +390,7 @@ def _pull_back(
     prefix: Any,
     *,
     masked: bool,
+    nothing: Any = 0.0,
 ) -> tuple[Any, Any]:
     """The shares of a tile after dropout, and the gradients of its scores.
 
@@ -396,12 +400,12 @@ def _pull_back(
     seen = None
     if masked:
         r, seen = mask(how, r, here, there, prefix)
-    share = jnp.exp2(r * how.factor - log_sum)
+    share = exp2(how, r, log_sum)
     if not how.sees_itself:  # of a query that sees no key `log_sum` is too large a number to hold their count
         share = jnp.where(log_sum < UNSEEN, 1 / how.keys, share)
-    dropped = share
+    dropped = drop(kept, share, nothing)
     if kept is not None:
-        dropped, d_share = jnp.where(kept, share, 0.0), jnp.where(kept, d_share, 0.0)
+        d_share = jnp.where(kept, d_share, 0.0)
     d_score = share * (d_share - delta)
     if slope is not None:
         d_score = d_score * slope

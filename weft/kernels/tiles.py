@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from . import counter
@@ -38,6 +40,7 @@ class How:
     has_segments: bool
     is_aligned: bool
     """Whether the first key is the first of a group, by its global index."""
+    is_interpreted: bool
 
     @property
     def is_raw(self) -> bool:
@@ -136,9 +139,43 @@ def keeps(how: How, here: TileSide, there: list[TileSide]) -> list[Any]:
     below = counter.threshold(how.dropout)
     word = counter.scramble(here.word ^ there[0].word)
     if len(there) == 2:
-        return [word < below, counter.rotate(word) < below]
+        return [word < below, (word << 16) < below]
     later = (there[0].index // APART) % 2 if there[0].later is None else there[0].later
-    return [counter.rotate(word, later.astype(jnp.uint32) * 16) < below]
+    return [(word << (later.astype(jnp.uint32) * 16)) < below]
+
+
+def drop(kept: Any, share: Any, zero: Any) -> Any:
+    """The shares that dropout keeps; `zero` is 0.
+
+    It is a number that the compiler does not know: it would choose among rounded shares, one by one, where two are
+    rounded by one instruction.
+    """
+    return share if kept is None else jnp.where(kept, share, zero)
+
+
+def zero(limits: Any) -> Any:
+    """A 0 that the compiler does not know, of limits that are never negative."""
+    return jnp.minimum(limits[0], 0).astype(jnp.float32)
+
+
+def exp2(how: How, r: Any, less: Any) -> Any:
+    """exp2(r * factor - less), with one instruction for product and difference.
+
+    What Pallas makes of the formula has two: its compiler may not round once where two roundings are written.
+    """
+    if how.is_interpreted:
+        return jnp.exp2(r * how.factor - less)
+    from jax.experimental.pallas import triton
+
+    factor = np.float32(how.factor).view(np.uint32)
+    (power,) = triton.elementwise_inline_asm(
+        f"fma.rn.f32 $0, $1, 0f{factor:08X}, $2;",
+        args=[r, jnp.broadcast_to(-less, r.shape)],
+        constraints="=f,f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(r.shape, jnp.float32)],
+    )
+    return jnp.exp2(power)
 
 
 def loop(parts: tuple[bool, bool, bool], limits: Any, turns: int, body: Callable[..., Any], carry: Any) -> Any:

@@ -217,7 +217,22 @@ def all_to_all(array: Any, axes: Axes, *, split: int, join: int) -> Any:
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     """What the first of each pair holds, on the second; zeros on those in none."""
     ordered, numbers = _in_mesh_order(axes)
-    return lax.ppermute(as_varying(array, axes), ordered, [(numbers[a], numbers[b]) for a, b in pairs])
+    moved, pairs = _along_moved_axes(ordered, [(numbers[a], numbers[b]) for a, b in pairs])
+    return lax.ppermute(as_varying(array, axes), moved, pairs)
+
+
+def _along_moved_axes(axes: Axes, pairs: list[tuple[int, int]]) -> tuple[Axes, list[tuple[int, int]]]:
+    """The axes that pairs cross, and the pairs there; all where they differ along one."""
+    sizes = np.array([jax.sharding.get_abstract_mesh().shape[axis] for axis in axes])
+    sources, targets = (np.stack(np.unravel_index(list(numbers), sizes), -1) for numbers in zip(*pairs, strict=True))
+    crossed = (sources != targets).any(0)
+    if crossed.all() or not crossed.any():
+        return axes, pairs
+    within = [np.ravel_multi_index(tuple(places[:, crossed].T), sizes[crossed]) for places in (sources, targets)]
+    once = sorted({(int(a), int(b)) for a, b in zip(*within, strict=True)})
+    if len(once) * math.prod(sizes[~crossed]) != len(pairs):
+        return axes, pairs
+    return tuple(axis for axis, is_crossed in zip(axes, crossed, strict=True) if is_crossed), once
 
 
 def _in_mesh_order(axes: Axes) -> tuple[Axes, list[int]]:

@@ -181,8 +181,8 @@ def note_attention(
     With `block`, it is written as blocks of so many scores on one processor.
     """
     region = open_region()
-    sizes = (x.size(name) if x.dims.has(name) else 1 for x, name in ((q, "length"), (k, "memory_length")))
-    attention = NotedAttention(*sizes, case, block, kernel)
+    length, memory = (x.size(name) if x.dims.has(name) else 1 for x, name in ((q, "length"), (k, "memory_length")))
+    attention = NotedAttention(length, memory, case, block, kernel)
     with region.record.attending(attention) if region is not None else contextlib.nullcontext():
         yield
 

@@ -156,8 +156,9 @@ class TransformerConfig(ModelConfig):
     """In how many microbatches a batch flows through the stages; as many as there are stages, if not said."""
     pipeline_rounds: int = 1
     """How often a microbatch goes round all stages, a chunk of each at a time (circular or interleaved schedule)."""
-    scanned: bool = True
-    """Whether the layers run as one loop; they are stored stacked either way."""
+    scanned: bool | str = "auto"
+    """Whether the layers run as one loop; they are stored stacked either way. `auto` writes them out on a GPU, where
+    few enough are all held (no remat) whole: a loop would copy what it keeps of each."""
     unroll: int = 1
     """How many turns of that loop are written out at a time."""
     prefetch: bool = False
@@ -194,6 +195,9 @@ class TransformerConfig(ModelConfig):
                 fix=f"say `stages={groups}` or less" if groups > 1 else "leave `stages` out, or give more `layers`",
             )
         self._check_experts()
+        if isinstance(self.scanned, str) and self.scanned != "auto":
+            fix = "say 'auto', True (one loop) or False (all written out)"
+            raise TensorError(f"`scanned` is {self.scanned!r}", fix=fix)
         check_kept(self.remat, self.kept_names)
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")

@@ -18,6 +18,7 @@ from ..errors import DimError
 from ..nn import weights
 from ..nn.moe import summarise
 from ..nn.weights import apply_dropout, fold_key, number_along
+from ..ops.block_case import chip_of
 from ..ops.in_turn import in_turn
 from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
@@ -27,6 +28,8 @@ from .config import TransformerConfig
 _MEANS = ("balance_loss", "router_z_loss")
 """Of what experts report, what is a mean over the rows they see."""
 _IN_GROUP = f"{UNSHOWN}within"
+MOST_WRITTEN_OUT = 48
+"""How many layers `scanned = "auto"` writes out at most: XLA compiles about three a second."""
 
 
 class Stack(eqx.Module):
@@ -173,6 +176,22 @@ class Stack(eqx.Module):
         """The weights of blocks, dense ones of each group first."""
         return (self.layers,) if self.dense is None else (_group(self.dense, self.config.group_size - 1), self.layers)
 
+    def _is_scanned(self, blocks: Any) -> bool:
+        """Whether the layers run as one loop; by `auto` where that costs little.
+
+        A loop stacks what each turn keeps for the backward pass. On a GPU that is a copy of most results; with remat
+        there are few of them, and of weights stored split a loop gathers a layer at a time.
+        """
+        config = self.config
+        if isinstance(config.scanned, bool):
+            return config.scanned
+        weight = jax.tree.leaves(blocks, is_leaf=is_tensor)[0]
+        is_stored = weight.region is not None and bool(
+            weight.region.layout.params or weight.region.layout.host["params"]
+        )
+        is_held = not config.remat and config.stages == 1 and not config.prefetch and not is_stored
+        return chip_of(weight).kind != "gpu" or not is_held or config.layers > MOST_WRITTEN_OUT
+
     def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
         """As `_run`, of all layers; pasts and outputs of stages are stacked as they are."""
         config, size = self.config, self.config.group_size
@@ -181,7 +200,7 @@ class Stack(eqx.Module):
             blocks, numbers, pasts = own
             pasts = pasts if size == 1 else _group(pasts, size)
             x, report, outputs = self._run(one, x, blocks, pasts, numbers)
-            return x, report, _ungroup(outputs, size) if size > 1 and config.scanned else outputs
+            return x, report, _ungroup(outputs, size) if size > 1 and self._is_scanned(blocks) else outputs
 
         if config.stages == 1:
             return run(x, (self._blocks(), config.layers // size, pasts))
@@ -218,7 +237,7 @@ class Stack(eqx.Module):
                 told = {name: wf.where(number < groups, value, 0.0) for name, value in told.items()}
             return x, told, outputs
 
-        if not config.scanned:
+        if not self._is_scanned(blocks):
             count = numbers if isinstance(numbers, int) else numbers.size("layers")
             own_numbers: Any = range(count)
             if not isinstance(numbers, int):

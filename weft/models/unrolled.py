@@ -1,4 +1,4 @@
-"""A decoder as a loop over tokens has it: weights cast once, every layer by itself.
+"""A decoder as a loop over tokens has it: weights cast, every layer by itself.
 
 No turn of the loop reads weights in a wider dtype than it computes with, and none slices a stack of them: the product
 of a few rows with a matrix takes as long as reading it. Queries, keys and values are one product, and so are the two of
@@ -163,8 +163,9 @@ class UnrolledDecoder(eqx.Module):
         mask, memory_mask = cache.mask(self.config.window, as_length(x)), cache.memory_mask
         bias = self.stack.bias(x, mask)
         memories: Sequence[Any] = [None] * len(self.blocks) if cache.memory is None else cache.memory
+        before: Sequence[Any] = cache.past
         pasts = []
-        for block, past, memory in zip(self.blocks, cache.past, memories, strict=True):
+        for block, past, memory in zip(self.blocks, before, memories, strict=True):
             x, past = block(x, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask)
             pasts.append(past)
         return self.stack.norm(x), cache.moved(tuple(pasts), x.size("stream") if x.dims.has("stream") else 1)
@@ -190,14 +191,14 @@ def attend_cached(
 ) -> tuple[Tensor, KeysValues]:
     """What the queries take, as `q`, and the keys and values with the new ones."""
 
-    def kernel(q: Any, k: Any, v: Any, keys: Any, values: Any, at: Any, *first: Any) -> Any:
+    def kernel(q: Any, k: Any, v: Any, keys: Any, values: Any, at: Any, first: Any = None) -> Any:
         rows, (memory, heads, width) = math.prod(k.shape[:-2]), keys.shape[-3:]
         beside = jnp.concatenate([x.reshape(rows, heads, -1) for x in (q, k, v)], axis=-1)  # as the product made them
         mixed, *kept = cached.attend_cached(
             beside.reshape(rows, heads, -1, width),
             *(x.reshape(rows, memory, heads, width) for x in (keys, values)),
             at,
-            *(jnp.repeat(x, rows // x.size) for x in first),  # continuations of a sequence begin where it does
+            None if first is None else jnp.repeat(first, rows // first.size),  # its continuations begin where it does
             scale=attention.scale,
             softcap=attention.softcap,
             window=window,

@@ -13,6 +13,7 @@ import jax
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import public
+from ..ops.elementwise import relu_of_array
 from ..tensor import Tensor
 from .arguments import check_choice, check_dim, check_dims, check_matmul_dtype
 from .weights import apply_dropout, cast_weight, full, normal
@@ -25,7 +26,7 @@ ACTIVATIONS = {
 }
 
 ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
-    "relu": jax.nn.relu,
+    "relu": relu_of_array,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "silu": jax.nn.silu,

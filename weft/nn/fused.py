@@ -72,7 +72,7 @@ def _kind_of_bias(q: Tensor, bias: Tensor | RelativeBias | None, mask: Mask) -> 
     if bias is None:
         return ""
     places = () if mask.goes_by_place else (mask.positions, mask.memory_positions)
-    made_of = [x for x in ((bias,) if is_tensor(bias) else places) if x is not None]
+    made_of: list[Tensor] = [x for x in (places if isinstance(bias, RelativeBias) else (bias,)) if x is not None]
     return "each" if any(x.dims.has(dim) for x in made_of for dim in _outer(q)) else "shared"
 
 
@@ -134,7 +134,8 @@ def attend_fused(
     def run(*arrays: Any, here: Any) -> Any:
         local = dict(zip(["q", "k", "v", *tensors, *([] if bias is None else ["bias"])], arrays, strict=True))
         sizes = {dim.name: here.size(dim) for dim in (*outer, *heads)}
-        joined = [_joined(local["q"], len(outer), len(heads)), *(_joined(local[x], len(outer), 1) for x in "kv")]
+        queries = _joined(local["q"], len(outer), len(heads))
+        keys, values = (_joined(local[name], len(outer), 1) for name in "kv")
         given = _Given(
             mask,
             case,
@@ -143,14 +144,16 @@ def attend_fused(
             here.start("length") if case.is_offset else 0,
         )
         if kernel == "cudnn":
-            mixed = _by_cudnn(*joined, given, scale=scale)
+            mixed = _by_cudnn(queries, keys, values, given, scale=scale)
         elif kernel == "splash":
-            mixed = _by_splash(*joined, given, scale=scale, softcap=softcap, is_tpu=chip_of(q).kind == "tpu")
+            mixed = _by_splash(
+                queries, keys, values, given, scale=scale, softcap=softcap, is_tpu=chip_of(q).kind == "tpu"
+            )
         else:
             how: dict[str, Any] = {"backend": "triton" if chip_of(q).kind == "gpu" else "interpret"}
             if dropout and key is not None:
                 how |= _dropping(q.dims[:-1], k.dim("memory_length"), dropout, key, here)
-            mixed = _by_flash(*joined, given, scale=scale, softcap=softcap, **how)
+            mixed = _by_flash(queries, keys, values, given, scale=scale, softcap=softcap, **how)
         return mixed.reshape(local["q"].shape)
 
     operands = [q, k, v, *tensors.values(), *([] if bias is None else [bias])]
@@ -173,11 +176,12 @@ class _Given(NamedTuple):
 
 def _by_cudnn(q: Any, k: Any, v: Any, given: _Given, *, scale: float) -> Any:
     mask, case, said = given.mask, given.case, given.said
-    order = {"causal": case.causal, "window": case.window} if case.goes_by_place else {}
+    order: dict[str, Any] = {"causal": case.causal, "window": case.window} if case.goes_by_place else {}
     if not case.needs_mask:
         return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **order)
-    known = {"causal": False, "window": None} if case.goes_by_place else {}
-    bare = dataclasses.replace(mask, **dict.fromkeys(MASK_TENSORS), **known, is_in_order=False)
+    known: dict[str, Any] = dict.fromkeys(MASK_TENSORS) | {"is_in_order": False}
+    known |= {"causal": False, "window": None} if case.goes_by_place else {}
+    bare = dataclasses.replace(mask, **known)
 
     def see(start: Any, *arrays: Any) -> Any:
         """[batch 1 length memory_length], or 1 in place of batch."""
@@ -187,7 +191,7 @@ def _by_cudnn(q: Any, k: Any, v: Any, given: _Given, *, scale: float) -> Any:
         seen = dataclasses.replace(bare, **own).is_seen(None, None, at=at)
         return jnp.broadcast_to(seen, jnp.broadcast_shapes(seen.shape, (1, 1, case.length, case.memory_length)))
 
-    seeing = {"see": see, "places": [jnp.asarray(given.start, "int32"), *said.values()]}
+    seeing: dict[str, Any] = {"see": see, "places": [jnp.asarray(given.start, "int32"), *said.values()]}
     return cudnn_attention(q, k, v, scale=scale, bias=given.bias, **seeing, may_see_none=not case.is_within, **order)
 
 
@@ -234,7 +238,9 @@ def _by_flash(q: Any, k: Any, v: Any, given: _Given, *, rows: Any = 0, heads: An
         if all(x is None for x in own):
             return None
         own = [default[side] if x is None else x for side, x in zip(sizes, own, strict=True)]
-        both = tuple(jnp.broadcast_to(x, (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True))
+        both = tuple(
+            jnp.broadcast_to(jnp.asarray(x), (q.shape[0], n)) for x, n in zip(own, sizes.values(), strict=True)
+        )
         return both[0] if case.is_within and not case.is_offset else both  # the same places: each sees itself
 
     places = {"": given.start + jnp.arange(case.length), "memory_": jnp.arange(case.memory_length)}

@@ -80,18 +80,10 @@ def scan(
         results, ahead = results.children()
         last, stacked = scan_ahead(loop.closed, loop.carry, inputs, ahead.num_leaves, **turns)
     else:
-        last, stacked = lax.scan(
-            keep_little(loop.step, loop.closed.jaxpr, inputs) if KEEPS == "little" else loop.step,
-            loop.carry,
-            inputs,
-            **turns,
-        )
+        last, stacked = lax.scan(keep_little(loop.step, loop.closed.jaxpr, inputs), loop.carry, inputs, **turns)
     slots = loop.extra_slots[: results.num_leaves]
     outputs = [_stack(slot, array, dim) for slot, array in zip(slots, stacked, strict=True)]
     return put_together(last, loop.slots, loop.structure), jax.tree.unflatten(results, outputs)
-
-
-KEEPS = "little"
 
 
 def _scanned_dim(over: DimLike, tensors: Sequence[Tensor]) -> Dim:

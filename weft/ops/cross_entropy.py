@@ -73,9 +73,9 @@ class _Rows:
             sums.append(jnp.sum(self.meeting.filled(wide, self.dims, 0, [self.dim]), axis=self.at))
         total, target, *every = self._add_up(sums)
         # Of the largest argmax takes the first. Sent apart: where hits are not asked for, it is not.
-        (before,) = self._add_up([jnp.sum((wide == top) & (places < ids), axis=self.at, dtype=wide.dtype)])
-        is_hit = (target == jnp.squeeze(top, self.at)) & (before == 0)
-        terms = [jnp.log(total) + jnp.squeeze(shift, self.at), target, is_hit]
+        (before,) = self._add_up([jnp.sum((wide == shift) & (places < ids), axis=self.at, dtype=wide.dtype)])
+        shift_of_row = jnp.squeeze(shift, self.at)
+        terms = [jnp.log(total) + shift_of_row, target, (target == shift_of_row) & (before == 0)]
         if self.smoothing:
             terms.append((1 - self.smoothing) * target + self.smoothing * (every[0] / self.dim.count))
         return tuple(terms), (a, ids, shift, total)

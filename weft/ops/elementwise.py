@@ -222,7 +222,19 @@ isnan, isinf, isfinite = _function(jnp.isnan), _function(jnp.isinf), _function(j
 logical_not, invert = _function(jnp.logical_not), _function(jnp.invert, "invert", sign="~")
 real, imag, conj = _function(jnp.real), _function(jnp.imag), _function(jnp.conj, "conj")
 
-relu, relu6, silu, sigmoid = map(_function, (jax.nn.relu, jax.nn.relu6, jax.nn.silu, jax.nn.sigmoid))
+
+# Its slope is told by its result, where jax.nn.relu asks its argument: that need not be kept, and a compiler can make
+# the result with the product before it. (XLA reads `result > 0` as a question about the argument.)
+@jax.custom_jvp
+def relu_of_array(x: Any) -> Any:
+    """max(x, 0), elementwise."""
+    return jnp.maximum(x, 0)
+
+
+relu_of_array.defjvps(lambda t, result, _: lax.select(result != 0, t, jnp.zeros_like(t)))
+
+relu = _function(relu_of_array, "relu")
+relu6, silu, sigmoid = map(_function, (jax.nn.relu6, jax.nn.silu, jax.nn.sigmoid))
 swish = _function(jax.nn.silu, "swish")
 softplus, soft_sign, log_sigmoid = map(_function, (jax.nn.softplus, jax.nn.soft_sign, jax.nn.log_sigmoid))
 elu, celu, selu, mish = map(_function, (jax.nn.elu, jax.nn.celu, jax.nn.selu, jax.nn.mish))

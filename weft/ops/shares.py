@@ -48,7 +48,8 @@ def index_shares(dims: Sequence[Dim], index: Mapping[str, Any], dealt: Dealt | N
         if dealt is not None and i == rows:
             here, count = here * jnp.uint32(dealt.count) + number.astype("uint32"), count * dealt.count
         totals[i > at] = totals[i > at] * jnp.uint32(count) + here
-    return ShareIndex(*totals, index.get("length", jnp.uint32(0)), index["memory_length"])
+    batch, head = totals
+    return ShareIndex(batch, head, index.get("length", jnp.uint32(0)), index["memory_length"])
 
 
 @recorded(name="dropout")

@@ -6,6 +6,7 @@ of decoding measured on one H200, those of virtual processors to steps on one ma
 """
 
 import math
+from itertools import pairwise
 
 from .hardware import Hardware
 from .traffic import Kernel
@@ -15,7 +16,7 @@ _TILES = ((256, 128, 0.84), (128, 256, 0.84), (128, 128, 0.68), (64, 128, 0.50),
 _SPLITS = (1, 2, 4, 8, 16)
 _LEAST_SUMMED = 256  # numbers a split product sums at least
 _START = 128  # numbers whose time it takes to begin and end a tile
-_ATTENTION = {64: 0.27, 128: 0.58}  # by the width of a head, of what is computed
+_ATTENTION = {64: 0.27, 128: 0.58, 256: 0.226}  # by the width of a head, of what is computed
 _SHORT = 192  # positions whose time it takes to begin and end rows of scores
 _MEMORY = {"gpu": 0.78, "tpu": 0.85, "cpu": 1.0}  # of the bandwidth
 _STREAMED = {"gpu": 0.82}  # of it, where whole arrays are only copied, or read by a product
@@ -95,8 +96,14 @@ def _filled(shape: tuple[int, int, int, int]) -> float:
 
 def _attention(kernel: Kernel, peak: float) -> float:
     _, length, memory, width = kernel.shape
-    narrow, wide = sorted(_ATTENTION)
-    between = min(max((width - narrow) / (wide - narrow), -0.5), 1.0)
-    share = _ATTENTION[narrow] + between * (_ATTENTION[wide] - _ATTENTION[narrow])
+    share = _share_of_attention(width)
     short = min(length, memory)
-    return kernel.flops / (peak * share * short / (short + _SHORT) * (1024 + _SHORT) / 1024)
+    return kernel.slower * kernel.flops / (peak * share * short / (short + _SHORT) * (1024 + _SHORT) / 1024)
+
+
+def _share_of_attention(width: int) -> float:
+    """The share of the peak that fused attention reaches, between widths measured."""
+    widths = sorted(_ATTENTION)
+    low, high = next(((a, b) for a, b in pairwise(widths) if width <= b), (widths[-2], widths[-1]))
+    between = min(max((width - low) / (high - low), -0.5), 1.0)
+    return _ATTENTION[low] + between * (_ATTENTION[high] - _ATTENTION[low])

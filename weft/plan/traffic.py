@@ -30,7 +30,7 @@ from ..program.reading import Reading
 from ..program.transfers import transfers_of
 from ..program.update import implied
 from ..record import NotedAttention
-from .attention import FusedGroup, groups_of
+from .attention import FusedGroup, groups_of, slowness_of
 from .hardware import Hardware
 from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
 
@@ -58,6 +58,8 @@ class Kernel:
     dtype: str = ""
     shape: tuple[int, int, int, int] = (1, 1, 1, 1)
     """Of a product: how many, rows, columns, and how many numbers each sums."""
+    slower: float = 1.0
+    """Of an attention: times what its products would take in the plain kernel."""
     work: float = 0
     """Elementwise operations."""
     is_looped: bool = False
@@ -228,6 +230,7 @@ class _Fusion:
                 flops=flops * group.seen_share,
                 dtype=one.dtype,
                 shape=(1, group.length, group.memory, group.width),
+                slower=group.slower,
             )
 
     def _elementwise(self, body: Routine, stored: set[Array]) -> Iterator[Kernel]:
@@ -411,6 +414,7 @@ def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
         flops=step.flops * FusedGroup(length, memory, width, 0, skips).seen_share,
         dtype=str(step.operands[0].aval.dtype) if noted is None else noted.case.dtype,
         shape=(1, length, memory, width),
+        slower=1.0 if noted is None else slowness_of(noted.case),
     )
 
 

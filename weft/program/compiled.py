@@ -53,6 +53,10 @@ class HloInstruction:
     """The scopes of the loop, the branch or the call that it is in."""
     behind: tuple[tuple[str, float], ...] = ()
     """The scopes of what made its operands, and how many numbers each is, where it has none itself."""
+    kernel: str = ""
+    """What instructions that run the same kernel have in common."""
+    target: str = ""
+    """Of a call of a library the function called."""
 
     @functools.cached_property
     def collective(self) -> str:
@@ -69,6 +73,21 @@ class HloInstruction:
     def is_copy(self) -> bool:
         """Whether it only moves numbers."""
         return all(part.opcode in _COPIES for part in self.parts or (self,))
+
+    @property
+    def kernel_name(self) -> str:
+        """What XLA calls the kernel that it makes for it."""
+        return self.name.replace(".", "_").replace("-", "_")
+
+    @property
+    def base_name(self) -> str:
+        """The name without the number that tells it from others."""
+        return self.name.partition(".")[0]
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether a kernel runs for it that XLA did not make."""
+        return self.opcode not in ("fusion", *_FREE, *_AROUND) and self.work > 0
 
     @functools.cached_property
     def doers(self) -> dict[Doer, float]:
@@ -144,6 +163,8 @@ class CompiledProgram:
     """The instructions that run once each time it does."""
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     """The dtypes of its arguments, where they are floats, and their shapes on one processor."""
+    order: tuple[tuple[str, ...], ...] = ()
+    """The instructions of each body, in the order they run."""
 
     @functools.cached_property
     def ops(self) -> set[tuple[int, str]]:
@@ -191,7 +212,14 @@ class _Module:
         entry = self.raw.get(_one(module, 6), [])
         inputs = [_shape(raw) for raw in entry if _text(raw, 2) == "parameter"]
         names = frozenset(_text(raw, 1) for raw in self._run_once(_one(module, 6)))
-        self.program = CompiledProgram(_text(module, 1), instructions, names, tuple(filter(None, inputs)))
+        order = tuple(self._order(module))
+        self.program = CompiledProgram(_text(module, 1), instructions, names, tuple(filter(None, inputs)), order)
+
+    def _order(self, module: "_Message") -> Iterator[tuple[str, ...]]:
+        """The names of each body's instructions as they are scheduled."""
+        for raw in _message(next(iter(module[7]), b""))[1]:
+            sequence = _message(next(iter(_message(raw)[2]), b""))
+            yield tuple(_text(self.by_id[number], 1) for number in _numbers(sequence, 1) if number in self.by_id)
 
     def _run_once(self, computation: int) -> Iterator["_Message"]:
         """The instructions of a computation and of those that it calls, but for loops."""
@@ -227,7 +255,9 @@ class _Module:
         line, scopes = self._stacks.line(_one(metadata, 15)), _text(metadata, 2)
         is_said = opcode in _FREE or names_op(scopes) or any(names_op(part.scopes) for part in parts)
         behind = () if is_said else tuple(self._behind(raw))
-        return HloInstruction(_text(raw, 1), opcode, scopes, line, self._work(raw, opcode), parts, around, behind)
+        kernel, target = _text(metadata, 12) or _text(raw, 1), _text(raw, 28)
+        said = (opcode, scopes, line, self._work(raw, opcode), parts, around, behind, kernel, target)
+        return HloInstruction(_text(raw, 1), *said)
 
     def _behind(self, raw: "_Message", depth: int = 0) -> Iterator[tuple[str, float]]:
         """The scopes of what made an instruction's operands, and their elements."""

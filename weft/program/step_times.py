@@ -7,7 +7,7 @@ instant in which any of them computes is not one in which the others wait.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import jax
 
 from ..errors import WeftError
 from .compiled import CompiledProgram, HloInstruction, read_programs
+from .cuda_graphs import name_launches
 from .profile import PROGRAMS
 
 _GPU, _HOST, _STREAM = "/device:GPU:", "/host:CPU", "Stream"
@@ -35,7 +36,8 @@ class _Event(NamedTuple):
     """The instruction, or the kernel."""
     begin: float
     end: float
-    is_on_gpu: bool = False
+    kernel: str = ""
+    """Of a GPU: what the kernel itself is called."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,9 @@ def read_step_times(folder: Path | str) -> StepTimes:
                 events += _events_of_gpu(plane, number * _MOST + int(plane.name.removeprefix(_GPU)))
             elif plane.name == _HOST:
                 events += _events_of_host(plane, number * _MOST, names)
-    if not is_shared:
-        events = [event for event in events if event.is_on_gpu]
     events.sort(key=lambda event: event.begin)
+    if not is_shared:
+        events = _name_launched([event for event in events if event.kernel], programs)
     return StepTimes(events, list(programs.values()), is_shared=is_shared, state=f"profile: {newest[0].parent}")
 
 
@@ -217,7 +219,23 @@ def _events_of_gpu(plane: Any, processor: int) -> Iterator[_Event]:
         for event in line.events if line.name.startswith(_STREAM) else ():
             said, begin = dict(event.stats), event.start_ns / 1e9
             program, name = said.get("hlo_module", ""), said.get("hlo_op") or event.name
-            yield _Event(processor, program, name, begin, begin + event.duration_ns / 1e9, True)
+            yield _Event(processor, program, name, begin, begin + event.duration_ns / 1e9, event.name)
+
+
+def _name_launched(events: list[_Event], programs: Mapping[str, CompiledProgram]) -> list[_Event]:
+    """The events of GPUs, those of kernels in CUDA graphs by their instructions."""
+    launched: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for i, event in enumerate(events):
+        if event.program in programs and event.name not in programs[event.program].instructions:
+            launched[event.processor, event.program].append(i)
+    for (_, name), places in launched.items():
+        found = name_launches(programs[name], [events[i].kernel for i in places])
+        for i, instruction in zip(places, found, strict=True):
+            event = events[i]
+            events[i] = (
+                event._replace(name=instruction) if instruction else event._replace(program="", name=event.kernel)
+            )
+    return events
 
 
 def _events_of_host(plane: Any, first: int, names: set[str]) -> Iterator[_Event]:
