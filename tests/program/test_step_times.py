@@ -206,3 +206,11 @@ def test_a_folder_without_a_profile_is_refused(tmp_path):
     with pytest.raises(MeasureError, match="there is no profile in") as error:
         read_step_times(tmp_path)
     assert "jax.profiler.trace" in error.value.fix
+
+
+@pytest.mark.parametrize("raw", [b"not a profile", b"\x0a\xff\xff\xff\x01abc", b"\x0f"])
+def test_a_file_that_is_no_profile_is_refused(tmp_path, raw):
+    (tmp_path / "host.xplane.pb").write_bytes(raw)
+    with pytest.raises(MeasureError, match=r"host\.xplane\.pb is no profile that can be read") as error:
+        read_step_times(tmp_path)
+    assert error.value.fix == "profile it again, and wait for it to end"

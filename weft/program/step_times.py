@@ -197,10 +197,10 @@ def read_step_times(folder: Path | str) -> StepTimes:
     newest = [file for file in files if file.parent == files[-1].parent]
     events, programs, is_shared = list[_Event](), dict[str, CompiledProgram](), True
     for number, file in enumerate(newest):
-        raw = file.read_bytes()
-        programs |= {program.key: program for program in read_programs(raw)}
-        names = {name for program in programs.values() for name in program.instructions}
-        for plane in jax.profiler.ProfileData.from_serialized_xspace(raw).planes:
+        found, profile = _read(file)
+        programs |= {program.key: program for program in found}
+        names = {name for program in found for name in program.instructions}
+        for plane in profile.planes:
             if plane.name.startswith(_GPU):
                 is_shared = False
                 events += _events_of_gpu(plane, number * _MOST + int(plane.name.removeprefix(_GPU)))
@@ -210,6 +210,16 @@ def read_step_times(folder: Path | str) -> StepTimes:
     if not is_shared:
         events = _name_launched([event for event in events if event.kernel], programs)
     return StepTimes(events, list(programs.values()), is_shared=is_shared, state=f"profile: {newest[0].parent}")
+
+
+def _read(file: Path) -> tuple[list[CompiledProgram], Any]:
+    """The programs in one process's profile, and the profile as JAX reads it."""
+    try:
+        raw = file.read_bytes()
+        return read_programs(raw), jax.profiler.ProfileData.from_serialized_xspace(raw)
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        fact = f"{file} is no profile that can be read: {(str(error).splitlines() or ['it ends too soon'])[0][:200]}"
+        raise MeasureError(fact, fix="profile it again, and wait for it to end") from None
 
 
 _MOST = 1 << 16  # processors of one process
