@@ -7,6 +7,7 @@ import os
 import re
 import signal
 
+import jax
 import pytest
 
 from tests.cli.command import weft
@@ -51,6 +52,7 @@ class Listener:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Runs six tiny steps with a profile in a folder of its own, with one step compiled for all; gives what is said."""
+    jax.clear_caches()  # a profile holds every program that is alive, those of other files too
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("so it goes on and on, a" * 10)
     (folder / "run.toml").write_text(CONFIG.replace("TEXT", str(folder / "text.txt")))
