@@ -126,7 +126,9 @@ def drawn(layout=None, seed=3, **how):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("how", [dict(top_k=9, top_p=0.8, samples=4), dict(top_p=0.7)], ids=str)
+@pytest.mark.parametrize(
+    "how", [dict(top_k=9, top_p=0.8, samples=4), pytest.param(dict(top_p=0.7), marks=pytest.mark.slow)], ids=str
+)
 def test_what_is_drawn_does_not_depend_on_the_layout(layout, how):
     np.testing.assert_array_equal(drawn(layout, **how).tokens, drawn(**how).tokens)
 

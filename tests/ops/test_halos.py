@@ -523,7 +523,9 @@ def test_a_transposed_convolution_under_a_layout_is_that_of_lax(mesh, layout):
     check_all(transpose_cases(1, (8,), ["SAME"]), mesh, layout)
 
 
-@pytest.mark.parametrize(("mesh", "layout"), [NONE, ("x=2", "width:x"), ("x=4", "width:x")])
+@pytest.mark.parametrize(
+    ("mesh", "layout"), [NONE, pytest.param("x=2", "width:x", marks=pytest.mark.slow), ("x=4", "width:x")]
+)
 def test_what_a_transposed_convolution_makes_need_not_lie_alike_on_all_processors(mesh, layout):
     def divides(case: Any) -> bool:
         return jax.eval_shape(case[1], *(x.array for x in case[2])).shape[1] % 4 == 0
@@ -609,7 +611,7 @@ def pool_cases() -> dict[str, Any]:
         pytest.param("x=4", "height:x", marks=pytest.mark.slow),
         ("a=2,b=4", "height:a,width:b"),
         ("a=2,b=2,c=2", "width:c+a,channels:b"),
-        ("a=2,b=4", "height:b+a"),
+        pytest.param("a=2,b=4", "height:b+a", marks=pytest.mark.slow),
     ],
 )
 def test_pools_under_a_layout_are_those_of_lax(mesh, layout):

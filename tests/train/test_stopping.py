@@ -178,7 +178,7 @@ def test_a_signal_that_is_swallowed_is_raised_by_the_next_check_where_the_proces
     assert sys.unraisablehook is before
 
 
-@pytest.mark.parametrize("layout", [ONE, {}])
+@pytest.mark.parametrize("layout", [ONE, pytest.param({}, marks=pytest.mark.slow)])
 def test_a_run_stopped_in_an_evaluation_leaves_it_and_saves_the_step_it_stands_at(layout, text, tmp_path, monkeypatch):
     batches = []
 
