@@ -213,7 +213,7 @@ def row_of(eqn: Any) -> Primitive:
 
 
 def row_named(name: str) -> Primitive:
-    """The row of the primitive of that name; one the table does not know is of no kind."""
+    """The row of the primitive of that name; of no kind where the table has none."""
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 

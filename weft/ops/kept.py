@@ -1,4 +1,4 @@
-"""What a turn of a loop keeps for its backward pass, and what is made again there.
+"""What a turn of a loop keeps for its backward pass, and what it makes again.
 
 Imports the table of primitives. All that a turn keeps the loop stacks: it is written, held and read once more. What is
 cheap to make of values that are there anyway is not kept: a slice of the weights in the dtype it is computed with, a
