@@ -118,7 +118,7 @@ def part_of(part: str, block: Tile, width: int, backend: str) -> Any:
         if part == "forward":
             return kernels.forward(q, k, v, None, extra)
         log_sum = jnp.full((q.shape[0], q.shape[2], q.shape[1]), 6.0)
-        d_q, d_k, d_v, _ = kernels.backward(q, k, v, None, extra, gradient, log_sum, gradient)
+        d_q, d_k, d_v, _ = kernels.backward(q, k, v, None, extra, result=gradient, log_sum=log_sum, gradient=gradient)
         return d_q if part == "queries" else (d_k, d_v)
 
     return jax.jit(run)

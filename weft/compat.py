@@ -4,6 +4,7 @@ It stands here, and nowhere else. A release of JAX that renames one of these is 
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -190,6 +191,15 @@ def expect_no_driver() -> None:
 def _is_not_of_driver(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return "Unable to load CUDA" not in str(error)
+
+
+# Pallas on a GPU by way of Triton, which JAX means to remove.
+
+
+@functools.cache
+def has_pallas_triton() -> bool:
+    """Whether JAX has it; asked of its files, as importing Pallas takes long."""
+    return os.path.exists(os.path.join(JAX_FOLDER, "experimental", "pallas", "triton.py"))
 
 
 # cuDNN's attention, forward with the logarithm of each query's sum and backward given one. jax.nn.dot_product_attention

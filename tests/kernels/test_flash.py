@@ -62,6 +62,49 @@ def test_kernels_agree_with_plain_attention(name):
         assert error < 32 * np.finfo("float32").eps, f"{error:.1e}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_agree_with_plain_attention_in_random_cases(seed):
+    """Sizes, masks, blocks and dtypes drawn at random; of bfloat16 to a few of its own roundings."""
+    rng = np.random.default_rng(seed)
+
+    def either(*choices):
+        return choices[rng.integers(len(choices))]
+
+    batch, length, heads_kv, width = (
+        int(rng.integers(1, 3)),
+        int(rng.integers(20, 200)),
+        either(1, 2),
+        either(8, 16, 32),
+    )
+    memory = either(length, int(rng.integers(20, 300)))
+    shape = (batch, length, heads_kv * either(1, 2, 3), width)
+    how = {"causal": either(True, False), "window": either(None, None, 30), "dropout": either(0.0, 0.3, 0.1)}
+    how |= {"softcap": either(None, 3.0), "origin": (either(0, 5), either(0, 3), 0, either(0, 0, 64))}
+    if memory == length and how["origin"][3] == 0:
+        how["segments"] = either(None, jnp.asarray(np.sort(rng.integers(0, 3, (batch, length)))))
+    tiles = [Tile(either(16, 32), either(32, 64), 4, 2, either(True, False)) for _ in range(3)]
+    dtype = either("float32", "bfloat16")
+    keys = jax.random.split(jax.random.key(seed), 6)
+    q, gradient = (jax.random.normal(key, shape, dtype) for key in keys[:2])
+    k, v = (jax.random.normal(key, (batch, memory, heads_kv, width), dtype) for key in keys[2:4])
+    size = either(None, (1, shape[2]), (batch, 1))
+    bias = [] if size is None else [jax.random.normal(keys[4], (*size, length, memory), dtype)]
+
+    def run(backend, dtype, **more):
+        def attend(q, k, v, bias=None):
+            words = jax.random.key_data(keys[5])
+            return flash.flash_attention(q, k, v, scale=0.4, bias=bias, seed=words, backend=backend, **how, **more)
+
+        result, pull_back = jax.vjp(jax.jit(attend), *(x.astype(dtype) for x in (q, k, v, *bias)))
+        return result, *pull_back(gradient.astype(dtype))
+
+    plain, fused = run("plain", "float32"), run("interpret", dtype, blocks=Blocks(*tiles))
+    for exact, found in zip(plain, fused, strict=True):
+        error = jnp.abs(exact - found.astype("float32")).max() / jnp.abs(exact).max()
+        assert error < (64 * np.finfo("float32").eps if dtype == "float32" else 4 * 2**-8), f"{error:.1e}"
+
+
 def test_only_blocks_that_are_seen_are_visited():
     """Bounds of a causal mask: below the diagonal no mask is asked, above it nothing is done."""
     seen = Seen(True, None, None, None, None, True)

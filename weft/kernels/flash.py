@@ -51,11 +51,17 @@ def flash_attention(
     array of all indices instead. Positions, where none are given, count from `origin` too. `is_within` says that each
     query is one of the keys, and so sees one, where pairs do not show it: blocks that no query sees are then left out.
     """
-    masks = {"segments": segments, "positions": positions, "prefix": prefix}
-    how = {"scale": scale, "causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
+    masks: dict[str, Any] = {"segments": segments, "positions": positions, "prefix": prefix}
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
     if backend == "plain":
         return plain.attend(q, k, v, bias=bias, seed=seed, origin=origin, **masks, **how)
-    options = {"seed": seed, "origin": origin, "is_within": is_within, "backend": backend, "blocks": blocks}
+    options: dict[str, Any] = {
+        "seed": seed,
+        "origin": origin,
+        "is_within": is_within,
+        "backend": backend,
+        "blocks": blocks,
+    }
     flash, extra = prepare(q, k, **masks, **options, **how)
     return flash(q, k, v, bias, extra)
 
@@ -139,7 +145,11 @@ class Flash:
             result, log_sum = self.forward(*given)
             return result, (given, result, log_sum)
 
-        run.defvjp(forward, lambda kept, gradient: (*self.backward(*kept[0], *kept[1:], gradient), None))
+        def backward(kept: Any, gradient: Any) -> tuple[Any, ...]:
+            given, result, log_sum = kept
+            return *self.backward(*given, result=result, log_sum=log_sum, gradient=gradient), None
+
+        run.defvjp(forward, backward)
         return run(q, k, v, bias, extra)
 
     def forward(self, q: Any, k: Any, v: Any, bias: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
@@ -151,7 +161,7 @@ class Flash:
         return result[:, : q.shape[1], :, : q.shape[3]], log_sum[:, :, : q.shape[1]]
 
     def backward(
-        self, q: Any, k: Any, v: Any, bias: Any, extra: dict[str, Any], result: Any, log_sum: Any, gradient: Any
+        self, q: Any, k: Any, v: Any, bias: Any, extra: dict[str, Any], *, result: Any, log_sum: Any, gradient: Any
     ) -> tuple[Any, Any, Any, Any]:
         """The gradients of queries, keys, values and bias; `log_sum` is that of all keys."""
         delta = jnp.sum(result.astype("float32") * gradient.astype("float32"), axis=-1)

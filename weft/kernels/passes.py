@@ -152,9 +152,9 @@ class HeadView:
 
         at = pl.ds(start, self.run.block.keys)
         index = start + jnp.arange(self.run.block.keys, dtype=jnp.int32)
-        of_places = [self.places(f"key_{name}", at) for name in ("positions", "segments")]
+        positions, segments = (self.places(f"key_{name}", at) for name in ("positions", "segments"))
         later = self.refs["later"][at] if "later" in self.refs else None
-        return TileSide.along(1 if turned else 0, index, *of_places, self.words("columns", at), later)
+        return TileSide.along(1 if turned else 0, index, positions, segments, self.words("columns", at), later)
 
 
 def _cut(name: str, sizes: Sequence[int], group: int) -> tuple[tuple[int | None, ...], tuple[str, ...]]:

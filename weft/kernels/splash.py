@@ -50,11 +50,9 @@ def splash_attention(
         mask, block_sizes=blocks, attn_logits_soft_cap=softcap, interpret=backend == "interpret"
     )
     q = (q.astype("float32") * scale).astype(q.dtype)  # it has no scale of its own
-    given = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
-    if segments is None:
-        mixed = jax.vmap(lambda q, k, v: kernel(q, k, v))(*given)
-    else:
-        mixed = jax.vmap(lambda q, k, v, of: kernel(q, k, v, splash.SegmentIds(of, of)))(*given, segments)
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    of = None if segments is None else splash.SegmentIds(segments, segments)
+    mixed = jax.vmap(lambda q, k, v, of: kernel(q, k, v, of))(q, k, v, of)
     return jnp.swapaxes(mixed, 1, 2)
 
 
