@@ -212,7 +212,7 @@ def row_of(eqn: Any) -> Primitive:
 
 
 def row_named(name: str) -> Primitive:
-    """The row of the primitive of that name; one the table does not know has no kind."""
+    """The row of the primitive of that name; of no kind where the table has none."""
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 

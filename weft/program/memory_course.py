@@ -24,7 +24,7 @@ class Rules:
     margins: tuple[float, float]
     """How far the compiler's own peak may lie from the one found here, as shares of what is no argument."""
     fills_early: bool = False
-    """Whether buffers that are filled bit by bit are made while collectives before them run."""
+    """Whether buffers that are filled bit by bit are made long before, about when the first loop runs."""
     keeps_masks: bool = False
     """Whether random bits are not drawn again for each use."""
     into_products: int = 0
@@ -186,7 +186,9 @@ class Course:
             made += task.results
         self._made = made
         self._loops = [task.at for task in self.body.tasks if task.kind is Role.SCAN]
-        self._has_collectives = self.around is None and any(task.kind is Role.COLLECTIVE for task in self.body.tasks)
+        if self.rules.is_tiled:
+            for value in filter(_is_kept_wide, made):
+                value.bytes *= 2
         self._drawn: set[int] = set()
         for task in self.body.tasks:
             if task.kind is Role.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
@@ -259,14 +261,12 @@ class Course:
         if value.maker is None:
             return min((use.at for use in value.uses), default=0)
         at = value.maker.at
-        # Collectives between loops leave a compiler time for other work.
-        is_busy = self.rules.fills_early and len(self._loops) > 0 and self._has_collectives
-        if not is_busy or at < self._loops[0]:
+        if not self.rules.fills_early or not self._loops or at < self._loops[0]:
             return at
         if self._is_piled(value) and at > self._loops[0]:
-            return self._loops[0] + 1  # its zeros are written while a sum after the first loop is waited for
+            return self._loops[0] + 1  # its zeros wait for nothing, and are written about when the first loop runs
         if _is_filled(value) and any(use.kind is Role.SCATTER for use in value.uses):
-            return max((loop for loop in self._loops if loop < at), default=at)
+            return self._loops[0]
         return at
 
     def _is_piled(self, value: Buffer) -> bool:
@@ -419,3 +419,14 @@ class Course:
             yield self._copied[at], self
         if at in self._inner:
             yield from self._inner[at].alive()
+
+
+def _is_kept_wide(value: Buffer) -> bool:
+    """Whether a TPU keeps a product in float32: narrow, and widened wherever it is used.
+
+    It sums such a product in float32, and leaves out what rounds it only to widen it again (excess precision): logits.
+    """
+    if value.maker is None or value.maker.kind is not Role.PRODUCT or value.aval.dtype.itemsize != 2:
+        return False
+    casts = [use for use in value.uses if use.kind is Role.CAST and use.results[0].aval.dtype.itemsize == 4]
+    return len(casts) > 1 and all(use in casts or use.kind is Role.GATHER for use in value.uses)
