@@ -40,7 +40,7 @@ def greedy(**how):
     ("way", "layout"),
     [
         ("ngrams", None),
-        ("draft", None),
+        pytest.param("draft", None, marks=pytest.mark.slow),
         ("draft", "batch:a,heads:b,d_ff:b,vocab:b"),
         pytest.param("itself", None, marks=pytest.mark.slow),
         *[
