@@ -151,3 +151,18 @@ def test_a_signature_that_says_nothing_is_caught():
     room = SimpleNamespace(__all__=["Layer", "load"], Layer=Layer, load=load)
     found = ["Layer.__init__(dims: Any)", "Layer.__call__(over)", "load(layout: Any = None)"]
     assert [line.replace("typing.", "") for line in untyped(room)] == found
+
+
+@pytest.mark.parametrize("asks", ["program.page()", "program.measured('nowhere')"])
+def test_a_program_brings_what_draws_and_measures_it(asks):
+    source = f"""
+import jax.numpy as jnp, weft as wf
+program = wf.trace(lambda x: x + x, wf.tensor(jnp.ones(4), "a"), mesh="x=1", layout="")
+try:
+    {asks}
+except wf.WeftError as error:
+    print(error.fact)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("there is no profile in nowhere\n" if "measured" in asks else "")

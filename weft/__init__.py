@@ -33,6 +33,7 @@ from .mesh import Mesh
 from .namespace import contents as _contents
 from .namespace import hide_modules as _hide_modules
 from .namespace import namespace as _namespace
+from .notebook import import_drawer_by as _import_drawer_by
 from .ops import *  # noqa: F403
 from .spmd import TrainState, get, grad, put, spmd, train_step, value_and_grad
 from .tensor import Tensor, parameter, tensor
@@ -81,4 +82,5 @@ _FAMILIES = {
 
 __doc__ = f"{__doc__}\n{_contents(globals(), _FAMILIES, later=_LATER)}\n"
 __dir__, __getattr__ = _namespace(globals(), called="wf", written=_FUNCTIONS, later=_LATER)
+_import_drawer_by(lambda: __getattr__("plan"))
 _hide_modules(globals())

@@ -48,6 +48,19 @@ class Page(str):
 
 
 _draw: Callable[[Any, Any], str] | None = None
+_import_drawer: Callable[[], object] | None = None
+
+
+def import_drawer_by(importing: Callable[[], object]) -> None:
+    """Lets the room that draws pages, and measures, be imported when it is needed."""
+    global _import_drawer
+    _import_drawer = importing
+
+
+def import_drawer() -> None:
+    """Imports the room that draws pages, where it is not there yet."""
+    if _import_drawer is not None:
+        _import_drawer()
 
 
 def draw_by(draw: Callable[[Any, Any], str]) -> None:
@@ -58,5 +71,7 @@ def draw_by(draw: Callable[[Any, Any], str]) -> None:
 
 def page_of(shown: Any, against: Any = None) -> Page:
     """The page of something, or of it and another side by side."""
+    if _draw is None:
+        import_drawer()
     assert _draw is not None, "weft.plan draws pages"
     return Page(_draw(shown, against))

@@ -9,17 +9,18 @@ import weft as wf
 from tests.lower.on_all import on_all
 from weft.lower.collectives import permute
 
-SIZES = {"x": 2, "y": 3, "z": 2}
-COUNT = 12
+SIZES = {"x": 4, "y": 2}
+COUNT = 8
 RANDOM = np.random.default_rng(0)
 CASES = {
-    "along one axis": ("yx", [(a, (a + 2) % 6) for a in range(6)]),
-    "in part along one axis": ("yx", [(a, a + 2) for a in range(4)]),
-    "along the other": ("xy", [(a, a + 3) for a in range(3)]),
-    "along two of three": ("xyz", [(a, (a + 2) % 12) for a in range(12)]),
-    "unlike along an axis": ("yx", [(0, 2), (1, 5)]),
-    "nobody but itself": ("yx", [(a, a) for a in range(6)]),
-    "anyone": ("zxy", list(enumerate(RANDOM.permutation(12).tolist()))),
+    "along the outer axis": ("yx", [(a, (a + 4) % 8) for a in range(8)]),
+    "along the outer axis, the last nowhere": ("xy", [(a, a + 2) for a in range(6)]),
+    "along the inner axis": ("yx", [(a, a - a % 4 + (a + 1) % 4) for a in range(8)]),
+    "along both": ("xy", [(a, (a + 1) % 8) for a in range(8)]),
+    "of one axis": ("x", [(a, (a + 1) % 4) for a in range(4)]),
+    "unlike along an axis": ("yx", [(0, 4), (1, 5), (6, 2)]),
+    "nobody but itself": ("yx", [(a, a) for a in range(8)]),
+    "anyone": ("yx", list(enumerate(RANDOM.permutation(8).tolist()))),
 }
 
 

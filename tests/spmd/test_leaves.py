@@ -168,6 +168,18 @@ def test_a_donated_state_is_overwritten_and_used_again_is_an_error(layout):
     assert other(expected, X)[0].step == other(expected, X)[0].step == 2
 
 
+def test_a_donated_state_used_again_is_an_error_on_one_processor_too():
+    def of_one(params, x, key):
+        return wf.mean(wf.square(wf.einsum(x, params["w"], over=D)), over=[B, H])
+
+    step = wf.train_step(of_one, optax.sgd(0.1), donate=True, mesh="all=1", layout="batch:all")
+    state = step.init({"w": wf.parameter(jnp.ones((4, 8)), [D, H])})
+    after, _ = step(state, X)
+    with pytest.raises(wf.RegionError, match="was given up to an earlier step"):
+        step(state, X)
+    assert step(after, X)[0].step == 2
+
+
 def test_a_loss_that_takes_other_arguments_says_which_it_must_take():
     for bad in (lambda params, batch: 0.0, lambda: 0.0, lambda a, b, c, d: 0.0):
         with pytest.raises(wf.TensorError) as caught:

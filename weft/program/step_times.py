@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..errors import WeftError
+from ..notebook import import_drawer
 from .compiled import CompiledProgram, HloInstruction, read_programs
 from .cuda_graphs import name_launches
 from .profile import PROGRAMS
@@ -265,5 +266,7 @@ def measure_by(measure: Callable[[Any, Any, Any], Any]) -> None:
 
 def measure(program: Any, profile: Any, hardware: Any) -> Any:
     """A program with what a profile says of it."""
+    if _measure is None:
+        import_drawer()
     assert _measure is not None, "weft.plan predicts"
     return _measure(program, profile, hardware)

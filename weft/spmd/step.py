@@ -115,6 +115,7 @@ class TrainStep(Bound):
         self._update = Update(optimizer, mesh, layout)
         self._gradients_on_mesh = None if mesh is None else SpmdFunction(self._gradients, mesh, layout)
         self._state = f"layout: {layout}   mesh: {mesh}"
+        self._may_be_on_many = mesh is None or mesh.size > 1
         self._programs: dict[Any, Jitted] = {}
         """What was compiled, by the skeletons of a state and a batch."""
         self._bound: dict[Any, TrainStep] = {}
@@ -170,10 +171,14 @@ class TrainStep(Bound):
                 f"a train step got {type(state).__name__} for its state", fix="start with `step.init(params)`"
             )
         held = hashable_partition(state)
-        if has_given_up(held.arrays):
+        if self._may_be_on_many and has_given_up(held.arrays):
             check_not_given_up(state)
         fed = self._place(batch)
-        return self._program(held.skeleton, fed.skeleton)(held.arrays, fed.arrays, key)
+        try:
+            return self._program(held.skeleton, fed.skeleton)(held.arrays, fed.arrays, key)
+        except (RuntimeError, ValueError):  # on one device XLA says of an array that it was given up
+            check_not_given_up(state)
+            raise
 
     def _program(self, *skeletons: Skeleton) -> Jitted:
         """The step on the arrays of a state and a batch that have these skeletons."""
