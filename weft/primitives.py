@@ -162,7 +162,6 @@ _TABLE = {
             products=5,
         ),
         _rows(Role.KERNEL, "sort", work=100),
-        _rows(Role.KERNEL, "pallas_call"),
         _rows(
             Role.KERNEL,
             """approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft lu qr
@@ -170,7 +169,7 @@ _TABLE = {
             select_and_gather_add select_and_scatter select_and_scatter_add svd top_k triangular_solve""",
         ),
         _rows(Role.KERNEL, "pallas_call"),
-        _rows(Role.CALLBACK, "io_callback pure_callback"),
+        _rows(Role.CALLBACK, "debug_callback debug_print io_callback pure_callback"),
         _rows(Role.COLLECTIVE, "pmax", does="takes the largest", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "pmin psum psum_invariant", collective="all_reduce"),
         _rows(Role.COLLECTIVE, "all_gather all_gather_invariant", collective="all_gather"),
@@ -213,7 +212,7 @@ def row_of(eqn: Any) -> Primitive:
 
 
 def row_named(name: str) -> Primitive:
-    """The row of the primitive of that name; one the table does not know is of no kind."""
+    """The row of the primitive of that name; one the table does not know has no kind."""
     return _TABLE.get(name) or _UNKNOWN.setdefault(name, Primitive(name, Role.OTHER))
 
 

@@ -222,7 +222,7 @@ def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 def _along_moved_axes(axes: Axes, pairs: list[tuple[int, int]]) -> tuple[Axes, list[tuple[int, int]]]:
-    """The axes that pairs cross, and the pairs there; all where they differ along one."""
+    """The axes that pairs cross, and the pairs there; all, where they differ on one."""
     sizes = np.array([jax.sharding.get_abstract_mesh().shape[axis] for axis in axes])
     sources, targets = (np.stack(np.unravel_index(list(numbers), sizes), -1) for numbers in zip(*pairs, strict=True))
     crossed = (sources != targets).any(0)

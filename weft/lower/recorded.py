@@ -62,8 +62,9 @@ def recorded(fn: Any = None, /, *, name: str | None = None, numbers_are_data: bo
     `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it. Called on values, it
     is compiled as a whole (`eager`), which may treat its numbers as data.
     """
-    options: Any = dict(is_block=False, numbers_are_data=numbers_are_data)
-    wrap = functools.partial(_recorded, name=name, traits=Traits(**traits), **options)
+    wrap: Any = functools.partial(
+        _recorded, name=name, traits=Traits(**traits), is_block=False, numbers_are_data=numbers_are_data
+    )
     return wrap if fn is None else wrap(fn)
 
 

@@ -169,8 +169,8 @@ class Attention(eqx.Module):
         count = parts[0].size(one.name)
         own_q = wf.slice(y, over=one.name, start=0, size=count) if grouped else y[one.name, 0]
         products = own_q, y[one.name, count], y[one.name, count + 1]
-        biases = self.q_bias, self.k_bias, self.v_bias
-        return tuple(_add_bias(x, bias) for x, bias in zip(products, biases, strict=True))
+        q, k, v = (_add_bias(x, b) for x, b in zip(products, (self.q_bias, self.k_bias, self.v_bias), strict=True))
+        return q, k, v
 
     def queries(self, x: Tensor) -> dict[str, Dim]:
         """The new name of heads while attending, by the old, where a rule names it."""

@@ -1,4 +1,4 @@
-"""What a turn of a loop keeps for its backward pass, and what is made again there.
+"""What a turn of a loop keeps for its backward pass, and what it makes again.
 
 Imports the table of primitives. All that a turn keeps the loop stacks: it is written, held and read once more. What is
 cheap to make of values that are there anyway is not kept: a slice of the weights in the dtype it is computed with, a
@@ -25,9 +25,10 @@ _SLACK = 1.3
 def keep_little(turn: Callable[..., Any], jaxpr: Any, stacks: Sequence[Any]) -> Callable[..., Any]:
     """`turn`, which keeps little; it has a slice of each of `stacks`.
 
-    A turn that says itself what is made again (remat, stored parameters that are gathered) is left as it is.
+    A turn that says itself what is made again (remat, stored parameters that are gathered) is left as it is, and so is
+    one that prints or checks, which would do it twice.
     """
-    if any(kind_of(visit.eqn) is Role.REMAT for visit in visits(jaxpr)):
+    if any(kind_of(visit.eqn) in (Role.REMAT, Role.CALLBACK) for visit in visits(jaxpr)):
         return turn
     slices = {(x.shape[1:], x.dtype) for x in stacks}
 

@@ -186,7 +186,8 @@ class TrainStep(Bound):
         if program is None:
 
             def run(state: Sequence[Any], batch: Sequence[Any], key: Any) -> Partition:
-                return self._run_parts(*map(Partition, (state, batch), skeletons), key)
+                held, fed = map(Partition, (state, batch), skeletons)
+                return self._run_parts(held, fed, key)
 
             program = Jitted(run, self.__name__, self.mesh, self._state, donate=self.donate)
             self._programs[skeletons] = program
