@@ -40,7 +40,7 @@ def greedy(**how):
     ("way", "layout"),
     [
         ("ngrams", None),
-        ("draft", None),
+        pytest.param("draft", None, marks=pytest.mark.slow),
         ("draft", "batch:a,heads:b,d_ff:b,vocab:b"),
         pytest.param("itself", None, marks=pytest.mark.slow),
         *[
@@ -58,6 +58,7 @@ def test_the_tokens_are_those_without_it(way, layout):
     assert 0 <= found.accepted <= 1 and (way != "itself" or found.accepted == 1)
 
 
+@pytest.mark.slow
 def test_a_continuation_ends_where_it_ends_without_it():
     end = int(greedy().tokens[0, 3])
     found, other = speculative("ngrams", end=end), greedy(end=end)
@@ -74,6 +75,7 @@ def test_what_was_written_before_is_proposed_again():
     assert len(set(runs)) < len(runs) and found.accepted > 0
 
 
+@pytest.mark.slow
 def test_rules_of_a_length_are_dropped_aloud():
     with pytest.warns(wf.WeftWarning, match="without the rule `length:b`: a step sees 2 tokens") as told:
         found = decode.generate(made(2, "batch:a,length:b"), PROMPTS, max_new_tokens=9, **WAYS["ngrams"])

@@ -76,6 +76,7 @@ def test_a_token_sends_two_sums_a_layer_and_the_embedding():
     assert (sent.count(), sent.bytes()) == (2 * config.layers + 1, (2 * config.layers + 1) * of_token)
 
 
+@pytest.mark.slow
 def test_adapters_are_added_to_the_weights_before_the_loop():
     model = nn.lora.add(made(), rank=2, key=jax.random.key(2), where="*.v")
     up = model.decoder.layers.attention.v.up
@@ -108,7 +109,7 @@ def kernel(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "layout"),
     [
-        (dict(positions="rotary", heads=4, group=2, window=5), None),
+        pytest.param(dict(positions="rotary", heads=4, group=2, window=5), None, marks=pytest.mark.slow),
         ({}, "batch:a,heads:b,vocab:b,d_ff:b"),
     ],
 )
