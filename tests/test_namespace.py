@@ -166,3 +166,8 @@ except wf.WeftError as error:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("there is no profile in nowhere\n" if "measured" in asks else "")
+
+
+def test_a_module_someone_imported_stays_when_a_room_is_imported_later():
+    program = "import weft, weft.cli; weft.train; weft.Plan; weft.cli.app"
+    subprocess.run([sys.executable, "-c", program], check=True)

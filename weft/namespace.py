@@ -11,7 +11,7 @@ import difflib
 import importlib
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -50,8 +50,9 @@ def namespace(
 
 def _import(names: dict[str, Any], name: str, module: str) -> Any:
     """A name of one of a room's modules, from now on among the room's globals."""
+    asked_for = set(names)
     found = importlib.import_module(f"{names['__name__']}.{module or name}")
-    hide_modules(names)  # what that one imported
+    hide_modules(names, but=asked_for)  # what that one imported
     names[name] = found if not module else getattr(found, name)
     return names[name]
 
@@ -71,12 +72,13 @@ def unknown_name(where: str, name: str, known: Iterable[str], written: Mapping[s
     return UnknownNameError(f"there is no `{where}.{name}`", fix=fix)
 
 
-def hide_modules(names: dict[str, Any]) -> None:
+def hide_modules(names: dict[str, Any], *, but: Collection[str] = ()) -> None:
     """Takes modules out of a room's globals, but for rooms with names of their own."""
     own = names["__name__"] + "."
     for name, value in list(names.items()):
-        if isinstance(value, ModuleType) and value.__name__.startswith(own) and not hasattr(value, "__all__"):
-            del names[name]
+        if isinstance(value, ModuleType) and value.__name__.startswith(own) and name not in but:
+            if not hasattr(value, "__all__"):
+                del names[name]
 
 
 def contents(names: Mapping[str, Any], families: Mapping[str, str], *, later: Mapping[str, str] | None = None) -> str:
