@@ -76,9 +76,9 @@ def hide_modules(names: dict[str, Any], *, but: Collection[str] = ()) -> None:
     """Takes modules out of a room's globals, but for rooms with names of their own."""
     own = names["__name__"] + "."
     for name, value in list(names.items()):
-        if isinstance(value, ModuleType) and value.__name__.startswith(own) and name not in but:
-            if not hasattr(value, "__all__"):
-                del names[name]
+        is_ours = isinstance(value, ModuleType) and value.__name__.startswith(own)
+        if is_ours and name not in but and not hasattr(value, "__all__"):
+            del names[name]
 
 
 def contents(names: Mapping[str, Any], families: Mapping[str, str], *, later: Mapping[str, str] | None = None) -> str:
