@@ -22,7 +22,7 @@ from weft.plan import HARDWARE, Plan, search
 from weft.plan.best_first import BestFirst
 from weft.plan.candidates import Trial
 from weft.plan.choices import Choices, shapes
-from weft.plan.compose import Composer, Facts
+from weft.plan.compose import Composer, Facts, Held
 from weft.plan.facts import facts_of
 from weft.plan.roofline import BESIDE
 
@@ -110,6 +110,17 @@ def test_what_is_traced_on_one_axis_is_divided_as_a_mesh_of_another_size_divides
     composer = Composer(choices, whole, {1: (4, traced_on_four)}, 0.0)
     costs = composer.costs((size,), lambda *_: (0.0, 0.0), np.array([[0], [1]]))
     assert costs.compute.tolist() == pytest.approx([8.0, seconds])
+
+
+def test_memory_of_a_gradient_is_divided_where_its_weight_is_stored():
+    gradient, other = Held("d w", ("m", "f"), 8.0), Held("x", ("b", "m"), 8.0)
+    choices = types.SimpleNamespace(
+        sets=[(), ("params.m",)], rules=("params.m",), parameters={("m", "f")}, rules_of=lambda dim: (dim,)
+    )
+    composer = Composer(
+        choices, Facts({}, {}, [gradient, other], 0.0, 16.0), {1: (4, Facts({}, {}, [], 0.0, 0.0))}, 0.0
+    )
+    assert composer.memory((4,), np.array([[0], [1]])).tolist() == [16.0, 10.0]
 
 
 class FewCandidates:
