@@ -113,6 +113,11 @@ def test_errors_are_those_of_the_op():
         gone + 1
 
 
+def test_a_dict_by_dims_is_no_error():
+    image = wf.tensor(jnp.ones((4, 6)), [A, B])
+    assert wf.max_pool(image, window={A: 2, B: 2}).dims.sizes == (2, 3)
+
+
 def test_inside_someones_trace_nothing_is_compiled_apart():
     jaxpr = jax.make_jaxpr(lambda v: wf.einsum(wf.tensor(v, [A, B]), Y, over=B).array)(X.array)
     constants = jax.make_jaxpr(lambda: wf.add(Y, Y).array)()

@@ -29,7 +29,10 @@ def compiled(fn: Callable[..., Any], args: Any, kwargs: Any, *, numbers_are_data
     """What `fn` gives, compiled as a whole; NotImplemented where it cannot be."""
     if not is_nothing_traced():
         return NotImplemented
-    leaves, structure = jax.tree.flatten((args, kwargs))
+    try:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+    except ValueError:  # a dict by dims, which have no order
+        return NotImplemented
     arrays, data, rest, has_numbers = [], [], [], False
     for i, leaf in enumerate(leaves):
         kind = type(leaf)
