@@ -28,8 +28,8 @@ IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", RANK) if IS_CUDA else torch.device("cpu")
 MODE = os.environ.get("RIVAL_TORCH_MODE", "default")
 """Of `torch.compile`; `max-autotune-no-cudagraphs` tries more kernels and compiles for minutes."""
-BIAS_BY = os.environ.get("RIVAL_TORCH_BIAS", "flex")
-"""What adds a bias to scores: `flex`, or `sdpa`, which reads it as a mask."""
+BIAS_BY = os.environ.get("RIVAL_TORCH_BIAS", "sdpa")
+"""What adds a bias to scores: `sdpa` reads it as a mask; `flex` took seconds a step for the gradient of a bias."""
 notes: dict[str, Any] = {"torch_mode": MODE, "bias_by": BIAS_BY}
 """What was chosen on the way, for the row of results."""
 
@@ -224,7 +224,10 @@ class Stack(nn.Module):
     def forward(self, x: Any, memory: Any, how: dict[str, Any]) -> tuple[Any, Any]:
         w, balance = self.w, 0.0
         if self.table is not None:
-            how = how | {"bias": self.table.to(x.dtype)[self.buckets].permute(2, 0, 1).contiguous()}
+            bias = self.table.to(x.dtype)[self.buckets].permute(2, 0, 1).contiguous()
+            if BIAS_BY == "sdpa" and self.causal:
+                bias = bias.masked_fill(torch.ones_like(self.buckets, dtype=torch.bool).triu(1), -torch.inf)
+            how = how | {"bias": bias}
         for layer in self.layers:
             x, more = layer(x, memory, how | {"causal": self.causal})
             balance = balance + more
@@ -369,7 +372,8 @@ def train_step(w: Workload, model: Any) -> Callable[[], Any]:
 def block_mask(w: Workload, batch: dict[str, Any], make_mask: Any = create_block_mask) -> Any:
     """The mask FlexAttention needs for a batch, or None."""
     if not w.document:
-        return make_mask(_is_before, None, None, w.length, w.length, DEVICE) if w.encoder else None
+        is_needed = w.encoder and BIAS_BY == "flex"
+        return make_mask(_is_before, None, None, w.length, w.length, DEVICE) if is_needed else None
     segments = batch["segments"]
 
     def is_seen(b: Any, h: Any, i: Any, j: Any) -> Any:
