@@ -24,7 +24,7 @@ import numpy as np
 
 import weft as wf
 from weft import nn
-from weft.kernels.choice import NAMES, Chip, capability_of, choose
+from weft.kernels.choice import NAMES, Chip, choose, read_chip
 from weft.nn.fused import attend_fused, case_of
 
 KERNELS = ("cudnn", "flash", "plain")
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--json", help="a file for the results")
     options = parser.parse_args()
     begun, device = time.perf_counter(), jax.devices()[0]
-    chip = Chip("gpu", capability_of(device)) if device.platform == "gpu" else Chip("gpu")
+    chip = read_chip(device) if device.platform == "gpu" else Chip("gpu")
     kernels = [k for k in options.kernels.split(",") if k != "cudnn" or device.platform == "gpu"]
     print(f"{device.device_kind}, JAX {jax.__version__}; {', '.join(NAMES.get(k, k) for k in kernels)}")
     names = list(ROWS) if options.rows is None else options.rows.split(";")

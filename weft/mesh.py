@@ -18,7 +18,7 @@ from .checks import is_whole
 from .devices import arrange, describe, in_given_order, take
 from .dims import NAME
 from .errors import MeshError, fold_frames, public
-from .kernels.choice import Chip, capability_of
+from .kernels.choice import Chip, read_chip
 
 MOST_VIRTUAL = 512
 LONGEST_TEXT = 4096  # letters of a mesh, or of a layout
@@ -94,9 +94,7 @@ class Mesh:
     @property
     def chip(self) -> Chip:
         """What kernels would run on; of no kind where it has no devices yet."""
-        return (
-            Chip("") if self._jax_mesh is None else Chip(self.platform, capability_of(self._jax_mesh.devices.flat[0]))
-        )
+        return Chip("") if self._jax_mesh is None else read_chip(self._jax_mesh.devices.flat[0])
 
     def describe(self) -> str:
         """The axes, the links they go over, and which device stands where, as a text."""

@@ -76,7 +76,7 @@ def test_experts_in_blocks_are_as_those_that_are_sorted(layout, monkeypatch):
     monkeypatch.setattr(grouped, "place_rows", functools.partial(grouped.place_rows, block=TINY.rows))
     run = wf.spmd(wf.value_and_grad(loss), mesh="x=2,y=2", layout=layout, strict=False)
     # All but the sum by shares, three products of few numbers where experts are sorted.
-    assert wf.trace(run, (layer, h)).flops == pytest.approx(flops, rel=6e-3)
+    assert wf.trace(run, (layer, h)).flops == pytest.approx(flops, rel=0.012)
     found = run((layer, h))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(known), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4 * np.abs(b).max())

@@ -1,8 +1,8 @@
 """What models send whose weights are stored split, by closed formulas; and that they learn what one processor does.
 
 With P numbers in the weights, in float32: FSDP gathers each weight for the forward pass and again for the backward one,
-and scatters its gradient once; of a table looked up in only what was found is sent, there and back. HSDP sums slices
-of gradients over its copies; ZeRO-1 scatters gradients and gathers new weights.
+the table of the logits once for both, and scatters each gradient once; of a table looked up in only what was found is
+sent, there and back. HSDP sums slices of gradients over its copies; ZeRO-1 scatters gradients and gathers new weights.
 """
 
 import jax
@@ -58,9 +58,8 @@ def expected(config, where):
         return {"all_gather": total, "reduce_scatter": total}
     ways, copies = (4, 2) if where is HSDP else (8, 1)
     tokens = config.batch * config.length // copies * (2 if config.name == "tiny-mt" else 1)  # looked up
-    of_logits = 1 if config.loss_chunks > 1 else 2
     sends = {
-        "all_gather": 2 * (total - (1 if config.tied else 2) * table) + of_logits * table + 4 * tokens,
+        "all_gather": 2 * (total - (1 if config.tied else 2) * table) + table + 4 * tokens,
         "reduce_scatter": total - (0 if config.tied else table),
         "all_to_all": 2 * 4 * tokens * config.d_model // ways,
     }

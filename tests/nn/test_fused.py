@@ -1,6 +1,7 @@
 """Attention by a fused kernel gives what the plain one does, under every layout."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from tests.nn.test_ring import (
 )
 from tests.programs.everywhere import outcome
 from weft import nn
-from weft.kernels.choice import AttentionCase, Chip, choose
+from weft.kernels.choice import AttentionCase, Chip, choose, read_chip
 from weft.kernels.flash import flash_attention
 from weft.kernels.splash import splash_attention
 from weft.nn import attention, fused
@@ -213,6 +214,7 @@ PLAIN = AttentionCase("bfloat16", 256, 256, 64, causal=True)
         ({"width": 60}, Chip("gpu"), "cuDNN takes heads of a multiple of 8 channels, and these have 60"),
         ({}, Chip("gpu", (7, 5)), "from compute capability 8.0 on, and this is a GPU of compute capability 7.5"),
         ({}, Chip("gpu", (0, 0)), "and this is no CUDA"),
+        ({}, Chip("gpu", has_cudnn=False), "fused by Weft's flash kernel (JAX finds no cuDNN here"),
         ({}, Chip("cpu"), "plain, because a CPU has no fused kernel"),
         ({"dtype": "float32"}, Chip("gpu"), "plain, because fused kernels take bfloat16 and float16, and this"),
         ({"softcap": True}, Chip("gpu"), "fused by Weft's flash kernel (cuDNN has no softcap)"),
@@ -261,3 +263,10 @@ def test_a_kernel_is_told_causal_where_places_say_it_and_a_mask_else(change, by_
     case = dataclasses.replace(PLAIN, **change)
     assert case.needs_mask == mask
     assert not case.causal or case.goes_by_place == by_place
+
+
+def test_a_device_says_what_chip_it_is():
+    cpu, gpu = SimpleNamespace(platform="cpu"), SimpleNamespace(platform="gpu", compute_capability="8.6")
+    assert read_chip(cpu) == Chip("cpu")
+    assert read_chip(gpu) == Chip("gpu", (8, 6), has_cudnn=False)  # there is none on this machine
+    assert read_chip(SimpleNamespace(platform="gpu", compute_capability="gfx942")).capability == (0, 0)

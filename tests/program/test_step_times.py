@@ -13,7 +13,7 @@ def instruction(name, opcode="fusion", scopes="", **more):
 
 def program(*instructions, name="jit_f", loops=()):
     known = {each.name: each for each in (*instructions, *loops)}
-    return CompiledProgram(name, known, frozenset(each.name for each in instructions), ())
+    return CompiledProgram(name, known, frozenset(each.name for each in instructions), (), key=f"{name}(1)")
 
 
 A, B = instruction("a", scopes="jit(f)/wf0_einsum/dot"), instruction("b", scopes="jit(f)/wf1_relu/max")
@@ -22,7 +22,7 @@ LOOP = instruction("loop", "while", "jit(f)/wf2_scan/while")
 
 
 def times(events, *instructions, is_shared=False):
-    made = [_Event(processor, "jit_f", name, float(begin), float(end)) for processor, name, begin, end in events]
+    made = [_Event(processor, "jit_f(1)", name, float(begin), float(end)) for processor, name, begin, end in events]
     return StepTimes(made, [program(*instructions)], is_shared=is_shared, state="made by hand")
 
 
@@ -146,7 +146,7 @@ def varint(value):
     return found + bytes([value])
 
 
-STATS = {"hlo_op": 1, "hlo_module": 2, "hlo_proto": 3}
+STATS = {"hlo_op": 1, "hlo_module": 2, "program_id": 3, "hlo_proto": 4}
 
 
 def gpu_plane(number, streams):
@@ -155,7 +155,8 @@ def gpu_plane(number, streams):
     known = {name: i + 1 for i, name in enumerate(names)}
 
     def event(name, op, begin, end):
-        stats = [message(f1=STATS["hlo_op"], f5=op), message(f1=STATS["hlo_module"], f5="jit_f")] if op else []
+        said = {"f1": STATS["hlo_op"], "f5": op}, {"f1": STATS["hlo_module"], "f5": "jit_f"}
+        stats = [message(**each) for each in (*said, {"f1": STATS["program_id"], "f3": 7})] if op else []
         return message(f1=known[name], f2=begin * 10**6, f3=(end - begin) * 10**6, f4=stats)
 
     lines = [message(f2=name, f4=[event(*kernel) for kernel in kernels]) for name, kernels in streams.items()]
@@ -171,7 +172,7 @@ def metadata_plane(*instructions):
         for i, (name, opcode, scopes) in enumerate(instructions)
     ]
     module = message(f1="jit_f", f3=message(f1="main", f2=made, f5=9), f6=9)
-    held = message(f1=1, f2="jit_f", f5=message(f1=STATS["hlo_proto"], f6=message(f1=module)))
+    held = message(f1=1, f2="jit_f(7)", f5=message(f1=STATS["hlo_proto"], f6=message(f1=module)))
     return message(f2="/host:metadata", f4=message(f1=1, f2=held))
 
 

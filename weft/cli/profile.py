@@ -16,7 +16,7 @@ from ..mesh import as_mesh
 from ..plan import Measured
 from ..program import Program, trace
 from ..program.profile import PROGRAMS
-from ..program.profiling import fill_shapes, profile_calls
+from ..program.profiling import fill_shapes, keep_own_scopes, profile_calls
 from ..spmd import Bound, TrainState, TrainStep, bind, put
 from ..text import time_text
 from ..train.config import CONFIG
@@ -84,6 +84,7 @@ def profile(
         name = str(folder / CONFIG) if folder.is_dir() else what
         if folder.is_dir() and not Path(name).is_file():
             raise WeftError(f"there is no run in {folder}: no {CONFIG}", fix="give the folder of a run")
+        keep_own_scopes()
         chosen = load(name, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
         need_mesh_and_layout(chosen, mesh, layout)
         bound = _bind(chosen, mesh, layout)

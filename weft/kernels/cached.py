@@ -17,8 +17,7 @@ BACKENDS = ("triton", "interpret", "plain")
 """A kernel on an NVIDIA GPU; the same one step by step, anywhere; all scores at once, in jnp."""
 
 NARROWEST, WIDEST = 16, 256
-TILE, WARPS = 8192, 4
-"""How many numbers of the keys are read at a time, and by how many warps: the fastest of some on an H200."""
+_NUMBERS = 1024  # of the keys, that a warp reads at a time
 _SHORTEST = 512  # keys of a part, where there are several
 _PROGRAMS = 264  # two for each of the 132 processors of a Hopper GPU
 _LOWEST = -0.7 * float(jnp.finfo("float32").max)
@@ -46,7 +45,7 @@ def attend_cached(
     begin = begin if window is None else jnp.maximum(begin, at - window + 1)
     if backend == "plain":
         return _plain(qkv, keys, values, at, begin, **how)
-    call = _call(qkv.shape, keys.shape, qkv.dtype, keys.dtype, backend=backend, tuning=(TILE, WARPS), **how)
+    call = _call(qkv.shape, keys.shape, qkv.dtype, keys.dtype, backend=backend, **how)
     parts, largest, total, keys, values = call(qkv, keys, values, jnp.reshape(at, 1).astype("int32"), begin)
     if parts.shape[0] == 1:
         return parts[0], keys, values
@@ -92,17 +91,18 @@ def parts_for(rows: int, heads: int, memory: int) -> int:
 
 
 @functools.cache
-def _call(
-    token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softcap: float | None, backend: str, tuning: Any
-) -> Any:
+def _call(token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softcap: float | None, backend: str) -> Any:
     """The kernel for a token and a cache of these shapes."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     rows, heads, group, width = token[0], token[1], token[2] - 2, token[3]
-    memory, (tile_numbers, warps) = shape[1], tuning
+    memory = shape[1]
     parts = parts_for(rows, heads, memory)
-    tile = min(max(16, tile_numbers // width), 1 << (memory.bit_length() - 1))  # a power of two that fits
+    warps = 4 if rows * heads * parts >= _PROGRAMS else 8
+    queries = 1 << (group - 1).bit_length()
+    tile = max(16, warps * _NUMBERS // (width * queries))
+    tile = min(tile, 1 << (memory.bit_length() - 1))  # a power of two that fits
     tiles = -(-memory // tile)
     kernel = _OneQuery(group, memory, tile, -(-tiles // parts), scale, softcap)
     of_cache = pl.BlockSpec((None, memory, None, width), lambda b, h, p: (b, 0, h, 0))
@@ -149,11 +149,8 @@ class _OneQuery:
         qkv_ref, at_ref, begin_ref, o_ref, most_ref, sum_ref, keys_ref, values_ref = refs[:1] + refs[3:]
         part, at, begin = pl.program_id(2), at_ref[0], begin_ref[0]
         *queries, key, value = (qkv_ref[i, :].astype(jnp.float32) for i in range(self.group + 2))
-        is_first = (part == 0).astype(jnp.float32)  # the new token is seen once
-
-        def start(query: Any) -> Any:
-            score = _score(jnp.sum(query * key), self.scale, self.softcap)
-            return value * is_first, jnp.where(part == 0, score, _LOWEST), is_first
+        zeros = jnp.zeros(self.tile, jnp.float32)
+        start = jnp.zeros((self.tile, value.size), jnp.float32), zeros + _LOWEST, zeros
 
         def turn(number: Any, carries: Any) -> Any:
             place = jnp.minimum(number * self.tile, self.memory - self.tile)
@@ -165,10 +162,16 @@ class _OneQuery:
 
         low = jnp.maximum(part * self.tiles, begin // self.tile)
         high = jnp.minimum((part + 1) * self.tiles, (at + self.tile - 1) // self.tile)
-        carries = jax.lax.fori_loop(low, high, turn, tuple(map(start, queries)))
-        for i, (mixed, most, total) in enumerate(carries):
-            o_ref[i, :] = (mixed / jnp.where(total > 0, total, 1.0)).astype(o_ref.dtype)
-            most_ref[i], sum_ref[i] = most, total
+        carries = jax.lax.fori_loop(low, high, turn, (start,) * self.group)
+        for i, (query, (mixed, most, total)) in enumerate(zip(queries, carries, strict=True)):
+            score = _score(jnp.sum(query * key), self.scale, self.softcap)
+            score = jnp.where(part == 0, score, _LOWEST)  # the new token is seen once
+            largest = jnp.maximum(jnp.max(most), score)
+            share, of_new = jnp.exp(most - largest), jnp.where(part == 0, jnp.exp(score - largest), 0.0)
+            whole = jnp.sum(total * share) + of_new
+            taken = jnp.sum(mixed * share[:, None], axis=0) + value * of_new
+            o_ref[i, :] = (taken / jnp.where(whole > 0, whole, 1.0)).astype(o_ref.dtype)
+            most_ref[i], sum_ref[i] = largest, whole
 
         @pl.when(part == 0)
         def keep() -> None:
@@ -176,12 +179,14 @@ class _OneQuery:
             values_ref[at, :] = value.astype(values_ref.dtype)
 
     def _add(self, keys: Any, values: Any, is_seen: Any, query: Any, carry: Any) -> Any:
-        """What a query took so far, with what it takes of a tile."""
+        """What a query took so far, with what it takes of a tile.
+
+        Each place of a tile has a softmax of its own, over the keys that came there: no turn sums over places.
+        """
         mixed, most, total = carry
         scores = _score(jnp.sum(keys * query[None, :], axis=1), self.scale, self.softcap)
         scores = jnp.where(is_seen, scores, _LOWEST)
-        largest = jnp.maximum(most, jnp.max(scores))
+        largest = jnp.maximum(most, scores)
         share = jnp.where(is_seen, jnp.exp(scores - largest), 0.0)
         shrunk = jnp.exp(most - largest)
-        mixed = mixed * shrunk + jnp.sum(values * share[:, None], axis=0)
-        return mixed, largest, total * shrunk + jnp.sum(share)
+        return mixed * shrunk[:, None] + values * share[:, None], largest, total * shrunk + share

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat import has_pallas_triton
+from ..compat import attention_kernel, has_pallas_triton
 
 HOPPER = (9, 0)
 WIDEST = 256  # channels of a head that any kernel takes
@@ -26,6 +26,8 @@ class Chip:
     kind: str
     capability: tuple[int, int] = HOPPER
     """CUDA's compute capability; of a GPU that nothing is known of, Hopper's."""
+    has_cudnn: bool = True
+    """Whether JAX finds cuDNN there, and calls it as expected."""
 
     def __str__(self) -> str:
         if self.kind != "gpu":
@@ -94,10 +96,13 @@ class KernelChoice:
         return f"fused by {NAMES[self.kernel]}" + (f" ({self.reason})" if self.reason else "")
 
 
-def capability_of(device: Any) -> tuple[int, int]:
-    """CUDA's compute capability of a device; 0.0 of one that has none."""
+def read_chip(device: Any) -> Chip:
+    """The chip that a device of JAX is; of compute capability 0.0 where it has none."""
+    if device.platform != "gpu":
+        return Chip(device.platform)
     major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    return Chip("gpu", capability, has_cudnn=attention_kernel(1.0) is not None)
 
 
 def choose(case: AttentionCase, chip: Chip) -> KernelChoice:
@@ -128,6 +133,8 @@ def why_not_cudnn(case: AttentionCase, chip: Chip) -> str:
     most, has_array = widest(chip), case.needs_mask or bool(case.bias)
     if chip.capability < _AMPERE:
         return f"cuDNN fuses attention from compute capability 8.0 on, and this is {chip}"
+    if not chip.has_cudnn:
+        return "JAX finds no cuDNN here, or calls it otherwise than expected"
     if case.dtype not in _SHORT_FLOATS:
         return _LONG_FLOATS.format(case.dtype)
     if case.width > most:

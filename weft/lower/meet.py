@@ -52,6 +52,7 @@ from .stored import (
 )
 
 _rematted: contextvars.ContextVar[bool] = contextvars.ContextVar("inside remat", default=False)
+_keeping: contextvars.ContextVar[bool] = contextvars.ContextVar("what is gathered is kept", default=False)
 
 
 @contextlib.contextmanager
@@ -66,6 +67,19 @@ def inside_remat(is_whole: bool = True) -> Iterator[None]:
         yield
     finally:
         _rematted.reset(token)
+
+
+@contextlib.contextmanager
+def keeping_gathered() -> Iterator[None]:
+    """While stored parameters are gathered once for both passes, but in loops.
+
+    For what ends the forward pass, whose gradient is the first that is made: nothing is held longer than it is used.
+    """
+    token = _keeping.set(True)
+    try:
+        yield
+    finally:
+        _keeping.reset(token)
 
 
 def is_rematted() -> bool:
@@ -137,8 +151,11 @@ class Meeting:
         def gather_and_compute(*arrays: Any) -> Any:
             return compute(*(step(array) for step, array in zip(steps, arrays, strict=True)))
 
-        # A gathered parameter is never kept for the backward pass: it is gathered again there.
-        keeps = is_rematted() or not any(stored)
+        # A gathered parameter is not kept for the backward pass: it is gathered again there.
+        keeps = is_rematted() or all(
+            not is_gathered or (_keeping.get() and is_level_of(x.raw))
+            for x, is_gathered in zip(xs, stored, strict=True)
+        )
         return (gather_and_compute if keeps else jax.checkpoint(gather_and_compute))(*moved)
 
     def _guard_operands(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:

@@ -196,7 +196,8 @@ def attend_cached(
         beside = jnp.concatenate([x.reshape(rows, heads, -1) for x in (q, k, v)], axis=-1)  # as the product made them
         mixed, *kept = cached.attend_cached(
             beside.reshape(rows, heads, -1, width),
-            *(x.reshape(rows, memory, heads, width) for x in (keys, values)),
+            keys.reshape(rows, memory, heads, width),
+            values.reshape(rows, memory, heads, width),
             at,
             None if first is None else jnp.repeat(first, rows // first.size),  # its continuations begin where it does
             scale=attention.scale,

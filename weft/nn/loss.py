@@ -14,7 +14,7 @@ from .. import ops as wf
 from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, public
-from ..lower.meet import need_tensor
+from ..lower.meet import keeping_gathered, need_tensor
 from ..ops.cross_entropy import cross_entropy_terms
 from ..ops.index import need_integers
 from ..tensor import Tensor, has_values
@@ -156,7 +156,8 @@ def summed_cross_entropy(
 
     tokens = {} if weights is not None else {"weight": wf.full([], math.prod(dim.count for dim in targets.dims))}
     if chunks == 1:
-        return _sum_all(part(x, targets, weights)) | tokens
+        with keeping_gathered():
+            return _sum_all(part(x, targets, weights)) | tokens
     size = x.size(over)
     chunks = check_divisor(chunks, "chunks", divides=size, of=over)
     if (size // chunks) % x.ways(over):

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from ..kernels.choice import AttentionCase, Chip, capability_of
+from ..kernels.choice import AttentionCase, Chip, read_chip
 from ..tensor import Tensor
 from .blockwise import MaskLike
 
@@ -13,7 +13,7 @@ MASK_TENSORS = ("prefix", "positions", "memory_positions", "segments", "memory_s
 
 def chip_of(x: Tensor) -> Chip:
     """What `x` is, or will be, on; of no kind in a region that has no devices."""
-    return Chip(jax.default_backend(), capability_of(jax.devices()[0])) if x.region is None else x.region.mesh.chip
+    return read_chip(jax.devices()[0]) if x.region is None else x.region.mesh.chip
 
 
 def block_case(

@@ -165,8 +165,10 @@ class Measured:
     def _put(self, taken: Taken) -> None:
         """Puts what an instruction took where it belongs."""
         instruction = taken.instruction
-        if taken.program != self.times.main.name or instruction is None:
-            return self._add("program" if taken.program else "kernel", taken.program or taken.name, taken.seconds)
+        if taken.program != self.times.main.key or instruction is None:
+            known = self.times.programs.get(taken.program)
+            name = known.name if known is not None else taken.program
+            return self._add("program" if taken.program else "kernel", name or taken.name, taken.seconds)
         shares = self._shares(instruction.doers)
         if not shares:
             return self._add("xla", self._unasked(instruction), taken.seconds)

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph import phase_of
@@ -165,6 +165,8 @@ class CompiledProgram:
     """The dtypes of its arguments, where they are floats, and their shapes on one processor."""
     order: tuple[tuple[str, ...], ...] = ()
     """The instructions of each body, in the order they run."""
+    key: str = ""
+    """The name with the number that events have of it: `jit_f(12)`; several programs may have one name."""
 
     @functools.cached_property
     def ops(self) -> set[tuple[int, str]]:
@@ -182,9 +184,9 @@ def read_programs(profile: bytes) -> list[CompiledProgram]:
     for plane in map(_message, _message(profile)[1]):
         if _text(plane, 2) != "/host:metadata":
             continue
-        stats = [stat for entry in plane[4] for held in _message(entry)[2] for stat in _message(held)[5]]
-        found = [module for stat in stats for held in _message(stat)[6] for module in _message(held)[1]]
-        programs += [_Module(_message(module)).program for module in found]
+        for held in (_message(held) for entry in plane[4] for held in _message(entry)[2]):
+            found = [module for stat in held[5] for proto in _message(stat)[6] for module in _message(proto)[1]]
+            programs += [replace(_Module(_message(module)).program, key=_text(held, 2)) for module in found]
     return programs
 
 

@@ -15,7 +15,7 @@ _BEFORE, _AFTER = "memset", "splitk"  # in the names of kernels that help the on
 
 
 def name_launches(program: CompiledProgram, kernels: Sequence[str]) -> list[str]:
-    """The instruction of each of a program's kernels, in the order they ran; or empty."""
+    """The instruction of each of a program's kernels, as they ran; empty if unknown."""
     named = _name_own(program, kernels)
     found = list(named)
     place = {name: (sequence, i) for sequence in program.order for i, name in enumerate(sequence)}
@@ -47,7 +47,7 @@ def _name_own(program: CompiledProgram, kernels: Sequence[str]) -> list[str]:
 
 
 def _alike(program: CompiledProgram, counts: Counter[str]) -> dict[str, list[str]]:
-    """The instructions that the kernels of each group run for, in the program's order."""
+    """The instructions that the kernels of each group run for, in their order."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in (name for sequence in program.order for name in sequence):
         groups[program.instructions[name].kernel].append(name)
@@ -64,7 +64,7 @@ def _alike(program: CompiledProgram, counts: Counter[str]) -> dict[str, list[str
 
 
 def _are_like(program: CompiledProgram, name: str, other: str) -> bool:
-    """Whether two instructions may run one kernel: they do the same work, as far as names and sizes tell."""
+    """Whether two instructions may run one kernel, as far as names and sizes tell."""
     one, two = program.instructions[name], program.instructions[other]
     return (one.base_name, one.opcode, one.work) == (two.base_name, two.opcode, two.work)
 
@@ -72,7 +72,7 @@ def _are_like(program: CompiledProgram, name: str, other: str) -> bool:
 def _between(
     program: CompiledProgram, place: dict[str, tuple[tuple[str, ...], int]], before: str, after: str
 ) -> list[HloInstruction]:
-    """The instructions without kernels of their own between two others in the program."""
+    """The instructions without kernels of their own between two others."""
     sequence, begin = place.get(before) or (place[after][0] if after in place else (), -1)
     until, end = place.get(after, (sequence, len(sequence)))
     names = sequence[begin + 1 : end] if until is sequence and end > begin else (*sequence[begin + 1 :], *until[:end])

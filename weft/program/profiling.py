@@ -22,8 +22,17 @@ _WARM = 2
 GoOn = Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
 
 
+def keep_own_scopes() -> None:
+    """Lets what is compiled from now on have its own scopes and lines.
+
+    A program from JAX's compilation cache has those of the one that was compiled: its key leaves them out.
+    """
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+
+
 def start_profile(folder: Path) -> None:
     """Lets JAX profile what runs from now on, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)  # one that cannot be written is better known now: JAX would not stop
     options: Any = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # every call of Python would be in it, and slow the steps down
     jax.profiler.start_trace(str(folder), profiler_options=options)

@@ -60,11 +60,11 @@ class StepTimes:
     """A step as it ran: `seconds`, and what each instruction took of them."""
 
     def __init__(self, events: Sequence[_Event], programs: Sequence[CompiledProgram], *, is_shared: bool, state: str):
-        self.programs = {program.name: program for program in programs}
+        self.programs = {program.key: program for program in programs}
         self.is_shared, self.state = is_shared, state
         self.main = self._find_main(events)
         """The program that the steps run."""
-        self.processors = len({event.processor for event in events if event.program == self.main.name})
+        self.processors = len({event.processor for event in events if event.program == self.main.key})
         self.steps, taken, idle = 0, dict[tuple[str, str], _Sum](), [0.0, 0.0, 0.0]
         timelines = [events] if is_shared else list(_by_processor(events).values())
         for timeline in timelines:
@@ -115,7 +115,7 @@ class StepTimes:
         """When each run of the main program began, and when it ended."""
         runs = defaultdict[str, list[_Event]](list)
         for event in timeline:
-            if event.program == self.main.name and event.name in self.main.entry:
+            if event.program == self.main.key and event.name in self.main.entry:
                 runs[event.name].append(event)
         parallel = self.processors if self.is_shared else 1
         counts = [len(found) // parallel for found in runs.values()]
@@ -197,7 +197,7 @@ def read_step_times(folder: Path | str) -> StepTimes:
     events, programs, is_shared = list[_Event](), dict[str, CompiledProgram](), True
     for number, file in enumerate(newest):
         raw = file.read_bytes()
-        programs |= {program.name: program for program in read_programs(raw)}
+        programs |= {program.key: program for program in read_programs(raw)}
         names = {name for program in programs.values() for name in program.instructions}
         for plane in jax.profiler.ProfileData.from_serialized_xspace(raw).planes:
             if plane.name.startswith(_GPU):
@@ -218,8 +218,13 @@ def _events_of_gpu(plane: Any, processor: int) -> Iterator[_Event]:
     for line in plane.lines:
         for event in line.events if line.name.startswith(_STREAM) else ():
             said, begin = dict(event.stats), event.start_ns / 1e9
-            program, name = said.get("hlo_module", ""), said.get("hlo_op") or event.name
+            program, name = _key(said), said.get("hlo_op") or event.name
             yield _Event(processor, program, name, begin, begin + event.duration_ns / 1e9, event.name)
+
+
+def _key(said: Mapping[str, Any]) -> str:
+    """The program of an event as programs are called in the profile; empty if none."""
+    return f"{said['hlo_module']}({said.get('program_id', 0)})" if said.get("hlo_module") else ""
 
 
 def _name_launched(events: list[_Event], programs: Mapping[str, CompiledProgram]) -> list[_Event]:
@@ -245,7 +250,7 @@ def _events_of_host(plane: Any, first: int, names: set[str]) -> Iterator[_Event]
                 continue
             said, begin = dict(event.stats), event.start_ns / 1e9
             if "hlo_op" in said and "device_ordinal" in said:
-                processor, program = first + said["device_ordinal"], said.get("hlo_module", "")
+                processor, program = first + said["device_ordinal"], _key(said)
                 yield _Event(processor, program, said["hlo_op"], begin, begin + event.duration_ns / 1e9)
 
 

@@ -12,7 +12,7 @@ import jax
 
 from ..errors import WeftError
 from ..program.profile import name_events
-from ..program.profiling import start_profile
+from ..program.profiling import keep_own_scopes, start_profile
 
 PROFILE = "profile"
 
@@ -36,6 +36,7 @@ class Profile:
         self.is_running = False
         if wanted is None:
             return
+        keep_own_scopes()
         first, last = wanted
         if first >= steps:
             raise ProfileError(
