@@ -47,6 +47,7 @@ class Row:
     tensors: tuple[str, ...] = ()
     is_in_order: bool = True
     bias: str = ""
+    """Its dtype, if there is one, of each head."""
     softcap: float | None = None
     dropout: float = 0.0
 
@@ -55,17 +56,18 @@ ROWS = {
     "causal": Row(),
     "4 heads of 256": Row(batch=128, length=256, heads=4, width=256),
     "packed": Row(tensors=("segments", "positions")),
-    "bias": Row(bias="heads"),
+    "bias": Row(bias="float32"),
+    "bias in bfloat16": Row(bias="bfloat16"),
     "dropout": Row(dropout=0.1),
     "softcap": Row(softcap=30.0),
     "16 heads of 256": Row(batch=128, length=256, heads=16, width=256),
     "GQA 4096": Row(batch=4, length=4096, heads=32, width=64, group=4),
-    "bias, both ways": Row(bias="heads", causal=False),
+    "bias, both ways": Row(bias="float32", causal=False),
     "prefix": Row(tensors=("prefix",)),
     "cross, segments": Row(causal=False, memory=512, tensors=("segments",)),
     "window": Row(window=256),
     "window both ways": Row(causal=False, window=256),
-    "bias, segments": Row(bias="heads", causal=False, tensors=("segments",)),
+    "bias, segments": Row(bias="float32", causal=False, tensors=("segments",)),
     "all": Row(causal=False),
     "packed 8192": Row(batch=2, length=8192, tensors=("segments", "positions")),
     "dropout, packed": Row(dropout=0.1, tensors=("segments", "positions")),
@@ -103,7 +105,7 @@ class Case:
         self.arrays = [q, k, v]
         self.bias_dims = [*self.heads[:-1], dims["length"], kept]
         if row.bias:
-            self.arrays.append(jax.random.normal(jax.random.key(4), [dim.size for dim in self.bias_dims], "float32"))
+            self.arrays.append(jax.random.normal(jax.random.key(4), [dim.size for dim in self.bias_dims], row.bias))
         self.said = self._say(random, memory)
 
     def _say(self, random: Any, memory: int) -> dict[str, np.ndarray]:
