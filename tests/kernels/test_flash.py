@@ -143,15 +143,6 @@ def test_bounds_hold_all_that_is_seen():
     assert any(asked_nowhere)
 
 
-def test_says_why_it_cannot():
-    q = jax.ShapeDtypeStruct((2, 8, 4, 16), "float32")
-    assert "float32" in flash.can_do(q, q)
-    wide = jax.ShapeDtypeStruct((2, 8, 4, 512), "bfloat16")
-    assert "512 wide" in flash.can_do(wide, wide)
-    assert flash.can_do(jax.ShapeDtypeStruct(q.shape, "bfloat16"), q) is None
-    assert "evenly" in flash.can_do(q, jax.ShapeDtypeStruct((2, 8, 3, 16), "float32"), backend="interpret")
-
-
 @pytest.mark.parametrize(
     "how", [{"causal": True, "dropout": 0.1}, {"softcap": 30.0, "window": 64}], ids=["dropout", "cap"]
 )

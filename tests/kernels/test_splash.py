@@ -47,21 +47,3 @@ def test_splash_attention_is_lowered_for_a_tpu():
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(q, k, k).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") >= 3
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "why"),
-    [
-        (((1, 100, 2, 16), (1, 128, 2, 16)), "bfloat16", "queries, and these are 100"),
-        (((1, 128, 2, 16), (1, 100, 2, 16)), "bfloat16", "keys, and these are 100"),
-        (((1, 128, 3, 16), (1, 128, 2, 16)), "bfloat16", "evenly"),
-        (((1, 128, 2, 16), (1, 128, 2, 16)), "float16", "float16"),
-    ],
-)
-def test_says_why_it_cannot(sizes, dtype, why):
-    assert why in splash.can_do(*(jax.ShapeDtypeStruct(size, dtype) for size in sizes))
-
-
-def test_can_do_whole_blocks():
-    q = jax.ShapeDtypeStruct((1, 384, 2, 64), "bfloat16")
-    assert splash.can_do(q, q) is None

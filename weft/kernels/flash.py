@@ -19,8 +19,6 @@ from .tiles import LOG2E, How
 BACKENDS = ("triton", "interpret", "plain")
 """A kernel on an NVIDIA GPU; the same one step by step, anywhere; all scores at once, in jnp."""
 
-WIDEST = 256
-
 
 def flash_attention(
     q: Any,
@@ -64,17 +62,6 @@ def flash_attention(
     }
     flash, extra = prepare(q, k, **masks, **options, **how)
     return flash(q, k, v, bias, extra)
-
-
-def can_do(q: Any, k: Any, *, bias: Any = None, backend: str = "triton") -> str | None:
-    """Why the kernel cannot do it, if so; arrays, or their shapes and dtypes."""
-    if backend == "triton" and q.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"the kernel takes bfloat16 and float16, and queries are {q.dtype}"
-    if q.shape[-1] > WIDEST:
-        return f"heads are {q.shape[-1]} wide, and the kernel takes {WIDEST}"
-    if q.shape[2] % k.shape[2]:
-        return f"{q.shape[2]} heads of queries do not share {k.shape[2]} of keys evenly"
-    return None
 
 
 def prepare(

@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-LANES = 128
-"""Of whose multiples lengths are."""
-
+_LANES = 128  # of whose multiples lengths are
 _LONGEST = 512  # queries or keys of a block
 
 
@@ -56,18 +54,6 @@ def splash_attention(
     return jnp.swapaxes(mixed, 1, 2)
 
 
-def can_do(q: Any, k: Any) -> str | None:
-    """Why splash attention cannot do it, if so; arrays, or their shapes and dtypes."""
-    if q.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"splash attention takes bfloat16 and float32, and queries are {q.dtype}"
-    for what, size in (("queries", q.shape[1]), ("keys", k.shape[1])):
-        if size % LANES:
-            return f"splash attention takes multiples of {LANES} {what}, and these are {size}"
-    if q.shape[2] % k.shape[2]:
-        return f"{q.shape[2]} heads of queries do not share {k.shape[2]} of keys evenly"
-    return None
-
-
 def _mask(splash: Any, sizes: tuple[int, int], *, causal: bool, window: int | None) -> Any:
     if window is not None:
         return splash.LocalMask(sizes, (window - 1, 0 if causal else window - 1), 0)
@@ -76,4 +62,4 @@ def _mask(splash: Any, sizes: tuple[int, int], *, causal: bool, window: int | No
 
 def _block(size: int) -> int:
     """The longest block, of multiples of 128, that divides so many places."""
-    return next(block for block in range(min(size, _LONGEST), 0, -LANES) if size % block == 0)
+    return next(block for block in range(min(size, _LONGEST), 0, -_LANES) if size % block == 0)
