@@ -422,7 +422,7 @@ class Course:
 
 
 def _is_kept_wide(value: Buffer) -> bool:
-    """Whether a TPU keeps a product in float32: narrow, and widened wherever it is used.
+    """Whether a TPU keeps a product in float32: narrow, widened wherever it is used.
 
     It sums such a product in float32, and leaves out what rounds it only to widen it again (excess precision): logits.
     """
