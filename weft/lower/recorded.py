@@ -54,17 +54,25 @@ def axes_brought_to() -> frozenset[str]:
 def recorded(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def recorded(
-    *, name: str | None = None, numbers_are_data: bool = False, **traits: Any
+    *, name: str | None = None, is_compiled: bool = True, numbers_are_data: bool = False, **traits: Any
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def recorded(fn: Any = None, /, *, name: str | None = None, numbers_are_data: bool = False, **traits: Any) -> Any:
+def recorded(
+    fn: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    is_compiled: bool = True,
+    numbers_are_data: bool = False,
+    **traits: Any,
+) -> Any:
     """`fn`, an op, which leaves an entry in the record of the region it is called in.
 
     `traits` are what it says of itself (`weft.record.Traits`). Ops that it calls are part of it. Called on values, it
-    is compiled as a whole (`eager`), which may treat its numbers as data.
+    is compiled as a whole (`eager`), which may treat its numbers as data; where its bits are those of a function of
+    JAX's, as samples are, it is not.
     """
-    wrap: Any = functools.partial(
-        _recorded, name=name, traits=Traits(**traits), is_block=False, numbers_are_data=numbers_are_data
-    )
+    run = functools.partial(eager.compiled, numbers_are_data=numbers_are_data) if is_compiled else None
+    wrap: Any = functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=False, on_values=run)
     return wrap if fn is None else wrap(fn)
 
 
@@ -80,7 +88,7 @@ def recorded_block(
 
 
 def _recorded(
-    fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool, numbers_are_data: bool = False
+    fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool, on_values: Any = None
 ) -> Callable[P, R]:
     label = name or fn.__name__
 
@@ -88,8 +96,8 @@ def _recorded(
     @functools.wraps(fn)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         region = open_region()
-        if region is None and not is_block:
-            result = eager.compiled(fn, args, kwargs, numbers_are_data=numbers_are_data)
+        if region is None and on_values is not None:
+            result = on_values(fn, args, kwargs)
             if result is not NotImplemented:
                 return result
         if region is None or (not is_block and region.record.current is not None):

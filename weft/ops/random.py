@@ -31,14 +31,14 @@ from .elementwise import cast, where
 from .order import argmax
 
 
-@recorded
+@recorded(is_compiled=False)
 def normal(key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """Samples of the standard normal distribution."""
     kind = _float(dtype, "random.normal")
     return _sample(key, dims, like, "random.normal", lambda k, sizes: jax.random.normal(k, sizes, kind))
 
 
-@recorded
+@recorded(is_compiled=False)
 def uniform(
     key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Tensor:
@@ -50,7 +50,7 @@ def uniform(
     )
 
 
-@recorded
+@recorded(is_compiled=False)
 def truncated_normal(
     key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float, lower: Any = -2.0, upper: Any = 2.0
 ) -> Tensor:
@@ -66,7 +66,7 @@ def truncated_normal(
     )
 
 
-@recorded
+@recorded(is_compiled=False)
 def bernoulli(key: Any, dims: Dims, *, like: Tensor | None = None, p: Any = 0.5) -> Tensor:
     """True with probability `p`."""
     chance = _number(p, "p")
@@ -77,14 +77,14 @@ def bernoulli(key: Any, dims: Dims, *, like: Tensor | None = None, p: Any = 0.5)
     return _sample(key, dims, like, "random.bernoulli", lambda k, sizes: jax.random.bernoulli(k, chance, sizes))
 
 
-@recorded
+@recorded(is_compiled=False)
 def gumbel(key: Any, dims: Dims, *, like: Tensor | None = None, dtype: DTypeLike = float) -> Tensor:
     """Samples of the standard Gumbel distribution."""
     kind = _float(dtype, "random.gumbel")
     return _sample(key, dims, like, "random.gumbel", lambda k, sizes: jax.random.gumbel(k, sizes, kind, mode="low"))
 
 
-@recorded
+@recorded(is_compiled=False)
 def randint(
     key: Any, dims: Dims, *, minval: Any, maxval: Any, like: Tensor | None = None, dtype: DTypeLike = int
 ) -> Tensor:
@@ -100,7 +100,7 @@ def randint(
     )
 
 
-@recorded
+@recorded(is_compiled=False)
 def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
     """A place along the dim `over` for each of the rest, by chances softmax(logits)."""
     what = "random.categorical"
@@ -114,7 +114,7 @@ def categorical(key: Any, logits: Tensor, *, over: DimLike) -> Tensor:
     return argmax(noise + logits, over=dim)
 
 
-@recorded
+@recorded(is_compiled=False)
 def split(key: Any, dim: Dim) -> Tensor:
     """Keys along a new dim, for `wf.scan` and `wf.vmap`; samplers take one."""
     key = need_key(key, "random.split")
@@ -126,7 +126,7 @@ def split(key: Any, dim: Dim) -> Tensor:
     return make(jax.random.split(key, dim.size), (dim,), None)
 
 
-@recorded
+@recorded(is_compiled=False)
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
     """Dropout: values zero with probability `rate`, the rest scaled to keep the mean."""
     x, rate = need_tensor(x, "dropout"), _number(rate, "rate")
