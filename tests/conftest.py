@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import pytest
 
 from tests.environment import COMPILES_FAST
 from weft.plan import this_machine
@@ -35,6 +36,22 @@ def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the printed programs in tests/goldens/ anew")
     parser.addoption("--smoke", action="store_true", help="only files that take little time")
     parser.addoption("--write-durations", action="store_true", help="write tests/durations.json: seconds of each file")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name, obj):
+    """`@pytest.mark.quick("a row", "another")`: the other rows of that test are slow."""
+    found = yield
+    for mark in getattr(obj, "pytestmark", []) if isinstance(found, list) else []:
+        if mark.name == "quick":
+            rows = {item.callspec.id: item for item in found}
+            if missing := set(mark.args) - set(rows):
+                raise collector.CollectError(
+                    f"{name} has no rows {missing}, which are to be quick; it has {list(rows)}"
+                )
+            for row in set(rows) - set(mark.args):
+                rows[row].add_marker("slow")
+    return found
 
 
 def pytest_collection_modifyitems(config, items):

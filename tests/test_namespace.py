@@ -153,6 +153,7 @@ def test_a_signature_that_says_nothing_is_caught():
     assert [line.replace("typing.", "") for line in untyped(room)] == found
 
 
+@pytest.mark.quick("program.page()")
 @pytest.mark.parametrize("asks", ["program.page()", "program.measured('nowhere')"])
 def test_a_program_brings_what_draws_and_measures_it(asks):
     source = f"""

@@ -180,6 +180,7 @@ def test_a_slice_that_would_cut_blocks_is_told():
     assert "block_size=64" in caught.value.fix and "keep_float32" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_a_small_language_model_learns_as_with_float32_moments():
     """40 steps: the losses of both stay within 2 % of each other, and both have fallen by a third."""
     config = wf.models.preset(

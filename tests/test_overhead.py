@@ -24,6 +24,7 @@ def comparison():
     return functools.cache(overhead.compare)
 
 
+@pytest.mark.quick("batch:rows", "batch:rows,heads:cols,d_ff:cols,params.d_model:rows")
 @pytest.mark.parametrize("layout", overhead.LAYOUTS)
 def test_a_block_sends_what_the_hand_written_one_sends(comparison, layout):
     found = comparison(layout)
@@ -168,6 +169,7 @@ def quiet_spmd(fn, mesh, layout):
         return wf.spmd(fn, mesh=mesh, layout=layout)
 
 
+@pytest.mark.quick("heads and group-remat", "length-remat")
 @pytest.mark.parametrize(
     "remat", [pytest.param(False, id="kept", marks=pytest.mark.slow), pytest.param(True, id="remat")]
 )

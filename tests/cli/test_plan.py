@@ -115,6 +115,7 @@ def test_a_search_is_a_text_and_json_alone():
     assert again["seconds"] == best["seconds"]
 
 
+@pytest.mark.slow
 def test_a_search_chooses_among_values_that_build_the_program():
     how = ("--mesh", "rows=2", "--dims", "batch,hidden", "--top", 3, "--json")
     found = json.loads(weft("search", f"{NETS}:repeated", *how, "--choices", "times=2|1")[0])

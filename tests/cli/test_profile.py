@@ -29,6 +29,7 @@ def test_a_function_is_run_and_printed_with_its_times(tmp_path):
     assert 'id="measured"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_longest_rows_alone_are_printed():
     printed, _ = weft("profile", NET, *ON, "--hardware", "h100", "--steps", "2", "--top", "2")
     assert printed.splitlines()[2].split() == ["measured", "share", "predicted", "what"]

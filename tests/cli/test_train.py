@@ -185,6 +185,7 @@ def stopped_by(number, words, cwd):
     return "".join(printed)
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_the_command_it_prints_goes_on(file, tmp_path):
     words = ["train", file, "--run", tmp_path / "a run", "--set", "train.steps=1000000", "--set", "eval.every=0"]
     printed = stopped_by(signal.SIGTERM, words, tmp_path)

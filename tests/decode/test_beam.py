@@ -73,6 +73,7 @@ def test_with_enough_beams_the_best_of_all_sequences_are_found(preset, alpha):
 CASES = [case for case in BEAMS["results"] if case["early_stopping"] in (True, "never") and case["scores"]]
 
 
+@pytest.mark.quick("0.0, never-None", "1.0, True-None")
 @pytest.mark.parametrize("layout", [None, pytest.param("batch:a,heads:b,vocab:b", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['length_penalty']}, {case['early_stopping']}")
 def test_hypotheses_and_scores_are_those_of_transformers(case, layout):
@@ -131,6 +132,7 @@ def test_the_best_comes_first_and_no_hypothesis_twice():
     assert all(len({tuple(row) for row in rows}) == 4 for rows in found.sequences)
 
 
+@pytest.mark.slow
 def test_one_beam_takes_the_likeliest():
     found = decode.beam_search(tiny("tiny-lm"), PROMPTS, beams=1, alpha=0.0, end=END, max_new_tokens=6)
     greedy = decode.generate(tiny("tiny-lm"), PROMPTS, end=END, max_new_tokens=6)

@@ -62,6 +62,7 @@ UNSPLIT = (
 )
 
 
+@pytest.mark.quick("paper's-batch:a,memory_length:b")
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -64,6 +64,7 @@ def test_a_layout_changes_no_token(layout):
     np.testing.assert_allclose(found.scores, greedy().scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_prompt_is_split_over_eight_processors():
     model = tiny("heads:a+b,vocab:a+b,d_ff:a+b")
     found = decode.generate(model, PROMPTS[:1], max_new_tokens=8)
@@ -106,6 +107,7 @@ def test_prompts_are_lists_arrays_or_tensors():
         np.testing.assert_array_equal(found[0], other)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_continues_from_its_start():
     model = tiny(preset="tiny-mt")
     found = decode.generate(model, PROMPTS, max_new_tokens=5)

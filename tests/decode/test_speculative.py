@@ -36,6 +36,7 @@ def greedy(**how):
     return decode.generate(made(2), PROMPTS, max_new_tokens=9, **how)
 
 
+@pytest.mark.quick("draft-batch:a,heads:b,d_ff:b,vocab:b")
 @pytest.mark.parametrize(
     ("way", "layout"),
     [

@@ -106,6 +106,7 @@ def kernel(monkeypatch):
     prompts.compile_once.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "layout"),
     [

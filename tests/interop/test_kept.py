@@ -73,6 +73,7 @@ def run_at(length, folder):
     return parse(values, Where("here", {}))
 
 
+@pytest.mark.quick("gpt2-n_positions-8", "llama-max_position_embeddings-128")
 @pytest.mark.parametrize(
     ("name", "key", "length"),
     [("gpt2", "n_positions", 8), ("llama", "max_position_embeddings", 8), ("llama", "max_position_embeddings", 128),

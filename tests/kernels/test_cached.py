@@ -15,6 +15,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("grouped, a window, rows that begin later", "several parts, a last tile that overlaps")
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernel_takes_and_keeps_what_plain_attention_does(case):
     rows, heads, group, width, memory, at, window, softcap, is_later = CASES[case]

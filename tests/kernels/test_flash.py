@@ -34,6 +34,7 @@ CASES = {
 QUICK = {"causal and dropout", "packed", "bias of all rows"}
 
 
+@pytest.mark.quick("causal and dropout", "bias of all rows")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_kernels_agree_with_plain_attention(name):
     """Values and gradients in f32, to a few roundings."""

@@ -57,6 +57,7 @@ def test_every_row_has_a_place_of_its_own_in_a_block_of_its_group(rows):
 LAYOUTS = ("", "batch:x", "experts:x", "d_ff:x", "batch:x,d_ff:y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["batch:x,experts:x", *map(slow, LAYOUTS)])
 def test_experts_in_blocks_are_as_those_that_are_sorted(layout, monkeypatch):
     dims = wf.dims(d_model=16, d_ff=64, experts=4)

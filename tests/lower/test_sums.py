@@ -52,6 +52,7 @@ def gradients(count, seed=0):
     return found.astype("float32")
 
 
+@pytest.mark.quick("x=8-float8_e5m2", "x=8-float8_e4m3fn", "hosts=2 | x=4-float8_e4m3fn")
 @pytest.mark.parametrize(("mesh", "dtype"), [("x=8", "float8_e5m2"), *((mesh, "float8_e4m3fn") for mesh in MESHES)])
 def test_a_sum_is_as_near_as_the_format_allows(mesh, dtype):
     axes, above = MESHES[mesh], len(wf.Mesh(mesh).levels) - 1

@@ -114,6 +114,7 @@ def test_losses_gradients_and_weights_are_those_of_one_processor(model, layout):
 OPTIMIZERS = {"adam": optax.adam(1e-3), "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8)}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize(
     ("model", "layout", "optimizer"),
@@ -286,6 +287,7 @@ def test_what_is_frozen_gets_no_gradient():
 # Packed batches, and what is looked at before it runs.
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("model", ["lm", "translation"])
 def test_packed_sequences_have_the_loss_they_have_apart(model):
     preset = "tiny-lm" if model == "lm" else "tiny-mt"

@@ -145,6 +145,7 @@ DECODED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "rounds of an lm" else pytest.mark.slow) for name in DECODED]
 )
@@ -209,6 +210,7 @@ def test_what_cannot_flow_is_told_with_its_cure(act, fact):
     assert error.value.fix
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_in_microbatches_of_every_kind():
     key = jax.random.key(2)
     plain, cut = (config_of("modern lm", dropout=0.3, **changes) for changes in ({}, CUT))

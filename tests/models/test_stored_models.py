@@ -134,6 +134,7 @@ LEARNED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "how", "where"), [LEARNED[6]], ids=str)
 def test_two_steps_are_those_of_one_processor(name, how, where):
     check_learns(name, how, where)

@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize(("model", "mesh", "layout"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_processor(model, mesh, layout):
@@ -270,6 +271,7 @@ def test_the_receptive_field_is_how_far_one_place_is_felt(levels, size):
 PLACES = [("x=1", ""), ("x=2,y=2,z=2", "depth:x,height:y,width:z")]
 
 
+@pytest.mark.slow
 def test_a_volume_too_large_for_one_processor_fits_on_eight():
     # A brain at half a millimetre, padded, and the features of a whole U-Net, kept for the backward pass.
     config = models.preset(

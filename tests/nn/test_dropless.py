@@ -53,6 +53,7 @@ def run(layer: Any, x: wf.Tensor) -> Any:
     return layer(x)[0]
 
 
+@pytest.mark.quick("three, gated")
 @pytest.mark.parametrize("case", [*list(CASES)[:3], pytest.param("all", marks=pytest.mark.slow)])
 def test_values_and_gradients_are_those_of_a_loop_over_experts(case):
     made_layer = layer(**CASES[case])

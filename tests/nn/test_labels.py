@@ -58,6 +58,7 @@ def reference(table: nn.Embedding, ids: np.ndarray) -> tuple[float, np.ndarray]:
     return loss, gradient
 
 
+@pytest.mark.quick("whole-1", "padded-4")
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("table", TABLES)
 def test_ignored_labels_count_nothing_in_value_weight_and_gradient(table, chunks):

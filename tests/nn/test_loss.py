@@ -144,6 +144,14 @@ TIED = wf.tensor(np.round(np.asarray(normal([B, T, V], 4).array) * 2), [B, T, V]
 """Logits of which many are equal, and with padding."""
 
 
+@pytest.mark.quick(
+    "(0.0, 0.0)-vocab:x+y",
+    "(0.0, 0.0)-length:y,vocab:x",
+    "(0.1, 0.001)-",
+    "(0.1, 0.001)-vocab:x,batch:y",
+    "(0.1, 0.001)-vocab:x+y",
+    "(0.1, 0.001)-length:y,vocab:x",
+)
 @pytest.mark.parametrize("layout", ["", "vocab:x", "batch:x", "vocab:x,batch:y", "vocab:x+y", "length:y,vocab:x"])
 @pytest.mark.parametrize("how", [(0.0, 0.0), (0.1, 1e-3)], ids=str)
 def test_under_every_layout_it_is_what_other_ops_make_of_the_logits_in_value_and_gradient(how, layout):
@@ -184,6 +192,7 @@ def test_of_a_split_vocab_each_token_sends_its_largest_logit_and_its_sums(name, 
         assert ledger.bytes("x") == numbers * 4 * B.size * T.size
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_gradient_is_that_of_other_ops():
     logits = normal([B, wf.Dim("vocab", 8)], 6)
     targets = wf.tensor(np.arange(B.size) % 8, [B])

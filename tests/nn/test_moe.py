@@ -80,6 +80,7 @@ def room_for(gating: str, capacity: float) -> int:
     return min(max(math.ceil(fair * capacity), 1), T.size)
 
 
+@pytest.mark.quick("switch-0.3", "switch-100.0", "top2-0.3", "top2-1.25", "choice-0.75", "choice-4.0")
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("gating", GATINGS)
 def test_every_gating_is_what_a_loop_over_tokens_gives(gating, capacity):

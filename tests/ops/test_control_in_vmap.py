@@ -238,6 +238,7 @@ def in_a_loop(z, w):
     return wf.fori_loop(0, 2, lambda i, s: wf.log(s * s) * w, z)
 
 
+@pytest.mark.quick("in_a_branch", "in_a_loop")
 @pytest.mark.parametrize("row", [logs, in_a_branch, in_a_loop])
 def test_rows_of_padding_give_a_map_no_gradient(row):
     whole = wf.tensor(abs(_ROWS[[0, 1, 2, 3, 0]]) + 0.1, "n c")

@@ -91,6 +91,7 @@ def transposes(size: int, is_due: Any) -> dict[str, Any]:
     return cases
 
 
+@pytest.mark.quick("a=2,b=2-width:b+a-4")
 @pytest.mark.parametrize(
     ("mesh", "layout", "ways"), [("x=8", "width:x", 8), ("x=4", "width:x", 4), ("a=2,b=2", "width:b+a", 4)]
 )

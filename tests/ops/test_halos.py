@@ -147,6 +147,7 @@ def conv_cases(dims: int, place: str) -> dict[str, Any]:
     return cases
 
 
+@pytest.mark.quick("1-a=2,b=2-width:a+b", "2-a=2,b=4-height:a,width:b")
 @pytest.mark.parametrize(
     ("dims", "mesh", "layout"),
     [place if place in QUICK else pytest.param(*place, marks=pytest.mark.slow) for place in PLACES],
@@ -604,6 +605,7 @@ def pool_cases() -> dict[str, Any]:
     return cases
 
 
+@pytest.mark.quick("a=2,b=2,c=2-width:c+a,channels:b")
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [
@@ -676,6 +678,7 @@ def test_a_pool_whose_windows_are_its_strides_sends_nothing():
 # ---- upsampling
 
 
+@pytest.mark.quick("a=2,b=4-height:a,width:b-linear", "a=2,b=4-width:b+a-nearest")
 @pytest.mark.parametrize("method", ["nearest", "linear"])
 @pytest.mark.parametrize(
     ("mesh", "layout"), [NONE, ("a=2,b=4", "height:a,width:b"), ("a=2,b=4", "width:b+a"), ("x=4", "channels:x")]

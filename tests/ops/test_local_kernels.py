@@ -148,6 +148,20 @@ def test_without_a_mesh_it_is_the_plain_function(name):
     assert_close(gradients_of(score(fn)), [value, *due])
 
 
+@pytest.mark.quick(
+    "scale_rows-batch:x+y",
+    "scale_rows-batch:x,length:y,params.d_model:z",
+    "add_up_thrice-batch:x+y",
+    "add_up_thrice-batch:x,length:y,params.d_model:z",
+    "powers-batch:x+y",
+    "powers-batch:x,length:y,params.d_model:z",
+    "choose-batch:x+y",
+    "choose-batch:x,length:y,params.d_model:z",
+    "with_zero_gradient-batch:x+y",
+    "with_zero_gradient-batch:x,length:y,params.d_model:z",
+    "at_places-batch:x+y",
+    "at_places-batch:x,length:y,params.d_model:z",
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_layout_changes_neither_its_value_nor_its_gradients(name, layout):

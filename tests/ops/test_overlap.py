@@ -42,6 +42,12 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.quick(
+    "x=4-stream:x,d_ff:x-both as rings",
+    "a=2,b=4-batch:a,stream:b,d_ff:b-both, with data split too",
+    "a=2,b=4-stream:a+b,d_ff:a+b-both, over two axes",
+    "a=2,b=4-batch:a,params.d_model:a,stream:b,d_ff:b-a stored parameter, the rest as collectives",
+)
 @pytest.mark.parametrize(("mesh", "layout", "what"), LAYOUTS)
 def test_a_ring_gives_the_same_numbers_and_sends_the_same_bytes(mesh, layout, what):
     expected = jax.tree.leaves(loss(False)(*INPUTS))

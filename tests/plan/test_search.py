@@ -64,6 +64,7 @@ def all_plans():
     return found
 
 
+@pytest.mark.quick("as it is", "slow in all")
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_the_best_of_all_layouts_is_found(all_plans, machine):
     best = min(Plan(program, machine).seconds for program in all_plans.values())
@@ -165,6 +166,7 @@ def test_what_does_not_fit_ends_no_search():
 NUMBERS = 16
 
 
+@pytest.mark.slow
 def test_bytes_put_together_are_those_of_a_trace():
     for layout, composed, real in composed_and_traced(step, ARGS, "rows=2,cols=4", DIMS[:4], count=60):
         assert abs(composed - real) <= NUMBERS, layout
@@ -578,6 +580,7 @@ def test_heads_traded_for_places_are_searched_where_they_are_named():
     assert "all_to_all" in {row.collective for row in layouts["stream:x,queries:x"].plan().program.ledger}
 
 
+@pytest.mark.slow
 def test_where_scores_do_not_fit_a_ring_is_found():
     fn, args = attention_step(512)
     plans = {layout: Plan(traced("x=4", layout, fn, args), H100) for layout in ("length:x", "length:x,memory_length:x")}

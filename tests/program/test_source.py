@@ -296,6 +296,7 @@ UNNAMED = {"operator", "parameter", "remat", "custom_vjp"}  # rows of several op
 HOUSES = ("tests/program/test_source.py:", "tests/ops/table")
 
 
+@pytest.mark.quick("elementwise", "einsum", "index", "move", "moving", "conv", "scatter", "samples", "control")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_op_leaves_an_entry_and_every_collective_has_a_reason(family):
     wrong, seen = [], 0

@@ -87,12 +87,16 @@ def unsplit(batch: int) -> Any:
     return outcome(None, training, P, X[batch])
 
 
+@pytest.mark.quick("4")
 @pytest.mark.parametrize("batch", [1, 4])
 def test_without_a_mesh_it_is_what_plain_jnp_gives(batch):
     want = plain_outcome(plain, P, X[batch])
     assert_close(unsplit(batch), want, TERMS)
 
 
+@pytest.mark.quick(
+    "a=4,b=2 heads:a,group:b", "a=2,b=2 length:a,memory_length:b", "a=2,b=4 batch:a,heads:b,params.d_model:a"
+)
 @at_each(
     ("a=2,b=4", "batch:a,heads:b"),
     ("a=4,b=2", "heads:a,group:b"),
@@ -108,11 +112,13 @@ def test_training_on_one_example_is_the_same_with_its_heads_split():
     assert_close(outcome(("a=4", "heads:a"), training, P, X[1]), unsplit(1), TERMS)
 
 
+@pytest.mark.quick("a=4,b=2 heads:a,group:b", "a=4 memory_length:a")
 @at_each(("a=2,b=4", "batch:a,heads:b"), ("a=4,b=2", "heads:a,group:b"), ("a=4", "memory_length:a"))
 def test_decoding_with_a_cache_gives_what_training_gives_at_every_position(place):
     assert_close(outcome(place, decoding, P, X[4]), unsplit(4), TERMS)
 
 
+@pytest.mark.quick("heads:a,memory_length:b")
 @pytest.mark.parametrize("layout", ["heads:a", "heads:a,memory_length:b"])
 def test_decoding_one_example_gives_what_training_gives_at_every_position(layout):
     assert_close(outcome(("a=4,b=2", layout), decoding, P, X[1]), unsplit(1), TERMS)

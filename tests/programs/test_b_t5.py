@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import weft as wf
 from weft import nn
@@ -111,6 +112,9 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     assert_close(unsplit(), want, TERMS)
 
 
+@pytest.mark.quick(
+    "b=2,c=2 batch:b,stream:c,heads:c", "a=4 memory_length:a", "a=2,b=2,c=2 length:a,memory_length:b,heads:c,vocab:c"
+)
 @at_each(
     ("b=2,c=2", "batch:b,stream:c,heads:c"),
     ("c=4", "stream:c,heads:c"),

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import weft as wf
@@ -73,6 +74,11 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     assert_close(unsplit(), plain_outcome(plain, P, X), TERMS)
 
 
+@pytest.mark.quick(
+    "a=2,b=2,c=2 depth:a,height:b+c",
+    "a=2,b=2,c=2 height:a,channels:b,channels_out:c",
+    "a=2,b=2,c=2 batch:a,depth:b,height:c,params.channels_out:a",
+)
 @at_each(
     ("a=4", "depth:a"),
     ("a=2,b=4", "depth:a,height:b"),

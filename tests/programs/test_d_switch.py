@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import weft as wf
 
@@ -74,6 +75,9 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     assert_close(unsplit(), plain_outcome(plain, P, X), TERMS)
 
 
+@pytest.mark.quick(
+    "x=4 length:x", "x=2,y=2 batch:x,experts:x,d_ff:y", "x=2,y=2 experts:x,router:y", "x=2,y=2 batch:x+y,experts:x+y"
+)
 @at_each(
     ("x=4", "batch:x,experts:x"),
     ("x=4", "batch:x"),

@@ -93,16 +93,19 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives(program, plain):
     assert_close(unsplit(program), plain_outcome(plain, *GIVEN[program]), TERMS)
 
 
+@pytest.mark.quick("x=4 hidden:x", "x=2,y=2 batch:x,state:y")
 @at_each(("x=4", "batch:x"), ("x=4", "hidden:x"), ("x=2,y=2", "batch:x,hidden:y"), ("x=2,y=2", "batch:x,state:y"))
 def test_a_sequential_scan_is_the_same_everywhere(place):
     assert_close(outcome(place, lstm, *GIVEN[lstm]), unsplit(lstm), TERMS)
 
 
+@pytest.mark.quick("x=2,y=2 length:y+x", "x=2,y=4 batch:x,length:y")
 @at_each(("x=4", "length:x"), ("x=2,y=2", "length:y+x"), ("x=2,y=4", "batch:x,length:y"), ("x=4", "hidden:x"))
 def test_an_associative_scan_is_the_same_everywhere(place):
     assert_close(outcome(place, linear, *GIVEN[linear]), unsplit(linear), TERMS)
 
 
+@pytest.mark.quick("x=2,y=2 batch:x,length:y", "x=2,y=4 batch:x,hidden:y")
 @at_each(("x=4", "batch:x"), ("x=2,y=2", "batch:x,length:y"), ("x=2,y=4", "batch:x,hidden:y"))
 def test_gradients_of_each_example_are_the_same_everywhere(place):
     assert_close(outcome(place, per_example, *GIVEN[per_example]), unsplit(per_example), TERMS)

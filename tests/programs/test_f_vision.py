@@ -88,6 +88,7 @@ def test_without_a_mesh_it_is_what_plain_jnp_gives():
     assert_close(unsplit(), plain_outcome(plain, P, IMAGE), TERMS)
 
 
+@pytest.mark.quick("a=2,b=2,c=2 height:a+b,width:c", "a=2,b=2 batch:a,height:b", "a=4 rows:a")
 @at_each(
     ("a=4", "height:a"),
     ("a=2,b=4", "height:a,width:b"),

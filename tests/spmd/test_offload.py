@@ -67,6 +67,7 @@ def assert_same_bits(a, b):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), a, b)
 
 
+@pytest.mark.quick("batch:x,params.d_ff:x-params.*:host-options1", "batch:x,optimizer.d_ff:x-optimizer.*:host-options3")
 @pytest.mark.parametrize(
     "layout, rule, options",
     [

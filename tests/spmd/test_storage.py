@@ -140,6 +140,7 @@ def step_of(config, layout=None):
     return wf.train_step(lambda model, batch, key: model.loss(batch), optax.adam(1e-2), **where)
 
 
+@pytest.mark.quick("x=8-None", "x=4,y=2-float32")
 @pytest.mark.parametrize("sum_dtype", [None, "float32"])
 @pytest.mark.parametrize("mesh", ["x=8", "x=4,y=2"])
 def test_a_parameter_that_several_ops_use_is_scattered_once(mesh, sum_dtype):
@@ -384,6 +385,7 @@ def check_chain(seed):
     return True
 
 
+@pytest.mark.slow
 def test_a_chain_of_rearrangements_gives_what_it_gives_unstored_and_sends_no_more():
     assert sum(check_chain(seed) for seed in range(6)) >= 4
 

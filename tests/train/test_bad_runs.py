@@ -178,6 +178,7 @@ def test_a_configuration_that_is_broken_or_gone_is_taken_from_the_last_checkpoin
         run(config_of(text, seed=4), folder)
 
 
+@pytest.mark.quick('{"step": 6, "sums"', "{}")
 @pytest.mark.parametrize("told", ["", '{"step": 6, "sums"', "[]", "{}"])
 def test_a_broken_checkpoint_is_passed_over_and_its_step_saved_again(told, text, folder, straight):
     (folder / "checkpoints" / "6" / "checkpoint.json").write_text(told)
@@ -408,6 +409,7 @@ def asked(number):
     return lambda: signal.raise_signal(number)
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_saves_and_the_run_goes_on_as_if_it_had_not_been(number, text, straight, tmp_path):
     outcome, _ = act(config_of(text), tmp_path, at_3=asked(number))

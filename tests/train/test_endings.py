@@ -146,6 +146,7 @@ def test_a_finished_run_whose_last_state_is_broken_does_its_last_steps_again(tex
 # Rows.
 
 
+@pytest.mark.quick("5")
 @pytest.mark.parametrize("stopped_at", [4, 5])
 def test_a_run_that_was_stopped_has_the_rows_of_one_that_was_not(stopped_at, text, done, tmp_path):
     config = small(text, train={"log_every": 3})

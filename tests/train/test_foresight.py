@@ -25,6 +25,7 @@ def auto(text):
     return config_of(text, **SMALL, mesh="rows=2", layout="auto")
 
 
+@pytest.mark.slow
 def test_a_layout_is_searched_for(auto, tmp_path, monkeypatch):
     monkeypatch.setattr(foresight, "_searched", lambda config: ["batch", "d_ff"])
     heard = Heard()

@@ -251,6 +251,7 @@ def test_no_processes_and_no_devices_are_errors(how, fact):
 # Signals, and what is left behind.
 
 
+@pytest.mark.quick("15-0", "2-5")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -297,6 +298,7 @@ def test_nobody_lives_on_when_the_supervisor_is_killed(tmp_path):
 # The command.
 
 
+@pytest.mark.slow
 def test_it_runs_a_command_of_wefts_in_every_process():
     running = started("launch", "-n", "2", "--", "--version", stdout=subprocess.PIPE)
     printed, said = running.communicate(timeout=PATIENCE)

@@ -55,6 +55,7 @@ def test_8_bit_moments_go_on_with_the_same_bits(text, tmp_path):
     assert outcome.step == 4 and losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_state_on_the_host_and_back(text, straight, tmp_path):
     """Saved at step 4 in the processors' memory, at step 6 on the host; sums of bits are held to where it is read."""
     on_host = {"mesh": BOTH["mesh"], "layout": f"{BOTH['layout']},params.*:host"}

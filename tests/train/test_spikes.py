@@ -156,6 +156,7 @@ def test_a_run_that_crashed_after_a_spike_ends_with_the_same_bits(odd, skipping,
     assert sums(tmp_path, STEPS) == sums(folder, STEPS) and rows(tmp_path) == rows(folder)
 
 
+@pytest.mark.slow
 def test_on_another_mesh_the_same_steps_are_spikes(odd, skipping, tmp_path):
     run(spiky(odd, spikes="skip", mesh="rows=2", layout="batch:rows"), tmp_path)
     found, wanted = spikes_in(tmp_path), spikes_in(skipping[0])
@@ -212,6 +213,7 @@ class Crashing(Heard):
             raise Crash
 
 
+@pytest.mark.quick("4")
 @pytest.mark.parametrize("later", [1, 4])
 def test_a_run_that_crashed_after_a_rollback_ends_with_the_same_bits(later, odd, rolling, tmp_path):
     folder, *_ = rolling

@@ -162,6 +162,7 @@ def frozen(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays(frozen):
     paths = set(tensors_by_path(Run(frozen).load()))
     stays = {path for path in paths if path.startswith("embedding") or ".attention." in path}

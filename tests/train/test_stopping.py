@@ -156,6 +156,7 @@ with Stop(is_own=True, lost="nothing saved"):
 """
 
 
+@pytest.mark.quick("gc")
 @pytest.mark.parametrize("where", ["del", "weakref", "gc"])
 def test_a_signal_that_is_heard_where_nothing_can_be_raised_ends_the_process(where):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
