@@ -81,7 +81,11 @@ def as_read(text):
 WITH_PROGRAMS = [path for path in FILES if any(block.language == "python" for block in blocks_of(path))]
 
 
-@pytest.mark.parametrize("path", WITH_PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",  # the models of models.md are those that tests/models runs
+    [pytest.param(path, marks=pytest.mark.slow if path.name == "models.md" else ()) for path in WITH_PROGRAMS],
+    ids=lambda path: path.name,
+)
 def test_every_program_runs_and_prints_what_the_text_says(path):
     blocks = blocks_of(path)
     programs = [block for block in blocks if block.language == "python"]

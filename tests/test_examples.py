@@ -288,6 +288,7 @@ def test_dropless_experts_drop_nothing_and_send_tokens_once_each_way():
     assert 0 < int(re.search(r"(\d+) of 512 would be dropped", printed)[1]) < 512
 
 
+@pytest.mark.slow
 def test_a_model_is_planned_on_hardware_that_is_not_here():
     printed, _ = run("11_plan_before_you_run.py")
     assert "NVIDIA H100" in printed and "Google TPU v5p" in printed and printed.count(": it fits") == 2
@@ -295,6 +296,7 @@ def test_a_model_is_planned_on_hardware_that_is_not_here():
     assert re.search(r"it needs \d+ GiB of 56: fits = True\n\d+ ms a step: .*waiting for cols", printed)
 
 
+@pytest.mark.slow
 def test_layouts_are_searched_and_memory_changes_the_best():
     printed, _ = run("12_search_layouts.py")
     free, scarce = re.findall(r"best: (\S+) under (\S+):", printed)

@@ -110,7 +110,12 @@ SLOW = {  # ways to compute the model that is printed under every layout
     file_name(name, layout)
     for name in ("tiny-lm unrolled", "tiny-lm remat", "tiny-lm tied", "tiny-lm adafactor")
     for layout in LAYOUTS
-    if layout not in (PAPERS, "batch:rows,optimizer.d_model:rows")
+    if layout != "batch:rows,optimizer.d_model:rows"
+} | {  # layouts that others of the same model hold more than
+    file_name(name, layout)
+    for name in MODELS
+    if name != "tiny-lm"
+    for layout in ("", "batch:rows", PAPERS, "batch:rows,filters:cols")
 }
 
 

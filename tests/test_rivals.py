@@ -45,6 +45,7 @@ def test_documents_are_packed_in_order_and_as_long_as_said():
     assert workloads.pairs(w) < w.batch * w.length * (w.length + 1) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in SHORTEST[:1] else pytest.mark.slow) for n in TRAINED]
 )

@@ -31,6 +31,7 @@ def test_generate_prints_the_prompt_and_what_follows(lm):
     assert said == ""
 
 
+@pytest.mark.slow
 def test_generate_goes_beyond_the_length_of_a_model(lm):
     found = json.loads(weft("generate", lm.folder, "--prompt", "the cat", "--tokens", 50, "--json")[0])
     (sample,) = found["samples"]
@@ -49,6 +50,7 @@ def test_generate_takes_several_prompts_and_samples_from_any_checkpoint(lm):
     assert [each["text"] for each in found["samples"]] == [each.text for each in wanted]
 
 
+@pytest.mark.slow
 def test_generate_says_how_much_of_a_draft_was_accepted(lm):
     words = ["--prompt", "the cat", "--tokens", 9, "--temperature", 0]
     printed, said = weft("generate", lm.folder, *words, "--draft", lm.folder, "--ahead", 2)

@@ -226,6 +226,7 @@ def test_the_console_script_is_main():
     assert project["scripts"] == {"weft": "weft.cli:main"} and callable(main)
 
 
+@pytest.mark.slow
 def test_in_a_pipe_lines_are_whole_and_plain(here):
     (here / "mine.py").write_text(NETS.read_text())
     with started("show", "mine:example", *ON, cwd=here, stdout=subprocess.PIPE) as process:

@@ -142,6 +142,7 @@ def test_a_run_that_is_not_saved_ends_with_1(file, tmp_path, monkeypatch):
     assert "NOT SAVED: step 3 could not be saved" in printed and "NOT SAVED: step 6" in printed
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_not_finite_says_so_last_and_ends_with_1_also_when_it_is_asked_again(file, tmp_path):
     words = ["train", file, "--run", tmp_path / "run", "--set", "train.steps=2", "--set", "train.loss_scale=1e38"]
     for _ in range(2):

@@ -108,6 +108,7 @@ def reference(preset):
     return decode.beam_search(tiny(preset), PROMPTS, beams=4, end=END, max_new_tokens=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "layout"),
     [

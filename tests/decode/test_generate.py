@@ -82,6 +82,7 @@ def test_a_rule_that_cannot_hold_is_dropped_aloud():
     np.testing.assert_array_equal(found.tokens, greedy().tokens[:3])
 
 
+@pytest.mark.slow
 def test_decoding_may_have_a_layout_of_its_own():
     found = decode.generate(tiny("batch:a,length:b"), PROMPTS, max_new_tokens=8, layout="heads:b,memory_length:a")
     np.testing.assert_array_equal(found.tokens, greedy().tokens)

@@ -18,7 +18,7 @@ MESH = ("rows=2,cols=4", "batch:rows,heads:cols,d_ff:cols,vocab:cols")
 def learned(tmp_path_factory):
     """A run that learned to write capitals from packed pairs, judged at its end by BLEU and chrF."""
     folder = tmp_path_factory.mktemp("capitals")
-    changes = ["train.steps=300", "eval.every=300", "checkpoint.every=300", "eval.metrics=bleu chrf"]
+    changes = ["train.steps=200", "eval.every=200", "checkpoint.every=200", "eval.metrics=bleu chrf"]
     changes += ["schedule.warmup=20", "schedule.kind=linear", "train.batch=24", "eval.beams=3"]
     return trained(folder, "seq2seq", pairs_file(folder), *changes)
 

@@ -23,6 +23,7 @@ def test_every_changed_input_is_read_or_refused_by_an_error_of_the_house(name):
     assert report.slowest < LONGEST and report.memory < MOST_MEMORY
 
 
+@pytest.mark.quick("tokenizer")
 @pytest.mark.parametrize("name", [name for name, parser in PARSERS.items() if parser.is_native])
 def test_no_library_that_could_end_the_process_does(name):
     report = fuzz_in_child(name, count=300, seed=0)

@@ -13,7 +13,6 @@ from tests.grid.table import ROWS, expected_counts, show_counts
 
 QUICK = {  # of every family of models, which together name most options and every kind of rule
     "lm, x=2,y=2,z=2, batch:x,stage:y,heads:z,d_ff:z,vocab:z,params.d_model:x stages=2 pipeline_microbatches=4 drop",
-    "modern lm, x=2,y=4, batch:x,length:y,memory_length:y drop",
     "lm, x=2,y=4, batch:x,stream:y,queries:y drop",
     "tied lm, x=2,y=4, batch:x+y,params.d_model:x+y remat=True loss_chunks=4",
     "tied lm, x=2,y=4, batch:x+y,optimizer.vocab:y micro=2",

@@ -34,6 +34,17 @@ def test_logits_are_those_of_transformers(name):
     np.testing.assert_allclose(logits(model, given), given["logits"], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.quick(
+    "gpt2-batch:rows,heads:cols,d_ff:cols,vocab:cols",
+    "llama-batch:rows,heads:cols,d_ff:cols,vocab:cols",
+    "t5.1.1-batch:rows,heads:cols,d_ff:cols,vocab:cols",
+    "gpt2-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+    "llama-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+    "llama-tied-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+    "switch-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+    "t5-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+    "t5.1.1-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
+)
 @pytest.mark.parametrize("layout", [BOTH, STORED])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layout_changes_neither_weights_nor_logits(name, layout):

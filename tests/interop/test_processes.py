@@ -3,6 +3,8 @@
 import sys
 from subprocess import PIPE, STDOUT, Popen
 
+import pytest
+
 from tests.interop.folders import FIXTURES, same_bits, tensors
 from tests.spmd.test_processes import free_port
 
@@ -33,6 +35,7 @@ print("process", process, "agrees")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_read_and_write_one_model(tmp_path):
     args = [free_port(), FIXTURES / "gpt2", tmp_path / "made"]
     command = [sys.executable, "-c", PROGRAM]

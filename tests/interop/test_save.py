@@ -76,6 +76,7 @@ def test_a_model_from_several_files_is_the_same(tmp_path):
     assert same_bits(tensors(tmp_path / "one"), tensors(FIXTURES / "llama"))
 
 
+@pytest.mark.quick("t5-small-changes0", "t5.1.1-small-changes1", "gpt2-changes2", "llama-1b-changes4")
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -99,6 +99,7 @@ def check_close(found, wanted, rtol):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(np.abs(b).max(), 1e-30))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize(("model", "layout"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_processor(model, layout):

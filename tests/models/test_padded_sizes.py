@@ -63,6 +63,7 @@ def check_close(found, wanted):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-30))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
 def test_losses_gradients_and_weights_are_those_of_the_model_without_padding(case):

@@ -115,6 +115,7 @@ def test_gradients_are_summed_once_and_stored_weights_gathered_a_layer_at_a_time
     assert not summed
 
 
+@pytest.mark.slow
 def test_memory_of_a_step_falls_with_the_stages():
     peaks = [
         program(lm(stages=8), f"p={ways}", "stage:p" if ways > 1 else "", TOKENS).memory.peak for ways in (1, 2, 4, 8)

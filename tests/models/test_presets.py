@@ -43,7 +43,7 @@ CHANGES = [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        (name, changes)
+        pytest.param(name, changes, marks=pytest.mark.slow if changes in CHANGES[1:3] else ())
         for name in models.PRESETS
         for changes in CHANGES
         if changes.keys() <= models.fields(models.preset(name)).keys()

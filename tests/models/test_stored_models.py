@@ -85,6 +85,11 @@ QUICK = [("tiny-lm", HOW[1], FSDP), ("tiny-lm", HOW[4], HSDP), ("tiny-lm", HOW[7
          ("tiny-lm", HOW[0], ZERO)]  # fmt: skip
 
 
+@pytest.mark.quick(
+    "tiny-lm-{'remat': True, 'prefetch': True}-('dp=2,fs=4', 'batch:dp+fs,params.d_model:fs')",
+    "tiny-lm-{'tied': True, 'loss_chunks': 4, 'scanned': False}-('x=8', 'batch:x,params.d_model:x')",
+    "tiny-lm-{}-('x=8', 'batch:x,optimizer.d_model:x')",
+)
 @pytest.mark.parametrize(("name", "how", "where"), QUICK, ids=str)
 def test_stored_weights_are_gathered_by_use_and_gradients_scattered_once(name, how, where):
     check_sent(name, how, where)

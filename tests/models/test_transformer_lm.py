@@ -107,6 +107,7 @@ def test_a_tied_models_loss_is_that_of_plain_jnp():
     assert expected(tied=True)[0] == pytest.approx(float(value), rel=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

@@ -199,6 +199,7 @@ def test_dims_of_experts_may_have_any_name():
     np.testing.assert_allclose(got.array, np.asarray(usual(X)[0].array), **CLOSE)
 
 
+@pytest.mark.quick("choice")
 @pytest.mark.parametrize("gating", ["top2", "choice"])
 def test_experts_that_are_padding_get_no_token(gating):
     few = nn.MixtureOfExperts(D, F, wf.Dim("experts", 5), gating=gating, key=jax.random.key(1))
@@ -244,6 +245,7 @@ def test_experts_beside_the_batch_are_one_all_to_all_each_way(gating):
     assert "all_gather" not in calls("batch:x,experts:x", backward, gating)
 
 
+@pytest.mark.quick("switch-batch:x+y,experts:y", "top2-batch:x+y,experts:x", "choice-batch:x+y,experts:x+y")
 @pytest.mark.parametrize("layout", ["batch:x+y,experts:x", "batch:x+y,experts:y", "batch:x+y,experts:x+y"])
 @pytest.mark.parametrize("gating", GATINGS)
 def test_experts_beside_any_axis_of_the_batch_are_sent_each_slot_once_each_way(gating, layout):

@@ -89,6 +89,7 @@ FEW = [
 ]
 
 
+@pytest.mark.quick("n:x,params.c:x")
 @pytest.mark.parametrize("layout", ["n:y,c:x", "n:x,params.c:x"])
 def test_control_flow_in_a_map_does_not_depend_on_the_layout(layout):
     check_rows(FEW, [layout])

@@ -441,6 +441,9 @@ QUICK = {
 }
 
 
+@pytest.mark.quick(
+    "index bfloat16 n:b+a,few:a", "reduce float32 n:b+a,few:a", "order float32 n:b+a,few:a", "move float32 n:b+a,few:a"
+)
 @pytest.mark.parametrize("family, dtype, mesh, layout", table(NARROW, QUICK))
 def test_every_dtype_and_odd_value_is_sent_as_it_is(family, dtype, mesh, layout):
     mine, plain = whole(family, dtype)

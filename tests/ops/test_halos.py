@@ -524,6 +524,7 @@ def test_a_transposed_convolution_under_a_layout_is_that_of_lax(mesh, layout):
     check_all(transpose_cases(1, (8,), ["SAME"]), mesh, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "layout"), [NONE, pytest.param("x=2", "width:x", marks=pytest.mark.slow), ("x=4", "width:x")]
 )

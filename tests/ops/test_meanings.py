@@ -20,8 +20,10 @@ batch, vocab, d_model = wf.dims(batch=16, vocab=8, d_model=4)
 
 PLACES = [
     None,
-    ("one=1,unit=1", "vocab:one,batch:unit"),
-    *(pytest.param(place, marks=pytest.mark.slow) for place in [("x=8", "vocab:x"), ("x=4", "batch:x")]),
+    *(
+        pytest.param(place, marks=pytest.mark.slow)
+        for place in [("one=1,unit=1", "vocab:one,batch:unit"), ("x=8", "vocab:x"), ("x=4", "batch:x")]
+    ),
     ("rows=2,cols=4", "vocab:cols,batch:rows"),
     ("a=2,b=2,c=2", "vocab:c+a,d_model:b"),
 ]

@@ -134,6 +134,7 @@ def test_a_stage_may_give_its_dims_in_another_order():
     np.testing.assert_allclose(np.asarray(found), 24 * ROWS, rtol=1e-6)
 
 
+@pytest.mark.quick("stage:p,mb:p", "mb:x")
 @pytest.mark.parametrize("layout", ["stage:p", "stage:p,mb:p", "stage:p,mb:x", "mb:x"])
 def test_microbatches_may_come_split_otherwise_than_the_stages(layout):
     w = wf.parameter(np.linspace(0.5, 1.5, 32, dtype="float32").reshape(4, 8), "stage d_model")

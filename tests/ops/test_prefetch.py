@@ -54,6 +54,7 @@ def check_equal(found, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), wf.get(found), wf.get(expected))
 
 
+@pytest.mark.quick("plain", "names")
 @pytest.mark.parametrize("how", HOW)
 def test_a_loop_that_gathers_ahead_sends_what_it_did_and_its_shared_weight_once(how):
     mesh, layout = FSDP
@@ -70,6 +71,9 @@ def test_a_loop_that_gathers_ahead_sends_what_it_did_and_its_shared_weight_once(
     check_equal(wf.spmd(loss_by(how, prefetch=True), mesh=mesh, layout=layout)(PARAMS, X), loss_by(how)(PARAMS, X))
 
 
+@pytest.mark.quick(
+    "options0-x=4,y=2-batch:x,d_ff:y,params.d_model:x", "options1-dp=2,fs=4-batch:dp+fs,params.d_model:fs"
+)
 @pytest.mark.parametrize(("mesh", "layout"), WHERE[1:])
 @pytest.mark.parametrize("options", [{"reverse": True}, {"unroll": 2}])
 def test_values_and_gradients_are_those_of_one_processor(mesh, layout, options):

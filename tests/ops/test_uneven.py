@@ -128,6 +128,7 @@ def test_a_vocab_of_50257_trains_on_four_processors_as_on_one():
     np.testing.assert_allclose(wf.unpad(gradient, "vocab").array, true.array, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_five_heads_on_four_processors():
     heads, kv, length, memory = wf.dims(heads=5, d_kv=4, length=6, memory_length=6)
     x = floats(B, length, D)

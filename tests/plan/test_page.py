@@ -206,6 +206,7 @@ def ring():
     return lm("length:cols,memory_length:cols", mesh="rows=1,cols=2", layers=1)
 
 
+@pytest.mark.slow
 def test_a_pipeline_and_a_ring_have_their_pages(staged, ring):
     text = Read(page(staged, Plan(staged, "h100"), ring, Plan(ring, "h100"))).text
     assert "bubble, 1/3 of its stages' work" in text and "ring_attention" in text and "permute over cols" in text
@@ -634,6 +635,7 @@ def test_nothing_hostile_runs(opened):
     assert "</script><b>hi</b>" in window.text("#shown-source")
 
 
+@pytest.mark.quick("rows=16,cols=32")
 @pytest.mark.parametrize("mesh", ["rows=16,cols=32", "x=8,y=8,z=8", pytest.param("x=512", marks=pytest.mark.slow)])
 def test_every_processor_of_a_large_mesh_is_in_sight(opened, mesh):
     axis = wf.Mesh(mesh).axes

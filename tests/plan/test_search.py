@@ -195,6 +195,7 @@ def test_on_three_axes_they_are_nearly_always_and_never_more():
     assert sum(abs(composed - real) <= NUMBERS for _, composed, real in found) >= 180
 
 
+@pytest.mark.slow
 def test_one_core_finds_what_two_do():
     one, two = (
         search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, workers=count).to_dict() for count in (1, 2)
@@ -258,6 +259,7 @@ def test_interrupted_it_gives_the_best_so_far():
         search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, progress=at_once)
 
 
+@pytest.mark.slow
 def test_after_its_time_it_gives_the_best_so_far_and_says_what_it_did_not_see():
     found = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, seconds=0, workers=1)
     assert found.stopped == "late" and found.traced == 1 and found.best.fits

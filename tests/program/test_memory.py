@@ -207,6 +207,7 @@ def marked(chosen):
     return [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in chosen]
 
 
+@pytest.mark.quick("8 M", "1.28 B, fully sharded")
 @pytest.mark.parametrize("case", marked(CASES))
 def test_the_memory_of_language_models_lies_near_xlas(case):
     program = case.program()

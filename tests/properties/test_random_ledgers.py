@@ -81,7 +81,7 @@ def sent(program):
     return {key: size for key, size in found.items() if any(program.mesh.axes[axis] > 1 for axis in key[1])}
 
 
-@sampled(30)
+@sampled(20)
 @given(randoms())
 def test_every_collective_is_counted_shown_and_truly_explained(rng):
     drawn, mesh, layout = draw_case(rng)

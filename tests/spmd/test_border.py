@@ -275,6 +275,14 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.quick(
+    "batch:rows,d_ff:cols-adam",
+    "batch:rows,params.d_model:rows-adam",
+    "batch:rows,d_ff:cols,optimizer.d_model:rows-clipped sgd",
+    "batch:rows,d_ff:cols,optimizer.d_model:rows-lamb",
+    "batch:rows,params.d_ff:rows,optimizer.d_model:cols-adam",
+    "batch:rows,params.d_ff:rows,optimizer.d_model:cols-adafactor",
+)
 @pytest.mark.parametrize(
     ("layout", "optimizer"),
     [  # one optimizer under every layout, every one under two of them

@@ -91,6 +91,7 @@ def test_what_a_rule_puts_on_the_host_stays_there():
     assert state.params["scale"].array.sharding.memory_kind == "device"
 
 
+@pytest.mark.slow
 def test_pieces_of_any_size_give_the_same_bits(monkeypatch):
     whole = train("batch:x", optax.lamb(1e-2), steps=1)  # which looks along parameters, too
     for piece in (1, 2**20):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 PROGRAM = """
 import sys
 import jax
@@ -60,6 +62,7 @@ def free_port():
         return s.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does():
     port = str(free_port())
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]

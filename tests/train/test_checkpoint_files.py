@@ -134,6 +134,7 @@ def test_what_was_being_saved_or_removed_when_a_process_died_is_removed(folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_all_lost_their_small_file_does_not_begin_anew(text, tmp_path):
     run(config_of(text), tmp_path, crash_at=7)
     checkpoints = tmp_path / "checkpoints"

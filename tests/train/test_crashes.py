@@ -93,6 +93,7 @@ def check_bits(config: Path, folder: Path, steps: int) -> None:
     assert sums(folder / "run", steps) == sums(folder / "straight", steps)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(tmp_path):
     crash(tmp_path, 8, kills=1, at=5)
 

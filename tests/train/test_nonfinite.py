@@ -151,6 +151,7 @@ def test_a_run_whose_rate_is_far_too_high_names_the_operation_on_any_mesh(settin
     assert [row["step"] for row in rows] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_layer_whose_weights_are_bad_is_named(ready):
     config, _, feed, learned = ready
     model = with_weights(config, {"decoder.layers.attention.q": ((1, 2, 0, 3), np.nan)})

@@ -272,6 +272,7 @@ def test_two_processes_stop_after_the_same_step(to, tmp_path):
     assert sorted(printed.splitlines()) == sorted(lines)
 
 
+@pytest.mark.slow
 def test_a_crash_of_one_ends_it_at_once_and_all_are_restarted(tmp_path):
     running = two_processes(tmp_path, "20", "5", "crash")
     _, told = running.communicate(timeout=PATIENCE)
@@ -302,6 +303,7 @@ with processes.failing_at_once():
 """
 
 
+@pytest.mark.quick("text0-True")
 @pytest.mark.parametrize(("text", "is_gone"), [(GONE, True), ("INTERNAL: a bug", False)])
 def test_that_another_process_is_gone_is_said_in_words_and_any_other_crash_by_its_traceback(text, is_gone):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -82,6 +82,7 @@ def events(folder):
     return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.slow
 def test_events_carry_the_names_of_ops_with_their_phase_and_line(profiled):
     folder, heard = profiled
     assert heard == [

@@ -89,6 +89,7 @@ def lora(ids, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_only_adapters_are_trained_beside_frozen_weights(lora):
     thin = {f"decoder.layers.attention.{name}.{part}" for name in "qv" for part in ("down", "up")}
     assert moved(lora) == thin
@@ -162,7 +163,6 @@ def frozen(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.slow
 def test_what_is_frozen_stays(frozen):
     paths = set(tensors_by_path(Run(frozen).load()))
     stays = {path for path in paths if path.startswith("embedding") or ".attention." in path}
