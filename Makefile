@@ -100,7 +100,7 @@ lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml (LOCK_FLAGS=--up
 	@$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(OLDEST)")' \
 	  || { echo "the lock is made with Python $(OLDEST), the oldest supported; fix: rm -r $(VENV) && make lock PYTHON=python$(OLDEST)" >&2; exit 1; }
 	PIP_CONFIG_FILE=/dev/null PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= CUSTOM_COMPILE_COMMAND="make lock" \
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --extra dev --strip-extras \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --extra dev --no-strip-extras \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_FLAGS) \
 	  --output-file requirements.lock pyproject.toml
 
