@@ -84,7 +84,7 @@ case("maps", "linear partly to itself", nn.Linear([T, D], [D, H]), lambda m, x: 
 case("maps", "embedding", nn.Embedding(V, D), lambda m, ids: m(ids), IDS)
 case("maps", "unembedding", nn.Embedding(V, D), lambda m, x: m.logits(x), X)
 case("maps", "learned positions", nn.Embedding(T.renamed("positions"), D), lambda m, i: m(i), POSITIONS)
-for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+for activation in ("relu", "gelu", "gelu_tanh", "silu", "relu2"):
     is_gated = activation in ("gelu_tanh", "silu")
     case("maps", activation, nn.FeedForward(D, F, activation=activation, gated=is_gated, bias=True),
          lambda m, x: m(x, key=KEY, dropout=0.25), X)  # fmt: skip

@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "relu2": "relu2",
 }
 LM_HEAD = "lm_head.weight"
 _LARGEST = 2**31

@@ -106,6 +106,7 @@ GPT2 = Architecture(
         "norm": "layer",
         "positions": "learned",
         "tied_scale": False,
+        "embedding_scale": False,
         "scale_scores": True,
         "softcap": None,
         "window": None,

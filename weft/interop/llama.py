@@ -138,6 +138,7 @@ LLAMA = Architecture(
         "norm": "rms",
         "positions": "rotary",
         "tied_scale": False,
+        "embedding_scale": False,
         "scale_scores": True,
         "softcap": None,
         "window": None,

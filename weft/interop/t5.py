@@ -22,6 +22,7 @@ _LENGTH = 512
 FIXED: dict[str, Any] = {
     "norm": "rms",
     "positions": "relative",
+    "embedding_scale": False,
     "scale_scores": False,
     "softcap": None,
     "window": None,

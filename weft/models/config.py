@@ -102,6 +102,9 @@ class TransformerConfig(ModelConfig):
     """Tied embeddings: whether the logits are made with the embedding instead of a table of their own."""
     embedding_stddev: float = 1.0
     """Of the first vectors of words."""
+    embedding_scale: bool = False
+    """Whether the vectors of words are scaled up by the root of d_model where they enter (Vaswani et al. 2017): with a
+    small `embedding_stddev` they then learn as fast as they are small."""
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
     norm: str = one_of("rms", "layer")
@@ -127,6 +130,10 @@ class TransformerConfig(ModelConfig):
     bias: str = ""
     """Which maps have a bias: some of `q k v o in out norm`."""
     dropout: float = bounded(0.0, least=0, below=1)
+    attention_dropout: float | None = bounded(least=0, below=1)
+    """Of the shares that attention gives; `dropout` if not said."""
+    hidden_dropout: float | None = bounded(least=0, below=1)
+    """Of what lies between the two maps of a feed-forward part (activation dropout); `dropout` if not said."""
     experts: int = bounded(0, least=0)
     """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
     experts_multiple: int = 1
@@ -228,6 +235,16 @@ class TransformerConfig(ModelConfig):
                 f"a token goes to {self.choices} of {self.experts} experts",
                 fix=f"say {less}, or give at least {self.choices} `experts`",
             )
+
+    @property
+    def attention_drop(self) -> float:
+        """The rate of dropout of attention's shares."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def hidden_drop(self) -> float:
+        """The rate of dropout between the two maps of a feed-forward part."""
+        return self.dropout if self.hidden_dropout is None else self.hidden_dropout
 
     @property
     def products(self) -> str | None:

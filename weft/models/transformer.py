@@ -45,6 +45,8 @@ class Block(eqx.Module):
     feed_forward_norm: nn.RMSNorm | nn.LayerNorm
     feed_forward: nn.FeedForward | nn.MixtureOfExperts
     dropout: float = eqx.field(static=True)
+    attention_dropout: float = eqx.field(static=True)
+    hidden_dropout: float = eqx.field(static=True)
 
     def __init__(self, config: TransformerConfig, *, has_memory: bool, has_experts: bool):
         self.attention_norm = make_norm(config)
@@ -54,6 +56,7 @@ class Block(eqx.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = _make_experts(config) if has_experts else _make_feed_forward(config)
         self.dropout = config.dropout
+        self.attention_dropout, self.hidden_dropout = config.attention_drop, config.hidden_drop
 
     def __call__(
         self,
@@ -81,7 +84,7 @@ class Block(eqx.Module):
         q, *made = self.attention.project(h, position)
         new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
-        mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.dropout)
+        mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.attention_dropout)
         y = wf.name(self.attention.out(mixed, rename=back), "attention")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
 
@@ -96,7 +99,7 @@ class Block(eqx.Module):
         else:
             h = self._enter(h, self.feed_forward.w_in)
             rename = back if h.dims.has("length") else {}
-            y = self.feed_forward(h, key=keys[4], dropout=self.dropout, rename=rename)
+            y = self.feed_forward(h, key=keys[4], dropout=self.hidden_dropout, rename=rename)
         y = wf.name(y, "feed_forward")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
         return x, report, new
@@ -115,7 +118,7 @@ class Block(eqx.Module):
         assert attention is not None and self.memory_norm is not None and memory is not None
         q = attention.query(self._enter(self.memory_norm(x), attention.q), None)
         k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
-        mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.dropout)
+        mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.attention_dropout)
         return wf.name(attention.out(mixed, rename=back), "memory_attention")
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
@@ -168,7 +171,7 @@ def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,
-        dropout=config.dropout if config.gating != "dropless" else 0.0,
+        dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
         matmul_dtype=config.products,
     )
 
@@ -199,6 +202,7 @@ def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
     config = model.config
     back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
     x = model.embedding(tokens, config.dtype, rename=back)
+    x = x * config.d_model**0.5 if config.embedding_scale else x
     if model.positions is not None:
         _check_length(tokens, config)
         x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")

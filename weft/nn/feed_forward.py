@@ -1,6 +1,7 @@
 """The feed-forward part (MLP) of a Transformer block, plain or gated.
 
-Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU.
+Gated with `silu` it is SwiGLU, with `gelu` GEGLU, with `relu` ReGLU; `relu2` is
+ReLU squared.
 """
 
 import functools
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from .. import ops as wf
 from ..dims import Dim
@@ -23,6 +25,7 @@ ACTIVATIONS = {
     "gelu": lambda x: wf.elementwise(lambda a: jax.nn.gelu(a, approximate=False), x),
     "gelu_tanh": wf.gelu,
     "silu": wf.silu,
+    "relu2": lambda x: wf.square(wf.relu(x)),
 }
 
 ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
@@ -30,6 +33,7 @@ ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "silu": jax.nn.silu,
+    "relu2": lambda x: jnp.square(relu_of_array(x)),
 }
 """The same of local arrays, for functions that `wf.local` runs."""
 
