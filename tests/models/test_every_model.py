@@ -14,6 +14,7 @@ MODELS = {
     "lm": ("tiny-lm", {}),
     "modern lm": ("tiny-lm", dict(positions="rotary", heads=4, group=2, gated=True, activation="silu", norm="layer",
                                   bias="q k v o in out norm", softcap=20.0, window=9)),
+    "lm with qk-norm": ("tiny-lm", dict(positions="rotary", heads=4, group=2, qk_norm="all")),
     "prefix lm": ("tiny-lm", dict(prefix=True, positions="relative", scale_scores=False, tied=True, loss_chunks=4)),
     "translation": ("tiny-mt", dict(smoothing=0.1)),
     "t5": ("tiny-mt", dict(positions="relative", scale_scores=False, tied=True, gated=True, z_loss=1e-3)),

@@ -130,6 +130,8 @@ attends("window back", mask=lambda: nn.Mask(causal=True, window=3), group=G)
 attends("window both ways", mask=lambda: nn.Mask(window=3), talking=True)
 attends("segments", SEGMENTS, mask=lambda s: nn.Mask.within(segments=s, causal=True), group=G, rotary=100.0)
 attends("positions", POSITIONS, mask=lambda i: nn.Mask.within(positions=i, causal=True, window=5), rotary=100.0)
+attends("qk-norm of each head", mask=lambda: nn.Mask(causal=True), rotary=100.0, group=G, qk_norm="head")
+attends("qk-norm of all heads", mask=lambda: nn.Mask(causal=True), group=G, qk_norm="all", epsilon=1e-3)
 case("attention", "cross", nn.Attention(D, H, K, group=G, scale=1.0), lambda m, x, y: m(x, y), X, MEMORY)
 case("attention", "relative bias",
      {"attention": nn.Attention(D, H, K), "bias": nn.RelativeBias(wf.Dim("buckets", 8), H, is_causal=False)},

@@ -27,6 +27,15 @@ def turned(x: np.ndarray, at: int, base: float) -> np.ndarray:
     return np.concatenate([z.real, z.imag], -1)
 
 
+def normed(x: np.ndarray, norm: Any) -> np.ndarray:
+    """QK-norm: the root of the mean square over the last dims, those of the scale, made 1."""
+    if norm is None:
+        return x
+    scale = np.asarray(norm.scale.array, "float64")
+    over = tuple(range(-scale.ndim, 0))
+    return x / np.sqrt(np.mean(x**2, over, keepdims=True) + norm.epsilon) * scale
+
+
 def reference(layer: nn.Attention, h: np.ndarray, memory: np.ndarray, sees: Any, at: Any = None, bias: Any = None):
     """One example, one query after another; `sees(q, k)` says which keys count, `at(i)` where a token stands."""
     w = {n: np.asarray(getattr(layer, n).array, "float64") for n in "qkvo"}
@@ -35,12 +44,14 @@ def reference(layer: nn.Attention, h: np.ndarray, memory: np.ndarray, sees: Any,
     out = w["o"] if w["o"].ndim == 4 else w["o"][:, None]
     keys = np.einsum("md,dhk->mhk", memory, w["k"]) + biases["k"]
     values = np.einsum("md,dhk->mhk", memory, w["v"]) + biases["v"]
+    keys = normed(keys, layer.k_norm)
     bias_of_q = biases["q"] if np.ndim(biases["q"]) != 2 else biases["q"][:, None]
     if layer.rotary is not None:
         keys = np.stack([turned(k, at(i), layer.rotary) for i, k in enumerate(keys)])
     y = np.zeros((len(h), w["o"].shape[-1]))
     for i, token in enumerate(h):
         q = np.einsum("d,dhgk->hgk", token, grouped) + bias_of_q
+        q = normed(q, layer.q_norm)
         if layer.rotary is not None:
             q = turned(q, at(i), layer.rotary)
         seen = [j for j in range(len(memory)) if sees(i, j)]
@@ -93,6 +104,13 @@ def test_a_causal_window_counts_the_own_place_and_queries_share_heads_of_keys():
 
 def test_a_window_both_ways_and_talking_heads():
     check(layer_of("window both ways"), lambda b, q, k: abs(q - k) < 3, mask=nn.Mask(window=3))
+
+
+@pytest.mark.parametrize("of", ["each head", "all heads"])
+def test_queries_and_keys_are_normed_before_they_are_rotated(of):
+    layer = layer_of(f"qk-norm of {of}")
+    assert layer.q_norm.scale.dims.names == (("d_kv",) if of == "each head" else ("heads", "group", "d_kv"))
+    check(layer, lambda b, q, k: k <= q, mask=nn.Mask(causal=True), at=lambda b, i: i)
 
 
 def test_segments_do_not_see_each_other():

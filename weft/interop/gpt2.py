@@ -108,6 +108,7 @@ GPT2 = Architecture(
         "tied_scale": False,
         "embedding_scale": False,
         "scale_scores": True,
+        "qk_norm": "none",
         "softcap": None,
         "window": None,
         "bias": "q k v o in out norm",

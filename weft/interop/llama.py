@@ -140,6 +140,7 @@ LLAMA = Architecture(
         "tied_scale": False,
         "embedding_scale": False,
         "scale_scores": True,
+        "qk_norm": "none",
         "softcap": None,
         "window": None,
         "gated": True,

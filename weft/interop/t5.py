@@ -24,6 +24,7 @@ FIXED: dict[str, Any] = {
     "positions": "relative",
     "embedding_scale": False,
     "scale_scores": False,
+    "qk_norm": "none",
     "softcap": None,
     "window": None,
     "bias": "",

@@ -18,6 +18,7 @@ from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
 from ..layout import tell_maker, tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
+from ..nn.attention import QK_NORMS
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.moe import GATINGS, expert_capacity, experts_per_token
 from ..nn.position import RopeScaling
@@ -122,6 +123,9 @@ class TransformerConfig(ModelConfig):
     """How long the sequences were before rotations were stretched."""
     buckets: int = 32
     farthest: int = 128
+    qk_norm: str = one_of(*QK_NORMS)
+    """QK-norm: RMSNorm of queries and keys, before RoPE, over the channels of each `head` (Qwen 3, Gemma 3) or of `all`
+    heads together (OLMo 2)."""
     scale_scores: bool = True
     softcap: float | None = None
     window: int | None = None

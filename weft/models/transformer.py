@@ -24,6 +24,7 @@ from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
+from .parts import make_attention, make_experts, make_feed_forward, make_norm
 from .running import Runnable
 from .stack import Stack, as_length, deal_out, put_together
 
@@ -50,11 +51,11 @@ class Block(eqx.Module):
 
     def __init__(self, config: TransformerConfig, *, has_memory: bool, has_experts: bool):
         self.attention_norm = make_norm(config)
-        self.attention = _make_attention(config, config.positions == "rotary")
+        self.attention = make_attention(config, is_self=True)
         self.memory_norm = make_norm(config) if has_memory else None
-        self.memory_attention = _make_attention(config, False) if has_memory else None
+        self.memory_attention = make_attention(config, is_self=False) if has_memory else None
         self.feed_forward_norm = make_norm(config)
-        self.feed_forward = _make_experts(config) if has_experts else _make_feed_forward(config)
+        self.feed_forward = make_experts(config) if has_experts else make_feed_forward(config)
         self.dropout = config.dropout
         self.attention_dropout, self.hidden_dropout = config.attention_drop, config.hidden_drop
 
@@ -125,55 +126,6 @@ class Block(eqx.Module):
         """The keys and values of cross-attention for what an encoder made."""
         assert self.memory_attention is not None
         return KeysValues(*self.memory_attention.keys_and_values(memory, None))
-
-
-def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
-    """RMSNorm or LayerNorm over `d_model`."""
-    d_model = config.dim("d_model")
-    if config.norm == "rms":
-        return nn.RMSNorm(d_model, epsilon=config.epsilon)
-    return nn.LayerNorm(d_model, bias="norm" in config.bias.split(), epsilon=config.epsilon)
-
-
-def _make_attention(config: TransformerConfig, is_rotary: bool) -> nn.Attention:
-    """Attention, with RoPE if rotary, grouped-query (GQA) if there is a `group`."""
-    return nn.Attention(
-        *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
-        group=config.dim("group") if config.group > 1 else None,
-        bias=[name for name in config.bias.split() if name in "qkvo"],
-        scale=None if config.scale_scores else 1.0,
-        softcap=config.softcap,
-        rotary=config.rotary_base if is_rotary else None,
-        stretch=config.stretch,
-        fused=config.attention == "auto",
-        matmul_dtype=config.products,
-    )
-
-
-def _make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
-    return nn.FeedForward(
-        config.dim("d_model"),
-        config.dim("d_ff"),
-        activation=config.activation,
-        gated=config.gated,
-        bias="in" in config.bias.split(),
-        matmul_dtype=config.products,
-    )
-
-
-def _make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
-    return nn.MixtureOfExperts(
-        *(config.dim(name) for name in ("d_model", "d_ff", "experts")),
-        activation=config.activation,
-        gated=config.gated,
-        gating=config.gating,
-        top_k=config.top_k,
-        shared_experts=config.shared_experts,
-        capacity=config.capacity,
-        jitter=config.jitter,
-        dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
-        matmul_dtype=config.products,
-    )
 
 
 def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:

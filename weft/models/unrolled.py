@@ -125,10 +125,7 @@ class DecodingBlock(eqx.Module):
         q = wf.split(q, **{_WIDTH: queries[1:]}) if len(queries) > 2 else q.rename(**{_WIDTH: d_kv})
         k, v = (wf.slice(y, over=_WIDTH, start=of_queries + i * d_kv.size, size=d_kv.size) for i in range(2))
         k, v = k.rename(**{_WIDTH: d_kv}), v.rename(**{_WIDTH: d_kv})
-        k = attention.apply_rope(k, position)
-        if k.dims.has("length"):
-            k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
-        return attention.apply_rope(q, position), KeysValues(k, v)
+        return attention.as_queries(q, position), KeysValues(*attention.as_memory(k, v, position))
 
     def _feed_forward(self, h: Tensor, back: Any) -> Tensor:
         """What the feed-forward part, or the experts, make of the normed stream."""

@@ -25,12 +25,14 @@ from ..ops.blockwise import UNSEEN
 from ..ops.ring import blockwise_attention, count_scores, is_long, is_ring, ring_attention
 from ..ops.shares import drop_shares
 from ..tensor import Tensor, is_tensor, placement
-from .arguments import check_dim, check_dims, check_matmul_dtype, check_number
+from .arguments import check_choice, check_dim, check_dims, check_matmul_dtype, check_number
 from .fused import attend_fused, case_of
 from .mask import Mask
+from .norm import EPSILON, RMSNorm
 from .position import RelativeBias, RopeScaling, rope
 from .weights import cast_weight, full, normal
 
+QK_NORMS = ("none", "head", "all")
 WIDEST_TOGETHER = 2048
 """Up to how many channels of queries q, k and v are made by one product, on a GPU: wider ones are as fast alone."""
 
@@ -47,6 +49,9 @@ class Attention(eqx.Module):
     k_bias: Tensor | None
     v_bias: Tensor | None
     o_bias: Tensor | None
+    q_norm: RMSNorm | None
+    """QK-norm, before RoPE: over the channels of each head (`head`), or over all heads together (`all`)."""
+    k_norm: RMSNorm | None
     talking: tuple[Tensor, Tensor] | None
     """Talking heads: mixes heads before and after the softmax."""
     scale: float = eqx.field(static=True)
@@ -71,6 +76,8 @@ class Attention(eqx.Module):
         softcap: float | None = None,
         rotary: float | None = None,
         stretch: RopeScaling | None = None,
+        qk_norm: str = "none",
+        epsilon: float = EPSILON,
         talking: bool = False,
         fused: bool = True,
         matmul_dtype: str | None = None,
@@ -95,6 +102,10 @@ class Attention(eqx.Module):
         shapes = {"q": queries, "k": [heads, d_kv], "v": [heads, d_kv], "o": [d_model]}
         self.q_bias, self.k_bias, self.v_bias, self.o_bias = (
             full(dims, 0.0, key=key, name=f"{name}_bias") if name in bias else None for name, dims in shapes.items()
+        )
+        over = {"none": None, "head": 1, "all": 3}[check_choice(qk_norm, QK_NORMS, "qk_norm")]
+        self.q_norm, self.k_norm = (
+            None if over is None else RMSNorm(dims[-over:], epsilon=epsilon, key=key) for dims in (queries, shapes["k"])
         )
         mixed = Dim(f"{heads.name}_mixed", heads.size, heads.name, heads.valid)
         self.talking = None
@@ -134,18 +145,23 @@ class Attention(eqx.Module):
         if not self._is_one_product(h):
             return self.query(h, position), *self.keys_and_values(h, position)
         q, k, v = self._project_together(h)
-        return self.apply_rope(q, position), *self._as_memory(k, v, position)
+        return self.as_queries(q, position), *self.as_memory(k, v, position)
 
     def query(self, h: Tensor, position: Tensor | None) -> Tensor:
         """The queries of `h`, with RoPE: [.. length heads (group) d_kv]."""
-        return self.apply_rope(self._project(h, self.q, self.q_bias), position)
+        return self.as_queries(self._project(h, self.q, self.q_bias), position)
 
     def keys_and_values(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys of `h`, with RoPE, and values: [.. memory_length heads d_kv]."""
-        return self._as_memory(self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position)
+        return self.as_memory(self._project(h, self.k, self.k_bias), self._project(h, self.v, self.v_bias), position)
 
-    def _as_memory(self, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
-        k = self.apply_rope(k, position)
+    def as_queries(self, q: Tensor, position: Tensor | None) -> Tensor:
+        """Projected queries with QK-norm and RoPE, as the layer has them."""
+        return self.apply_rope(self._norm(q, self.q_norm), position)
+
+    def as_memory(self, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Projected keys with QK-norm and RoPE, and values, along `memory_length`."""
+        k = self.apply_rope(self._norm(k, self.k_norm), position)
         if k.dims.has("length"):
             k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return k, v
@@ -189,6 +205,13 @@ class Attention(eqx.Module):
             return _project(h, weight.rename(**names), bias, self.matmul_dtype)
         length = Dim("length", h.size("stream"))
         return _project(h, weight, bias, self.matmul_dtype).rename(stream=length, **names)
+
+    def _norm(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
+        """Queries or keys with QK-norm, heads called as in `x`."""
+        if norm is None:
+            return x
+        names = {old: new for old, new in self.queries(x).items() if norm.scale.dims.has(old) and x.dims.has(new)}
+        return eqx.tree_at(lambda n: n.scale, norm, norm.scale.rename(**names), is_leaf=is_tensor)(x)
 
     def apply_rope(self, x: Tensor, position: Tensor | None) -> Tensor:
         """Queries or keys with RoPE, if the layer has it."""

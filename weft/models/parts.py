@@ -1,0 +1,60 @@
+"""The layers a Transformer block is made of, as a configuration has them.
+
+Imports the layers and `config`.
+"""
+
+from .. import nn
+from .config import TransformerConfig
+
+
+def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
+    """RMSNorm or LayerNorm over `d_model`."""
+    d_model = config.dim("d_model")
+    if config.norm == "rms":
+        return nn.RMSNorm(d_model, epsilon=config.epsilon)
+    return nn.LayerNorm(d_model, bias="norm" in config.bias.split(), epsilon=config.epsilon)
+
+
+def make_attention(config: TransformerConfig, *, is_self: bool) -> nn.Attention:
+    """Self-attention, with RoPE and QK-norm if the model has them, or cross."""
+    return nn.Attention(
+        *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
+        group=config.dim("group") if config.group > 1 else None,
+        bias=[name for name in config.bias.split() if name in "qkvo"],
+        scale=None if config.scale_scores else 1.0,
+        softcap=config.softcap,
+        rotary=config.rotary_base if is_self and config.positions == "rotary" else None,
+        stretch=config.stretch,
+        qk_norm=config.qk_norm if is_self else "none",
+        epsilon=config.epsilon,
+        fused=config.attention == "auto",
+        matmul_dtype=config.products,
+    )
+
+
+def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
+    """The feed-forward part (MLP), gated or plain."""
+    return nn.FeedForward(
+        config.dim("d_model"),
+        config.dim("d_ff"),
+        activation=config.activation,
+        gated=config.gated,
+        bias="in" in config.bias.split(),
+        matmul_dtype=config.products,
+    )
+
+
+def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
+    """The feed-forward part as a mixture of experts (MoE)."""
+    return nn.MixtureOfExperts(
+        *(config.dim(name) for name in ("d_model", "d_ff", "experts")),
+        activation=config.activation,
+        gated=config.gated,
+        gating=config.gating,
+        top_k=config.top_k,
+        shared_experts=config.shared_experts,
+        capacity=config.capacity,
+        jitter=config.jitter,
+        dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
+        matmul_dtype=config.products,
+    )
