@@ -1,9 +1,10 @@
 """`weft eval`: evaluation of a checkpoint by data it has not learned from."""
 
 import dataclasses
+import itertools
 import json as json_format
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from ..train.datasets import open_data
 from ..train.evaluation import EvaluationError, Evaluator
 from ..train.feeding import Feed
 from ..train.folder import learned_files
+from ..train.sliding import size_of_windows, slide
 from .progress import Reporter, stderr_console
 from .terminal import reported, write
 from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, has_tokenizer, place_for, say
@@ -31,6 +33,7 @@ EXAMPLES = """Examples:
   weft eval runs/tiny
   weft eval runs/tiny --best --json
   weft eval runs/tiny --data other.txt --set eval.batches=100
+  weft eval runs/tiny --data enwik8 --range 95_000_000:100_000_000 --window 1024 --stride 512
 """
 _ELSEWHERE = ("held_out", "evaluation", "range")  # what the run's data say of their own files only
 
@@ -44,6 +47,17 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="PATH", help="Other data, all of which is judged by; two files where they are pairs."),
     ] = None,
+    part: Annotated[
+        str | None, typer.Option("--range", metavar="FROM:TO", help="Which bytes of the file that --data names.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Slide a window of N tokens over the text; every token but the first counts."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="How many tokens a window begins after the last; N/2 if not said.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many rows are judged at once.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, like eval.batches=100.")
     ] = None,
@@ -61,12 +75,20 @@ def evaluate(
         at = checkpoint_of(opened, step, best)
         place = place_for(settings, mesh, layout)
         on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if place[0] is None else place
-        settings, tokenizer, dataset = _open_judged(settings, opened, data)
         Region(on, under)  # raises where the layout is none of the mesh
-        sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(settings.batch, on, under))
-        feed = Feed(sized, on, under, seed=settings.seed)
-        evaluate = Evaluator(settings, feed, dataset, tokenizer)
-        result = {"run": str(run), "step": at, **evaluate(opened.load(on, under, at, average=average))}
+        if window is None and stride is not None:
+            raise EvaluationError("--stride was given, and no --window that it moves", fix="say `--window 1024` too")
+        sliding = None if window is None else slide(settings, window, stride, on, under)
+        settings, tokenizer, dataset = _open_judged(settings, opened, _data_of(data, part), sliding)
+        sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(batch or settings.batch, on, under))
+        if sliding is not None:
+            sized = size_of_windows(settings, sliding, batch, on, under)
+        evaluator = Evaluator(settings, Feed(sized, on, under, seed=settings.seed), dataset, tokenizer)
+        model = opened.load(on, under, at, average=average)
+        with Reporter(stderr_console()) as reporter:
+            found = evaluator(model, between=_telling(reporter, evaluator))
+        slid = {} if sliding is None else {"window": sliding.window, "stride": sliding.stride}
+        result = {"run": str(run), "step": at, **slid, **found}
     write(json_format.dumps(_without_nan(result)) if json else result_text(result))
 
 
@@ -86,19 +108,18 @@ def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
 
 
 def _open_judged(
-    settings: RunConfig, run: Run, paths: list[str] | None
+    settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sliding: texts.Sliding | None
 ) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
     """How the data are read, the tokenizer of the run, and the data."""
-    if not paths and not settings.is_data_said:
+    if not elsewhere and not settings.is_data_said:
         fact = f"the run {run.folder} names no data to judge it by"
         raise EvaluationError(fact, fix=f"give some: `weft eval {run.folder} --data FILE`")
     if has_tokenizer(run):  # the very one that it learned with, also where its data have changed
         named = {key: value for key, value in settings.tokenizer.items() if key in ("end", "pad")}
         settings = dataclasses.replace(settings, tokenizer={"path": str(run.folder), **named})
-    if paths:
+    if elsewhere:
         kept = {key: value for key, value in settings.data.items() if key not in _ELSEWHERE}
-        path = paths[0] if len(paths) == 1 else list(paths)
-        settings = dataclasses.replace(settings, data={**kept, "path": path, "held_out": 0})
+        settings = dataclasses.replace(settings, data={**kept, **elsewhere, "held_out": 0})
     source = texts.open_source(settings.data)
     if source.format != "tokens" and not has_tokenizer(run) and not settings.is_tokenizer_said:
         raise EvaluationError(
@@ -107,15 +128,46 @@ def _open_judged(
             fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
         )
     with Reporter(stderr_console()) as reporter:
-        tokenizer, learned, held_out = open_data(settings, run.folder, reporter.progress)
-    is_other = bool(paths) or not _is_of_same_data(run.settings, settings)
-    if is_other and (seen := learned_files(run.folder, source.held_apart or source)):
+        tokenizer, learned, held_out = open_data(settings, run.folder, reporter.progress, sliding)
+    is_other = bool(elsewhere) or not _is_of_same_data(run.settings, settings)
+    is_apart = _are_other_bytes(run.settings, source)
+    if is_other and not is_apart and (seen := learned_files(run.folder, source.held_apart or source)):
         say(f"warning: {run.folder} has learned from {', '.join(seen)}: this is no loss on unseen data")
-    if paths:
+    if elsewhere:
         return settings, tokenizer, learned
     if held_out is None:
         raise _nothing_held_out(run)
     return settings, tokenizer, held_out
+
+
+def _data_of(paths: list[str] | None, part: str | None) -> dict[str, Any]:
+    """The keys of `data` that --data and --range stand for."""
+    if part is not None and not paths:
+        raise EvaluationError("--range was given, and no --data that it is of", fix="say `--data FILE` too")
+    table: dict[str, Any] = {"path": paths[0] if paths and len(paths) == 1 else list(paths)} if paths else {}
+    if part is None:
+        return table
+    ends = [text.strip().replace("_", "") for text in part.split(":")]
+    if len(ends) != 2 or not all(end.isdecimal() for end in ends):
+        raise EvaluationError(f"--range is {part!r}", fix="say two bytes: `--range 95_000_000:100_000_000`")
+    return {**table, "format": "bytes", "range": [int(end) for end in ends]}
+
+
+def _are_other_bytes(trained: RunConfig, source: texts.Source) -> bool:
+    """Whether a range of a file has no byte of the range of it that a run was given."""
+    learned, judged = trained.data.get("range"), source.range
+    return bool(learned and judged and (judged[0] >= learned[1] or judged[1] <= learned[0]))
+
+
+def _telling(reporter: Reporter, evaluator: Evaluator) -> Callable[[], None]:
+    """What tells of each batch of an evaluation as it begins."""
+    numbers = itertools.count()
+
+    def tell() -> None:
+        if (done := next(numbers)) < evaluator.batches:  # more of them are translations
+            reporter.progress("evaluating", done + 1, evaluator.batches)
+
+    return tell
 
 
 def _is_of_same_data(trained: RunConfig, changed: RunConfig) -> bool:
@@ -141,6 +193,8 @@ def _without_nan(result: Mapping[str, Any]) -> dict[str, Any]:
 
 _LINES = {
     "step": "{:,}",
+    "window": "{:,} tokens",
+    "stride": "{:,} tokens",
     "loss": "{:.4f} nats a token",
     "perplexity": "{:.6g} by token",
     "word_perplexity": "{:.6g} by word",

@@ -16,6 +16,7 @@ from .files import Progress
 from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
+from .sliding import Sliding, SlidingWindows
 from .sources import FORMATS, SOURCE_KEYS, Source, open_source
 from .tokenizers import (
     TOKENIZER_KEYS,
@@ -47,6 +48,8 @@ __all__ = [
     "Dataset",
     "Windows",
     "Documents",
+    "Sliding",
+    "SlidingWindows",
     "PackedPairs",
     "BucketedPairs",
     "Images",

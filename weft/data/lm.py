@@ -11,6 +11,7 @@ import numpy as np
 from .datasets import choose_part, split_place
 from .errors import DataError
 from .files import Progress
+from .sliding import Sliding, SlidingWindows
 from .sources import Source
 from .tokenizers import Tokenizer
 from .tokens import Tokens, tokenise
@@ -124,14 +125,16 @@ def lm_dataset(
     pack: bool = True,
     across: bool = False,
     part: str = "train",
+    sliding: Sliding | None = None,
     cache: Path | str,
     progress: Progress | None = None,
-) -> Windows | Documents:
+) -> Windows | Documents | SlidingWindows:
     """Examples for a language model; tokens are made once and kept in `cache`.
 
     Packed, rows are windows of the documents one after the other, which do not see each other unless `across`
     (there are no segments then, nor where there is one document); else a document a row, cut at `length`.
     A share held out begins at a document's start where one follows; a number of tokens is held out exactly.
+    Where they are `sliding`, windows go over all documents as one stream.
     """
     if length < 1:
         raise DataError(f"rows have length {length}", fix="say a length of 1 or more")
@@ -140,6 +143,8 @@ def lm_dataset(
     if side != "all":
         cut = _split_place(chosen, tokens)
         tokens = tokens.between(0, cut) if side == "head" else tokens.between(cut, len(tokens.ids))
+    if sliding is not None:
+        return SlidingWindows(tokens, sliding, chosen.end if tokenizer is None else tokenizer.end)
     if pack:
         return Windows(tokens, length, is_stream=across)
     return Documents(tokens, length, tokenizer.pad if tokenizer is not None else None)

@@ -24,8 +24,11 @@ class RunData(NamedTuple):
     held_out: data.Dataset | None
 
 
-def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> RunData:
-    """Opens the data of a run; what is made of texts is kept in the folder's cache."""
+def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding: data.Sliding | None = None) -> RunData:
+    """Opens the data of a run, windows `sliding` over them if said.
+
+    What is made of texts is kept in the folder's cache.
+    """
     cache = folder / CACHE
     with _in_file(config, "data"):
         source = data.open_source(config.data)
@@ -40,7 +43,11 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress) -> RunDa
         is_text = source.format != "tokens"
         tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
     options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
-    options |= {"buckets": config.train.buckets or None} if source.is_pairs else {"across": config.train.across}
+    options |= (
+        {"buckets": config.train.buckets or None}
+        if source.is_pairs
+        else {"across": config.train.across, "sliding": sliding}
+    )
     dataset: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
     is_held_out = bool(source.held_out) or source.held_apart is not None
     with _in_file(config, "data"):

@@ -44,6 +44,12 @@ class Evaluator:
         self._run = spmd(self._metrics, mesh=feed.mesh, layout=feed.layout)
         self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
 
+    @property
+    def batches(self) -> int:
+        """How many batches it takes."""
+        whole = math.ceil(self.feed.batches(self.dataset, self.feed.rows).steps_per_epoch)
+        return whole if self.config.eval.batches is None else min(whole, self.config.eval.batches)
+
     def __call__(self, model: Any, *, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """The loss in nats a token, and scores; what `between` batches raises leaves it."""
         began = time.perf_counter()
