@@ -1,4 +1,4 @@
-"""Perplexity by sliding window: how a run's evaluation slides, fitted to its mesh.
+"""Perplexity by sliding window: how windows slide, fitted to a run and its mesh.
 
 Imports the data and the configuration.
 """
@@ -16,7 +16,7 @@ from .evaluation import EvaluationError
 
 
 def slide(config: RunConfig, window: int, stride: int | None, mesh: Mesh, layout: Layout) -> Sliding:
-    """Windows of so many tokens, half of one apart unless said; rows divide over the mesh."""
+    """Windows of so many tokens, half of one apart unless said, that fit the mesh."""
     model = config.model
     if not isinstance(model, LMConfig) or model.prefix:
         what = "a prefix language model" if isinstance(model, LMConfig) else "no language model"
@@ -42,7 +42,7 @@ def slide(config: RunConfig, window: int, stride: int | None, mesh: Mesh, layout
 def size_of_windows(
     config: RunConfig, sliding: Sliding, batch: int | None, mesh: Mesh, layout: Layout
 ) -> TransformerConfig:
-    """The model's sizes for so many windows at once; as many tokens as in training, if not said."""
+    """The sizes for so many windows at once; if not said, for a training batch."""
     rows = batch or max(config.batch * config.length // sliding.length, 1)
     return dataclasses.replace(
         config.sized_model, batch=round_up_batch(rows, mesh, layout), max_length=config.sized_model.max_positions
