@@ -12,7 +12,7 @@ NEWEST     ?= $(firstword $(foreach python,python3.12 python3.13 $(wildcard $(HO
 ROOMS_ON_NEWEST := $(addprefix tests/,ops spmd program plan nn models decode errors programs properties)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo smoke test test-all test-whole test-newest test-random fuzz faults accept check format-check lint types architecture format bench bench-ops lock clean
+.PHONY: help venv demo smoke test test-all test-whole test-newest test-random fuzz faults accept check format-check lint types architecture format bench bench-ops docs lock clean
 .NOTPARALLEL:
 
 help: ## print this list
@@ -95,6 +95,17 @@ bench: $(STAMP) ## measure what weft adds to plain JAX
 
 bench-ops: $(STAMP) ## compare each operation over a split dim with its hand-written form (OPS="--only conv" chooses)
 	$(BIN)/python benchmarks/ops.py $(OPS)
+
+docs: $(STAMP) .venv-docs/.installed ## build the site into site/ (`python3 -m http.server -d site` shows it, with its search)
+	$(BIN)/python -m docs.site.stage build/site-pages
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	$(BIN)/python -m docs.site.stage --check site
+
+.venv-docs/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
 
 lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
 	@$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(OLDEST)")' \

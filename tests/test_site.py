@@ -1,0 +1,68 @@
+"""The site: every public name has an entry in the reference, and every page it links to is laid out."""
+
+import dataclasses
+import re
+
+import pytest
+import typer
+
+from docs.site import reference, stage
+from weft.cli import app
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return reference.pages()
+
+
+@pytest.mark.parametrize("room", reference.ROOMS)
+def test_every_public_name_has_an_entry(pages, room):
+    page = pages[f"{room.replace('.', '-')}.md"]
+    prefix = "wf" if room == "wf" else room
+    entries = set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`", page, re.MULTILINE))
+    rooms = set(re.findall(r"^- \[`(?:weft|wf)\.(?:\w+\.)*(\w+)`\]", page, re.MULTILINE))
+    assert entries | rooms == set(reference.public_names(room))
+
+
+def test_a_public_name_without_a_docstring_or_a_family_ends_the_build(monkeypatch):
+    def naked():
+        pass
+
+    monkeypatch.setitem(vars(reference.wf.nn), "naked", naked)
+    monkeypatch.setattr(reference.wf.nn, "__all__", [*reference.wf.nn.__all__, "naked"])
+    with pytest.raises(reference.MissingError, match=r"`nn\.naked` has no docstring"):
+        reference.pages()
+    monkeypatch.undo()
+    monkeypatch.setattr(reference.wf, "__all__", [*reference.wf.__all__, "nowhere"])
+    with pytest.raises(reference.MissingError, match="nowhere"):
+        reference.pages()
+
+
+def test_every_command_and_every_key_of_a_run_stands_in_it(pages):
+    commands = typer.main.get_command(app).commands
+    assert commands
+    assert re.findall(r"^## `weft (\S+)`", pages["command-line.md"], re.MULTILINE) == list(commands)
+    tables = re.findall(r"^## `\[(\w+)\]`", pages["run-file.md"], re.MULTILINE)
+    assert set(tables) == {"model", *reference.tables.TABLES, *reference.tables.OPEN_TABLES}
+    keys = set(re.findall(r"^\| `(\w+)` \|", pages["run-file.md"], re.MULTILINE))
+    shown = [reference.wf.models.LMConfig, reference.wf.models.Seq2SeqConfig, *reference.tables.TABLES.values()]
+    assert {field.name for table in shown for field in dataclasses.fields(table)} | {"mesh", "layout", "path"} <= keys
+
+
+def test_links_of_every_page_lead_to_pages_that_are_laid_out(tmp_path):
+    stage.lay_out(tmp_path / "pages")
+    laid_out = sorted((tmp_path / "pages").rglob("*.md"))
+    assert tmp_path / "pages" / "README.md" in laid_out
+    for page in laid_out:
+        if page.name.endswith((".py.md", ".toml.md")):
+            continue
+        for _, link, _, _ in stage.LINK.findall(stage.FENCE.sub("", page.read_text())):
+            assert "://" in link or (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_what_a_page_loads_from_elsewhere_is_found(tmp_path):
+    (tmp_path / "good.html").write_text('<a href="https://example.org">there</a><script src="own.js"></script>')
+    assert stage.external_links(tmp_path) == []
+    (tmp_path / "bad.html").write_text('<script src="https://example.org/x.js"></script>')
+    (tmp_path / "bad.css").write_text("body { background: url(//example.org/x.png) }")
+    assert stage.external_links(tmp_path) == ["bad.css", "bad.html"]
