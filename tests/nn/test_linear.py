@@ -9,6 +9,7 @@ import pytest
 import weft as wf
 from tests.ops.test_meanings import EPS
 from weft import nn
+from weft.nn.weights import apply_dropout
 
 from .cases import FAMILIES, IDS, B, D, F, T, V, X
 
@@ -107,6 +108,6 @@ def test_dropout_falls_on_the_hidden_channels_and_needs_a_key():
     np.testing.assert_array_equal(layer(X, dropout=0.5).array, layer(X).array)
     key = jax.random.key(3)
     hidden = np.maximum(x @ w["w_in"] + w["in_bias"], 0)
-    kept = np.asarray(wf.dropout(wf.ones([B, T, F]), 0.5, key).array)
+    kept = np.asarray(apply_dropout(wf.ones([B, T, F]), 0.5, key).array)
     want = (hidden * kept) @ w["w_out"] + w["out_bias"]
     np.testing.assert_allclose(layer(X, key=key, dropout=0.5).array, want, **CLOSE)

@@ -1,4 +1,4 @@
-"""The counter generator of attention's dropout: bits by key and global index.
+"""The counter generator of models' dropout: bits by key and global index.
 
 Whether the share of query q and key k is kept, in row b of the batch and head h, is a function of the key and of (b, h,
 q, k) alone, so that a layout, blocks of scores and a fused kernel all draw the same. In words of 32 bits:
@@ -11,6 +11,10 @@ q, k) alone, so that a layout, blocks of scores and a fused kernel all draw the 
 
 `mix` is a full hash of a word (two multiplications, three shifts), made once for each row and column. Only `scramble`,
 two multiplications and a shift, is made for each pair of shares: that is what a kernel can afford beside its products.
+
+Of other tensors the element whose row-major index in the whole has these two words is kept where
+
+    word   = mix(mix(key0 + low) ^ mix(key1 + high)) < (1 - rate) * 2**32
 """
 
 from typing import Any
@@ -71,3 +75,8 @@ def keep(words: Any, rate: float, *, batch: Any, head: Any, query: Any, key: Any
     first, second = streams(words, batch, head)
     word = scramble(rows(first, query) ^ columns(second, key))
     return jnp.where(is_later(key), word << 16, word) < threshold(rate)
+
+
+def keep_elements(words: Any, rate: float, *, high: Any, low: Any) -> Any:
+    """Where dropout keeps elements of a tensor, by the two words of their row-major index in the whole."""
+    return mix(mix(words[0] + low) ^ mix(words[1] + high)) < threshold(rate)

@@ -22,6 +22,7 @@ from ..dtypes import is_key
 from ..errors import RegionError, TensorError, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..mesh import Mesh, MeshLike, as_mesh
+from ..ops.dropout import drop
 from ..spmd.border import SpmdFunction
 from ..spmd.place import put
 from ..tensor import Tensor, is_tensor, parameter, tensor, with_kind
@@ -189,8 +190,8 @@ def fold_key(key: Any, part: int) -> Any:
 
 
 def apply_dropout(x: Tensor, rate: float, key: Any) -> Tensor:
-    """`x` with dropout, where a key is given."""
-    return x if key is None or not rate else wf.dropout(x, rate, key)
+    """`x` with dropout, where a key is given; by the counter generator, as attention's."""
+    return x if key is None or not rate else drop(x, rate, key)
 
 
 def key_for(key: Any, name: str) -> Any:

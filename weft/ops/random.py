@@ -129,15 +129,20 @@ def split(key: Any, dim: Dim) -> Tensor:
 @recorded(is_compiled=False)
 def dropout(x: Tensor, rate: Any, key: Any) -> Tensor:
     """Dropout: values zero with probability `rate`, the rest scaled to keep the mean."""
-    x, rate = need_tensor(x, "dropout"), _number(rate, "rate")
-    if isinstance(rate, int | float):
-        if not 0 <= rate < 1:
-            raise TensorError(f"dropout got rate {rate}", fix="give a rate in [0, 1), e.g. 0.1")
-        if rate == 0:
-            return x
+    x, rate = need_tensor(x, "dropout"), check_rate(rate)
+    if isinstance(rate, int | float) and rate == 0:
+        return x
     keep = 1 - rate
     mask = bernoulli(need_key(key, "dropout"), x.dims, like=x, p=keep)
     return where(mask, cast(x / keep, x.dtype), jnp.zeros((), x.dtype))
+
+
+def check_rate(rate: Any) -> Any:
+    """The rate of dropout, if it is one."""
+    rate = _number(rate, "rate")
+    if isinstance(rate, int | float) and not 0 <= rate < 1:
+        raise TensorError(f"dropout got rate {rate}", fix="give a rate in [0, 1), e.g. 0.1")
+    return rate
 
 
 def _float(dtype: DTypeLike, what: str) -> Any:
@@ -185,7 +190,7 @@ def _sample(key: Any, dims: Dims, like: Tensor | None, what: str, sampler: Any) 
     is_sliced = any(placement) or shape.is_padded or dealt is not None
     if is_sliced or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         data = as_varying(key_words(key, dealt), axes_in(placement))
-        places = _slice_places(placement, sizes)
+        places = slice_places(placement, sizes)
         key = jax.random.wrap_key_data(data, impl=_key_of_places(shape, places, sizes, dealt=dealt))
     return result(sampler(key, sizes), shape, region)
 
@@ -240,7 +245,7 @@ def _key_of_places(
         if tuple(asked) != sizes:
             raise AssertionError(f"a sampler asked for bits of shape {asked} to fill {sizes}")
         words = data[2:] if dealt is None else data[3:]
-        high, low = _global_index(shape, places(words), sizes, dealt, None if dealt is None else data[2])
+        high, low = global_index(shape, places(words), sizes, dealt, None if dealt is None else data[2])
         first, second = extended.threefry2x32_p.bind(data[0], data[1], high, low)
         if width == 64:
             return (first.astype("uint64") << 32) | second.astype("uint64")
@@ -263,7 +268,7 @@ def _key_of_places(
     )
 
 
-def _slice_places(placement: Placement, sizes: tuple[int, ...]) -> Callable[[Any], Iterator[Any]]:
+def slice_places(placement: Placement, sizes: tuple[int, ...]) -> Callable[[Any], Iterator[Any]]:
     """The global indices along each dim of this processor's slice."""
 
     def places(_: Any) -> Iterator[Any]:
@@ -274,7 +279,7 @@ def _slice_places(placement: Placement, sizes: tuple[int, ...]) -> Callable[[Any
     return places
 
 
-def _global_index(
+def global_index(
     shape: Shape, places: Iterable[Any], sizes: tuple[int, ...], dealt: Dealt | None, number: Any
 ) -> tuple[Any, Any]:
     """The row-major index in the whole of each local element: high and low word."""
