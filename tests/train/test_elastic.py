@@ -242,7 +242,7 @@ def kill_at_step(job: subprocess.Popen, step: int, which: int, told: list[str]) 
 
 @pytest.mark.slow
 def test_a_process_killed_twice_is_gone_without_and_the_losses_stay(tmp_path):
-    config, four = write_config(tmp_path), ["--set", "mesh=rows=4"]
+    config, four = write_config(tmp_path, 40), ["--set", "mesh=rows=4"]
     finished(launched(1, config, tmp_path / "one", *four))
     job, told = launched(4, config, tmp_path / "four", *four, how=["--elastic"]), []
     kill_at_step(job, 10, 3, told)
@@ -258,11 +258,11 @@ def test_a_process_killed_twice_is_gone_without_and_the_losses_stay(tmp_path):
 def test_the_first_process_may_be_late():
     program = """
 import jax, time
-from weft.spmd.together import agreed_text
+from weft.spmd.together import broadcast_text
 from weft.train import processes
 processes.join()
 time.sleep(40 * (jax.process_index() == 0))
-print(agreed_text("said" if jax.process_index() == 0 else ""))
+print(broadcast_text("said" if jax.process_index() == 0 else ""))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "tests/train/jobs/supervisor.py"), "2", "-c", program]

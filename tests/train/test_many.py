@@ -45,7 +45,7 @@ def check_same(found: Path, wanted: Path, steps: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_to_the_losses_of_one(tmp_path):
-    config, few = write_config(tmp_path), ["--set", "train.steps=4", "--set", "checkpoint.every=2"]
+    config, few = write_config(tmp_path, 40), ["--set", "train.steps=4", "--set", "checkpoint.every=2"]
     finished(launched(1, config, tmp_path / "one", *few))
     told = finished(launched(2, config, tmp_path / "two", *few))
     check_same(tmp_path / "two", tmp_path / "one", 4)
@@ -54,7 +54,7 @@ def test_two_processes_train_to_the_losses_of_one(tmp_path):
 
 @pytest.mark.slow
 def test_four_processes_come_back_when_one_is_killed_and_end_with_the_same_losses(tmp_path):
-    config = write_config(tmp_path)
+    config = write_config(tmp_path, 40)
     finished(launched(1, config, tmp_path / "one", *BOTH))
     job = launched(4, config, tmp_path / "four", *BOTH)
     told = []
@@ -74,7 +74,7 @@ def test_four_processes_come_back_when_one_is_killed_and_end_with_the_same_losse
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["batch:rows", "heads:rows,vocab:rows", "length:rows"])
 def test_rows_and_columns_of_a_batch_go_where_the_layout_says(layout, tmp_path):
-    config, few = write_config(tmp_path), ["--set", "train.steps=3", "--set", f"layout={layout}"]
+    config, few = write_config(tmp_path, 40), ["--set", "train.steps=3", "--set", f"layout={layout}"]
     finished(launched(1, config, tmp_path / "one", *few))
     finished(launched(2, config, tmp_path / "two", *few))
     check_same(tmp_path / "two", tmp_path / "one", 3)

@@ -131,7 +131,7 @@ def test_a_run_is_watched_while_it_steps(text, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_whose_step_hangs_is_restarted_and_ends_with_the_same_losses(tmp_path):
     """One process hangs, the other waits for it in a collective: both are alive, and neither does a step."""
-    config = write_config(tmp_path)
+    config = write_config(tmp_path, 40)
     few = ["--set", "train.steps=10", "--set", "train.watchdog_minutes=0.2"]
     finished(launched(1, config, tmp_path / "one", *few))
     words = [str(tmp_path / "hung"), "train", str(config), "--run", str(tmp_path / "two"), *few]
