@@ -78,5 +78,5 @@ def keep(words: Any, rate: float, *, batch: Any, head: Any, query: Any, key: Any
 
 
 def keep_elements(words: Any, rate: float, *, high: Any, low: Any) -> Any:
-    """Where dropout keeps elements of a tensor, by the two words of their row-major index in the whole."""
+    """Where dropout keeps elements, by the two words of their row-major index."""
     return mix(mix(words[0] + low) ^ mix(words[1] + high)) < threshold(rate)

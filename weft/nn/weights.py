@@ -190,7 +190,7 @@ def fold_key(key: Any, part: int) -> Any:
 
 
 def apply_dropout(x: Tensor, rate: float, key: Any) -> Tensor:
-    """`x` with dropout, where a key is given; by the counter generator, as attention's."""
+    """`x` with dropout by the counter generator, where a key is given."""
     return x if key is None or not rate else drop(x, rate, key)
 
 

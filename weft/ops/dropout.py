@@ -1,4 +1,4 @@
-"""Dropout of models, of tensors and of attention's shares: what is kept, by key and global index.
+"""Dropout of models and of attention's shares, by key and global index.
 
 The bits are those of `weft.kernels.counter`, a function of the key and of an element's index in the whole, so that they
 are the same however a program is laid out and attention is done. They take a tenth of the work of `jax.random`'s, which
