@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from weft import interop
 
 FIXTURES = Path(__file__).parent / "fixtures"
-NAMES = ("gpt2", "llama", "llama-tied", "switch", "t5", "t5.1.1")
+NAMES = ("gpt2", "llama", "llama-tied", "mt5", "switch", "t5", "t5.1.1", "umt5")
 METADATA = {"format": "pt"}
 
 # Logits are sums of 16 to 100 products of order 1 through four layers; float32 rounds each by 1e-7.

@@ -3,12 +3,13 @@
 Run it in an environment of its own, for weft needs neither library:
 
     pip install torch transformers
-    python tests/interop/make_fixtures.py
+    python tests/interop/make_fixtures.py [NAME ..]
 
 Every model is made from its own seed, so that the files come out the same.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ SEQ2SEQ |= dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 LLAMA = dict(vocab_size=67, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
 LLAMA |= dict(num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 LLAMA3 = dict(rope_type="llama3", rope_theta=10_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-SEEDS = {"t5": 25, "t5.1.1": 2, "gpt2": 3, "llama": 4, "llama-tied": 5, "switch": 6}  # 25: see `check_clear`
+SMALL = dict(vocab_size=29, d_model=8, d_kv=2, d_ff=8, num_heads=4, relative_attention_num_buckets=8)
+SMALL |= dict(relative_attention_max_distance=20, num_layers=1, num_decoder_layers=2)
+SEEDS = {"mt5": 7, "umt5": 8}
+SEEDS |= {"t5": 25, "t5.1.1": 2, "gpt2": 3, "llama": 4, "llama-tied": 5, "switch": 6}  # 25: see `check_clear`
 LENGTHS = (12, 7, 3, 9)  # of the inputs of an encoder; the rest is padding
 MODELS = {
     "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(**SEQ2SEQ)),
@@ -31,6 +35,8 @@ MODELS = {
         transformers.T5ForConditionalGeneration,
         transformers.T5Config(**SEQ2SEQ, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     ),
+    "mt5": (transformers.MT5ForConditionalGeneration, transformers.MT5Config(**SMALL)),
+    "umt5": (transformers.UMT5ForConditionalGeneration, transformers.UMT5Config(**SMALL)),
     "gpt2": (
         transformers.GPT2LMHeadModel,
         transformers.GPT2Config(
@@ -98,7 +104,7 @@ def logits_of(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
 def make(name: str, seed: int) -> Any:
     kind, config = MODELS[name]
     model = kind(config).eval()
-    if name == "t5.1.1":  # this version of the library ties the two; the published files hold both
+    if name in ("t5.1.1", "mt5"):  # this version of the library ties the two; the published files hold both
         model.lm_head.weight = torch.nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
     fill(model, seed)
     if name == "t5":
@@ -107,9 +113,9 @@ def make(name: str, seed: int) -> Any:
     folder = FIXTURES / name
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    if name == "t5.1.1":
+    if name in ("t5.1.1", "mt5"):
         written = json.loads((folder / "config.json").read_text())
-        del written["scale_decoder_outputs"]
+        written.pop("scale_decoder_outputs", None)
         (folder / "config.json").write_text(json.dumps(written | {"tie_word_embeddings": False}, indent=2) + "\n")
     logits = logits_of(model, given)
     arrays = {key: value.numpy().astype("int32") for key, value in given.items()}
@@ -159,8 +165,8 @@ def check_clear(model: Any, inputs: torch.Tensor, found: list[dict[str, Any]]) -
         weight.data = kept
 
 
-def main() -> None:
-    for name, seed in SEEDS.items():
+def main(*names: str) -> None:
+    for name, seed in ((name, SEEDS[name]) for name in names or SEEDS):
         model = make(name, seed)
         if name == "t5":
             inputs = inputs_of(model.config, seed)["inputs"][:3]
@@ -171,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -221,9 +221,9 @@ def test_a_configuration_that_is_no_json_object_is_refused(tmp_path, content, fa
 
 
 def test_an_unknown_model_type_is_refused(tmp_path):
-    error = refused(changed(tmp_path, "t5", keys={"model_type": "bert"}))
-    assert "says that it is 'bert', which weft cannot read" in error.fact
-    assert "`gpt2`, `llama`, `switch_transformers`, `t5`" in error.fix
+    error = refused(changed(tmp_path, "t5", keys={"model_type": "bart"}))
+    assert "says that it is 'bart', which weft cannot read" in error.fact
+    assert "`gpt2`" in error.fix and "`switch_transformers`, `t5`" in error.fix
     assert "has no `model_type`" in refused(changed(tmp_path, "t5", without=["model_type"])).fact
 
 
@@ -248,7 +248,6 @@ def test_a_missing_key_is_named(tmp_path, name, key):
 @pytest.mark.parametrize(
     ("name", "keys", "fact"),
     [
-        ("t5", {"num_decoder_layers": 3}, "the encoder has 2 layers (`num_layers`) and the decoder 3"),
         ("t5", {"feed_forward_proj": "mish"}, "`feed_forward_proj` is 'mish'"),
         ("t5", {"d_model": "16"}, "`d_model` is '16'"),
         ("t5", {"d_model": True}, "`d_model` is True"),

@@ -15,7 +15,10 @@ from weft.interop.mapping import Parameter
 
 BOTH = "batch:rows,heads:cols,d_ff:cols,vocab:cols"
 STORED = "batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols"
-MESHES = {"llama": "rows=4,cols=2", "llama-tied": "rows=4,cols=2"}  # two heads of keys and values
+MESHES = dict.fromkeys(("mt5", "umt5"), "rows=4,cols=2") | {
+    "llama": "rows=4,cols=2",
+    "llama-tied": "rows=4,cols=2",
+}  # two heads of keys and values
 
 
 def mesh_of(name):
@@ -38,6 +41,7 @@ def test_logits_are_those_of_transformers(name):
     "gpt2-batch:rows,heads:cols,d_ff:cols,vocab:cols",
     "llama-batch:rows,heads:cols,d_ff:cols,vocab:cols",
     "t5.1.1-batch:rows,heads:cols,d_ff:cols,vocab:cols",
+    "umt5-batch:rows,heads:cols,d_ff:cols,vocab:cols",
     "gpt2-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
     "llama-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",
     "llama-tied-batch:rows,params.d_kv:cols,params.d_model:rows,params.vocab:cols",

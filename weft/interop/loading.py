@@ -56,7 +56,8 @@ class ModelFolder:
                 fix=closest(unknown, known),
             )
         made.check_family(self.keys)
-        fields = {"name": self.weights.folder.resolve().name, **made.fixed, **self._dtypes()}
+        fields: dict[str, Any] = {"name": self.weights.folder.resolve().name, "family": made.model_type}
+        fields |= {**made.fixed, **self._dtypes()}
         fields |= made.fields(self.keys, self.weights.stored) | dict(changes)
         self._check_counts(fields)
         return made.kind(**fields)

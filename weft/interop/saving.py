@@ -20,7 +20,8 @@ from .gpt2 import GPT2
 from .llama import LLAMA
 from .mapping import Parameter, parameters, tensors_to_write
 from .switch import SWITCH
-from .t5 import T5
+from .t5 import T5, UMT5
+from .table import ARCHITECTURES
 
 
 def save_model(
@@ -73,8 +74,11 @@ def _config_of(model: Any) -> Any:
 
 def _architecture_of(config: Any) -> Architecture:
     """The architecture whose form the model has, or nearly has."""
+    remembered = ARCHITECTURES.get(config.family or "")
+    if remembered is not None and remembered.kind is type(config):
+        return remembered
     if isinstance(config, Seq2SeqConfig):
-        return SWITCH if config.experts else T5
+        return SWITCH if config.experts else UMT5 if config.relative_by_layer else T5
     if config.positions in ("learned", "rotary"):
         return GPT2 if config.positions == "learned" else LLAMA
     raise WeightsError(

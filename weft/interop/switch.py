@@ -43,9 +43,15 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("router_bias", False)
     keys.must_be("router_dtype", "float32")
     sizes = t5.sizes(keys)
+    if sizes["decoder_layers"] is not None:
+        raise WeightsError(
+            f"the encoder has {sizes['layers']} layers (`num_layers`) and the decoder {sizes['decoder_layers']} "
+            f"(`num_decoder_layers`) in {keys.path}",
+            fix="only models with experts and as many layers in both are read",
+        )
     experts = keys.size("num_experts", 8)
     return {
-        **sizes,
+        **{key: size for key, size in sizes.items() if key != "decoder_layers"},
         "experts": experts,
         "every": _every(keys, sizes["layers"]),
         "capacity": float(experts),
@@ -113,7 +119,8 @@ SWITCH = Architecture(
     "SwitchTransformersForConditionalGeneration",
     Seq2SeqConfig,
     family="SwitchTransformers",
-    fixed=t5.FIXED | {"gated": False, "gating": "switch", "shared_experts": 0},
+    fixed=t5.FIXED
+    | {"gated": False, "gating": "switch", "shared_experts": 0, "relative_by_layer": False, "decoder_layers": None},
     fields=_fields,
     keys=_keys,
     entries=_entries,

@@ -1,8 +1,10 @@
-"""T5: 1.0, with tied embeddings, and 1.1 and Flan, gated (GEGLU) and not tied.
+"""T5 with tied embeddings; 1.1 and Flan, gated (GEGLU) and not tied; mT5; UMT5.
 
-Imports `architecture` and `mapping`. What Switch Transformers share with T5 is here too.
+Imports `architecture` and `mapping`. What Switch Transformers share with T5 is here too. mT5 is T5 1.1 whose logits are
+never made smaller; in UMT5 each layer has relative biases of its own.
 """
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ _FEED_FORWARD = {
     "gated-gelu": ("gelu_tanh", True),
 }
 _LENGTH = 512
+_BIAS = "block.{layers}.layer.0.SelfAttention.relative_attention_bias.weight"
 
 FIXED: dict[str, Any] = {
     "norm": "rms",
@@ -35,16 +38,12 @@ FIXED: dict[str, Any] = {
 def sizes(keys: Keys) -> dict[str, Any]:
     """The fields that all encoder-decoders of this family have."""
     layers = keys.size("num_layers")
-    if (others := keys.size("num_decoder_layers", layers)) != layers:
-        raise WeightsError(
-            f"the encoder has {layers} layers (`num_layers`) and the decoder {others} (`num_decoder_layers`) "
-            f"in {keys.path}; weft's have as many",
-            fix="only models with as many layers in both are read",
-        )
+    others = keys.size("num_decoder_layers", layers)
     keys.must_be("is_encoder_decoder", True)
     padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
     return {
         "layers": layers,
+        "decoder_layers": None if others == layers else others,
         "d_model": keys.size("d_model"),
         "heads": keys.size("num_heads"),
         "d_kv": keys.size("d_kv"),
@@ -63,7 +62,7 @@ def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
     """The keys of those fields."""
     return {
         "num_layers": config.layers,
-        "num_decoder_layers": config.layers,
+        "num_decoder_layers": config.of_decoder.layers,
         "d_model": config.d_model,
         "num_heads": config.heads,
         "d_kv": config.d_kv,
@@ -81,7 +80,6 @@ def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    activation, gated = keys.one_of("feed_forward_proj", _FEED_FORWARD, "relu")
     tied = keys.flag("tie_word_embeddings", True)
     scaled = keys.flag("scale_decoder_outputs", tied)
     if tied and not scaled and "lm_head.weight" in names:
@@ -93,13 +91,37 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         )
     return {
         **sizes(keys),
-        "length": keys.size("n_positions", _LENGTH),
-        "max_length": keys.size("n_positions", _LENGTH),
-        "activation": activation,
-        "gated": gated,
+        **_feed_forward(keys),
+        **_room(keys),
         "tied": tied,
         "tied_scale": scaled or not tied,
     }
+
+
+def _feed_forward(keys: Keys, default: str = "relu") -> dict[str, Any]:
+    activation, gated = keys.one_of("feed_forward_proj", _FEED_FORWARD, default)
+    return {"activation": activation, "gated": gated}
+
+
+def _multilingual_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    """Of mT5: `transformers` calls all of them tied, also those with two tables."""
+    is_tied = keys.flag("tie_word_embeddings", True) and "lm_head.weight" not in names
+    return {**sizes(keys), **_feed_forward(keys, "gated-gelu"), **_room(keys), "tied": is_tied}
+
+
+def _by_layer_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    """Of UMT5, which makes the logits of tied tables smaller, as T5 does."""
+    return {
+        **sizes(keys),
+        **_feed_forward(keys, "gated-gelu"),
+        **_room(keys),
+        "tied": keys.flag("tie_word_embeddings", True),
+    }
+
+
+def _room(keys: Keys) -> dict[str, Any]:
+    """For how many positions the model is made."""
+    return dict.fromkeys(("length", "max_length"), keys.size("n_positions", _LENGTH))
 
 
 def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
@@ -148,11 +170,12 @@ def feed_forward_entries(
 
 def outer_entries(config: Seq2SeqConfig) -> list[FileEntry]:
     """The embeddings, the last norms, and the relative position biases of layer 0."""
-    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    bias = _BIAS.format(layers=0)
     entries = [FileEntry("embedding.table", "shared.weight", "vocab d_model")]
     for stack in ("encoder", "decoder"):
         entries.append(FileEntry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
-        entries.append(FileEntry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
+        if not config.relative_by_layer:
+            entries.append(FileEntry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
     return with_softmax(config, entries)
 
 
@@ -165,12 +188,14 @@ def _entries(config: Seq2SeqConfig) -> list[FileEntry]:
     plain = {"w_in": "wi", "w_out": "wo"}
     names = {"w_gate": "wi_0", "w_in": "wi_1", "w_out": "wo"} if config.gated else plain
     names = {weight: f"DenseReluDense.{name}" for weight, name in names.items()}
-    layers = range(config.layers)
     entries = outer_entries(config)
-    for stack, place in stacks(config):
-        entries += attention_entries(stack, "layers", layers) + feed_forward_entries(
-            stack, "layers", layers, place, names
-        )
+    for (stack, place), own in zip(stacks(config), (config, config.of_decoder), strict=True):
+        layers = range(own.layers)
+        entries += attention_entries(stack, "layers", layers)
+        entries += feed_forward_entries(stack, "layers", layers, place, names)
+        if config.relative_by_layer:
+            bias = FileEntry(f"{stack}.layers.relative.table", f"{stack}.{_BIAS}", "buckets heads", tuple(layers))
+            entries.append(bias)
     return entries
 
 
@@ -182,11 +207,29 @@ T5 = Architecture(
     "T5ForConditionalGeneration",
     Seq2SeqConfig,
     family="T5",
-    fixed=FIXED | {"experts": 0},
+    fixed=FIXED | {"experts": 0, "relative_by_layer": False},
     fields=_fields,
     keys=_keys,
     entries=_entries,
     copies=copies,
     repeated=lambda config: {},
     unused=UNUSED,
+)
+
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    class_name="MT5ForConditionalGeneration",
+    family="MT5",
+    fixed={**T5.fixed, "tied_scale": False},
+    fields=_multilingual_fields,
+)
+
+UMT5 = dataclasses.replace(
+    T5,
+    model_type="umt5",
+    class_name="UMT5ForConditionalGeneration",
+    family="UMT5",
+    fixed={**T5.fixed, "relative_by_layer": True, "tied_scale": True},
+    fields=_by_layer_fields,
 )

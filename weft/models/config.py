@@ -97,6 +97,8 @@ class TransformerConfig(ModelConfig):
     """How many tokens a sequence has; the data may bring another number."""
     max_length: int | None = None
     """How many positions the model knows, where that is more than `length`."""
+    family: str | None = None
+    """The `model_type` of the Hugging Face files it was read from; it is written as one of these again."""
     vocab_multiple: int = 128
     """The vocab is padded to a multiple of this; the padding is never predicted."""
     tied: bool = False
@@ -126,6 +128,8 @@ class TransformerConfig(ModelConfig):
     qk_norm: str = one_of(*QK_NORMS)
     """QK-norm: RMSNorm of queries and keys, before RoPE, over the channels of each `head` (Qwen 3, Gemma 3) or of `all`
     heads together (OLMo 2)."""
+    relative_by_layer: bool = False
+    """Whether each layer has a table of relative biases of its own (UMT5), not all one."""
     scale_scores: bool = True
     softcap: float | None = None
     window: int | None = None
@@ -210,6 +214,11 @@ class TransformerConfig(ModelConfig):
             fix = "say 'auto', True (one loop) or False (all written out)"
             raise TensorError(f"`scanned` is {self.scanned!r}", fix=fix)
         check_kept(self.remat, self.kept_names)
+        if self.relative_by_layer and self.positions != "relative":
+            raise TensorError(
+                f"`relative_by_layer` is True, and positions are {self.positions!r}",
+                fix="say positions='relative', or leave it out",
+            )
         if self.positions == "rotary" and self.d_kv % 2:
             raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
         named = self.bias.split()

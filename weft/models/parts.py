@@ -58,3 +58,9 @@ def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
         matmul_dtype=config.products,
     )
+
+
+def make_relative(config: TransformerConfig, causal: bool) -> nn.RelativeBias:
+    """T5's relative position biases."""
+    heads = [config.dim(name) for name in ("heads", "group") if config.dims.has(name)]
+    return nn.RelativeBias(config.dim("buckets"), heads, is_causal=causal, farthest=config.farthest)

@@ -34,12 +34,26 @@ BATCH = {
 @public(form="models.Seq2SeqConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(TransformerConfig):
-    """An encoder-decoder Transformer; `layers` is the number of layers of each."""
+    """An encoder-decoder; each has `layers`, or the decoder a number of its own."""
 
     padding: int | None = bounded(least=0)
     """The id of inputs that are no words and are seen by none, if there is one."""
     start: int = bounded(0, least=0)
     """The id the decoder begins with."""
+    decoder_layers: int | None = None
+    """How many layers the decoder has, where not as many as the encoder."""
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.decoder_layers is not None:
+            _ = self.of_decoder  # which is checked as this one
+
+    @property
+    def of_decoder(self) -> "Seq2SeqConfig":
+        """The configuration of the decoder's stack."""
+        if self.decoder_layers is None:
+            return self
+        return dataclasses.replace(self, layers=self.decoder_layers, decoder_layers=None)
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -69,7 +83,7 @@ class Seq2Seq(Runnable):
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
         self.encoder = make_stack(config, causal=False)
-        self.decoder = make_stack(config, causal=True, has_memory=True)
+        self.decoder = make_stack(config.of_decoder, causal=True, has_memory=True)
 
     @public
     def logits(self, inputs: Any, targets_in: Any) -> Tensor:

@@ -163,14 +163,7 @@ class Stack(eqx.Module):
 
     def bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
         """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
-        if self.relative is None:
-            return None
-        q = as_length(x)
-        k = x if q is x else q.rename(length="memory_length")
-        if is_ring(q, k) or (self.config.attention == "auto" and is_long(q, k)):
-            return self.relative
-        places = mask.query_places(q)
-        return self.relative(places, mask.key_places(k))
+        return None if self.relative is None else relative_bias(self.relative, x, mask, self.config)
 
     def _blocks(self) -> tuple[Any, ...]:
         """The weights of blocks, dense ones of each group first."""
@@ -308,6 +301,17 @@ def put_together(x: Tensor) -> Tensor:
         return x
     rows, micro = x.dim("batch"), x.dim("microbatch")
     return wf.merge(x, [rows, micro], into=rows.resized(rows.size * micro.size))
+
+
+def relative_bias(
+    relative: nn.RelativeBias, x: Tensor, mask: nn.Mask, config: TransformerConfig
+) -> Tensor | nn.RelativeBias:
+    """T5's relative bias for the places of x; its maker, if scores are in blocks."""
+    q = as_length(x)
+    k = x if q is x else q.rename(length="memory_length")
+    if is_ring(q, k) or (config.attention == "auto" and is_long(q, k)):
+        return relative
+    return relative(mask.query_places(q), mask.key_places(k))
 
 
 def _positions_flow(mask: nn.Mask) -> bool:

@@ -24,9 +24,9 @@ from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
 from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
-from .parts import make_attention, make_experts, make_feed_forward, make_norm
+from .parts import make_attention, make_experts, make_feed_forward, make_norm, make_relative
 from .running import Runnable
-from .stack import Stack, as_length, deal_out, put_together
+from .stack import Stack, as_length, deal_out, put_together, relative_bias
 
 # A block, and the stack of them.
 
@@ -45,17 +45,22 @@ class Block(eqx.Module):
     """To what the encoder gives (cross-attention)."""
     feed_forward_norm: nn.RMSNorm | nn.LayerNorm
     feed_forward: nn.FeedForward | nn.MixtureOfExperts
+    relative: nn.RelativeBias | None
+    """Where each layer has its own (UMT5); one that all share is the stack's."""
     dropout: float = eqx.field(static=True)
     attention_dropout: float = eqx.field(static=True)
     hidden_dropout: float = eqx.field(static=True)
+    config: TransformerConfig = eqx.field(static=True)
 
-    def __init__(self, config: TransformerConfig, *, has_memory: bool, has_experts: bool):
+    def __init__(self, config: TransformerConfig, *, causal: bool, has_memory: bool, has_experts: bool):
         self.attention_norm = make_norm(config)
         self.attention = make_attention(config, is_self=True)
         self.memory_norm = make_norm(config) if has_memory else None
         self.memory_attention = make_attention(config, is_self=False) if has_memory else None
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = make_experts(config) if has_experts else make_feed_forward(config)
+        self.relative = make_relative(config, causal) if config.relative_by_layer else None
+        self.config = config
         self.dropout = config.dropout
         self.attention_dropout, self.hidden_dropout = config.attention_drop, config.hidden_drop
 
@@ -80,6 +85,7 @@ class Block(eqx.Module):
         keys = [fold_key(key, i) for i in range(6)]
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
+        bias = self.bias(x, mask, bias)
         h = self._enter(self.attention_norm(x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q, *made = self.attention.project(h, position)
@@ -104,6 +110,10 @@ class Block(eqx.Module):
         y = wf.name(y, "feed_forward")
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
         return x, report, new
+
+    def bias(self, x: Tensor, mask: nn.Mask, shared: Any) -> Any:
+        """T5's relative bias of this layer: its own, or the one that all share."""
+        return shared if self.relative is None else relative_bias(self.relative, x, mask, self.config)
 
     def _enter(self, x: Tensor, weight: Tensor) -> Tensor:
         """The stream as `length`; as it is, where heads trade places with it (Ulysses).
@@ -130,11 +140,9 @@ class Block(eqx.Module):
 
 def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:
     """An encoder, or a decoder (`causal`), which may have an encoder's memory."""
-    relative = None
-    if config.positions == "relative":
-        heads = [config.dim(name) for name in ("heads", "group") if config.dims.has(name)]
-        relative = nn.RelativeBias(config.dim("buckets"), heads, is_causal=causal, farthest=config.farthest)
-    make_block = functools.partial(Block, config, has_memory=has_memory)
+    is_shared = config.positions == "relative" and not config.relative_by_layer
+    relative = make_relative(config, causal) if is_shared else None
+    make_block = functools.partial(Block, config, causal=causal, has_memory=has_memory)
     return Stack(config, make_block, norm=make_norm(config), relative=relative)
 
 

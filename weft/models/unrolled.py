@@ -39,7 +39,7 @@ def prepare(model: Any, cache: KVCache) -> tuple[Any, KVCache]:
     Weights are cast and LoRA adapters added; layers are written out where there are at most `MOST_LAYERS` and no stages
     of a pipeline.
     """
-    config = model.config
+    config = model.decoder.config
     decoder = cast_weights(model.decoder, config.dtype)
     if config.stages == 1 and config.layers <= MOST_LAYERS:
         blocks = tuple(map(DecodingBlock, decoder.each_block()))
@@ -96,6 +96,7 @@ class DecodingBlock(eqx.Module):
         `past` are those of this layer in the `cache`.
         """
         block = self.block
+        bias = block.bias(x, mask, bias)
         h = as_length(block.attention_norm(x))
         position = mask.query_positions(h) if block.attention.rotary is not None else None
         q, new = self._project(h, position)
