@@ -25,7 +25,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 
 _cache = tempfile.TemporaryDirectory(prefix="weft-tests-")
-os.environ["XDG_CACHE_HOME"] = _cache.name
+os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = _cache.name
 _figures = {"float32": 5e10, "bfloat16": 4e10, "elementwise_per_s": 2e9, "bandwidth": 1e10, "memory": 16 * 2**30}
 _figures |= {"call_s": 1e-5, "sending_s": 1e-4, "sending_s_a_processor": 1e-5, "sent_per_s": 2e9}
 this_machine.cache_file().parent.mkdir()

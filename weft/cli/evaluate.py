@@ -18,13 +18,16 @@ from ..mesh import as_mesh
 from ..text import columns
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
-from ..train.datasets import open_data
-from ..train.evaluation import EvaluationError, Evaluator
+from ..train.datasets import dims_of, open_data
+from ..train.evaluation import EvaluationError, Evaluator, evaluator_of
 from ..train.feeding import Feed
 from ..train.folder import learned_files
+from ..train.own.data import OwnData
+from ..train.own.evaluation import OwnEvaluator
 from ..train.sliding import size_of_windows, slide
+from .model import TRUST
 from .progress import Reporter, stderr_console
-from .terminal import reported, write
+from .terminal import reported, trusting, write
 from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, has_tokenizer, place_for, say
 
 EXAMPLES = """Examples:
@@ -63,14 +66,15 @@ def evaluate(
     ] = None,
     mesh: Mesh = None,
     layout: Layout = None,
+    trust: TRUST = False,
     json: Json = False,
 ) -> None:
     """Evaluate a checkpoint of a run on its held-out data, or on other data."""
     with reported(layout=layout):
-        opened = Run(run)
+        opened = Run(run, trusting(trust))
         trained = settings = opened.settings  # raises where there is no run
         if changes:
-            settings = read(run / CONFIG, changes)
+            settings = read(run / CONFIG, changes, trust=trusting(trust))
             _check_unseen(trained, settings, run)
         at = checkpoint_of(opened, step, best)
         place = place_for(settings, mesh, layout)
@@ -83,7 +87,8 @@ def evaluate(
         sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(batch or settings.batch, on, under))
         if sliding is not None:
             sized = size_of_windows(settings, sliding, batch, on, under)
-        evaluator = Evaluator(settings, Feed(sized, on, under, seed=settings.seed), dataset, tokenizer)
+        feed = Feed(sized, on, under, seed=settings.seed, dims=dims_of(dataset))
+        evaluator = evaluator_of(settings, feed, dataset, tokenizer)
         model = opened.load(on, under, at, average=average)
         with Reporter(stderr_console()) as reporter:
             found = evaluator(model, between=_telling(reporter, evaluator))
@@ -94,7 +99,7 @@ def evaluate(
 
 def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
     """Raises where more of a run's data is to be held out than was in training."""
-    if not _is_of_same_data(trained, changed):
+    if not _is_of_same_data(trained, changed) or changed.own_data is not None:
         return
     before, now = (texts.open_source(config.data).held_out for config in (trained, changed))
     is_within = type(before) is type(now) and now <= before
@@ -111,6 +116,8 @@ def _open_judged(
     settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sliding: texts.Sliding | None
 ) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
     """How the data are read, the tokenizer of the run, and the data."""
+    if settings.own_data is not None:
+        return _open_own(settings, settings.own_data, run, elsewhere)
     if not elsewhere and not settings.is_data_said:
         fact = f"the run {run.folder} names no data to judge it by"
         raise EvaluationError(fact, fix=f"give some: `weft eval {run.folder} --data FILE`")
@@ -159,7 +166,7 @@ def _are_other_bytes(trained: RunConfig, source: texts.Source) -> bool:
     return bool(learned and judged and (judged[0] >= learned[1] or judged[1] <= learned[0]))
 
 
-def _telling(reporter: Reporter, evaluator: Evaluator) -> Callable[[], None]:
+def _telling(reporter: Reporter, evaluator: Evaluator | OwnEvaluator) -> Callable[[], None]:
     """What tells of each batch of an evaluation as it begins."""
     numbers = itertools.count()
 
@@ -168,6 +175,20 @@ def _telling(reporter: Reporter, evaluator: Evaluator) -> Callable[[], None]:
             reporter.progress("evaluating", done + 1, evaluator.batches)
 
     return tell
+
+
+def _open_own(
+    settings: RunConfig, own: OwnData, run: Run, elsewhere: Mapping[str, Any]
+) -> tuple[RunConfig, None, texts.Dataset]:
+    """The part held out of data of one's own."""
+    if elsewhere:
+        fact = f"the data of {run.folder} come from `{own.call.name}`, and --data names files"
+        fix = "give its options instead: `--set data.KEY=VALUE`"
+        raise EvaluationError(fact, fix=fix, at="--data")
+    if own.held_out is None:
+        fix = "return some rows for the part 'evaluation'"
+        raise EvaluationError(f"`{own.call.name}` gave None for the part 'evaluation'", fix=fix, at=own.call.at)
+    return settings, None, own.held_out
 
 
 def _is_of_same_data(trained: RunConfig, changed: RunConfig) -> bool:
@@ -210,7 +231,11 @@ _LINES = {
 }
 
 
+_OF_OWN = {"run": "{}", "step": "{:,}", "rows": "{:,}", "seconds": "{:.1f}"}
+
+
 def result_text(result: Mapping[str, Any]) -> str:
     """The numbers of an evaluation, a line each."""
-    rows = [(name.replace("_", " "), form.format(result[name])) for name, form in _LINES.items() if name in result]
+    lines = _LINES if "tokens" in result else dict.fromkeys(result, "{:.4f}") | _OF_OWN
+    rows = [(name.replace("_", " "), form.format(result[name])) for name, form in lines.items() if name in result]
     return "\n".join(columns(rows))

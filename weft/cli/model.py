@@ -5,7 +5,6 @@ Every command that reads a program loads it here, so that a model is named in on
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -30,9 +29,12 @@ from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, RunConfig, read
+from ..train.own.code import UsersError, find_function, import_file, users_code
+from ..train.own.model import OwnModel
+from ..train.own.trust import Trust
 from ..train.step import first_model, make_step, shapes_of_call
 from ..train.wording import reword_size
-from .terminal import UsersError, users_code
+from .terminal import trusting
 
 
 class PresetOptimizer(StrEnum):
@@ -68,6 +70,7 @@ DECODE = Annotated[
         " at so many tokens in its KV cache. Weights are kept in the dtype they are computed in.",
     ),
 ]
+TRUST = Annotated[bool, typer.Option("--trust", help="Run code of somebody else's, if the run calls any.")]
 _STAGES = {"stage": "stages={}"}
 _TRAINED = _STAGES | {"batch": "--batch {}"} | dict.fromkeys(("length", "stream", "memory_length"), "--length {}")
 _DECODED = _STAGES | {"batch": "--batch {}"}
@@ -132,19 +135,20 @@ def load(
     optimizer: PresetOptimizer | None,
     loss: bool,
     decode: int | None = None,
+    trust: bool = False,
 ) -> Model:
     """What MODEL names; of presets sizes, an optimizer, the loss or decoding."""
     chosen = decode is not None and "--decode"
     check_only_one(chosen, loss and "--loss", optimizer is not None and "--optimizer")
     if decode is not None:
-        return load_decoding(name, decode, batch=batch, length=length)
+        return load_decoding(name, decode, batch=batch, length=length, trust=trusting(trust))
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
     if is_function(name) or is_run(name):
         for option in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
             if isinstance(option, str):
                 what = "file" if is_run(name) else "function"
                 raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{option}")
-        return load_run(name) if is_run(name) else load_function(name)
+        return load_run(name, trusting(trust)) if is_run(name) else load_function(name)
     return load_preset(name, optimizer=None if loss else optimizer or PresetOptimizer.adam, **sizes)
 
 
@@ -181,10 +185,9 @@ def is_run(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def load_run(name: str) -> Model:
+def load_run(name: str, trust: Trust = False) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
-    config = read(Path(name))
-    return _model_of_run(name, config)
+    return _model_of_run(name, read(Path(name), trust=trust))
 
 
 def _model_of_run(name: str, config: RunConfig) -> Model:
@@ -193,11 +196,14 @@ def _model_of_run(name: str, config: RunConfig) -> Model:
 
     def change(**options: Any) -> Model:
         of_train = {"microbatches": options.pop("microbatches")} if "microbatches" in options else {}
+        assert not isinstance(config.model, OwnModel)
         model, train = replace(config.model, **options), replace(config.train, **of_train)
         return _model_of_run(name, replace(config, model=model, train=train))
 
-    start = functools.partial(first_model, config)
-    values: dict[str, Any] = dict(start=start, vocab=config.model.vocab)
+    values: dict[str, Any] = dict(start=functools.partial(first_model, config))
+    if isinstance(config.model, OwnModel):
+        return Model(name, step, shapes_of_call(config, step), mesh, **values)
+    values["vocab"] = config.model.vocab
     return Model(name, step, shapes_of_call(config, step), mesh, sizes=_STAGES, change=change, **values)
 
 
@@ -235,12 +241,14 @@ def _values(config: models.ModelConfig) -> dict[str, Any]:
     return {"start": start, "vocab": getattr(config, "vocab", 1)}
 
 
-def load_decoding(name: str, context: int, *, batch: int | None, length: int | None) -> Model:
+def load_decoding(name: str, context: int, *, batch: int | None, length: int | None, trust: Trust = False) -> Model:
     """A step of decoding of a preset, on one processor, or of a run, on its own."""
     if is_function(name):
         raise typer.BadParameter("is for presets and runs; your function says what it does", param_hint="--decode")
-    run = read(Path(name)) if is_run(name) else None
+    run = read(Path(name), trust=trust) if is_run(name) else None
     config = find_preset(name) if run is None else run.model
+    if isinstance(config, OwnModel):
+        raise typer.BadParameter("is for models of the library; yours says itself what it does", param_hint="--decode")
     if length is not None and (run is not None or not isinstance(config, models.Seq2SeqConfig)):
         what = "your file says it itself" if run is not None else "how much a token looks at is what --decode says"
         raise typer.BadParameter(f"is for presets of encoder-decoders here; {what}", param_hint="--length")
@@ -279,7 +287,8 @@ def load_maker(name: str, values: Sequence[str] = ()) -> Callable[..., tuple[Cal
             fix="write it like `package.module:function` or `path/to/file.py:function`",
         )
     is_file = place.endswith(".py") or os.sep in place
-    module = _import_file(place, name) if is_file else _import_module(place, name)
+    looked = f"model: {name}   looked in {os.getcwd()}"
+    module = import_file(Path(place), place, state=looked) if is_file else _import_module(place, name)
     make = _find_function(module, wanted, name, values)
 
     def call(**values: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -307,34 +316,8 @@ def _import_module(place: str, name: str) -> ModuleType:
     )
 
 
-def _import_file(place: str, name: str) -> ModuleType:
-    path = Path(place)
-    if not path.is_file():
-        beside = [str(other) for other in path.parent.glob("*.py")]
-        fix = closest(place, beside) if beside else "give the path of a Python file, from here or from `/`"
-        raise WeftError(f"there is no file `{place}`", state=f"model: {name}   looked in {os.getcwd()}", fix=fix)
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise WeftError(f"`{place}` is not a Python file", state=f"model: {name}", fix="give one that ends in `.py`")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # where dataclasses look for the module of a class
-    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does
-    with users_code(f"`{place}` failed while it was imported"):
-        spec.loader.exec_module(module)
-    return module
-
-
 def _find_function(module: ModuleType, wanted: str, name: str, values: Sequence[str] = ()) -> Callable[..., Any]:
-    functions = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    ]
-    function = getattr(module, wanted, None)
-    if not callable(function):
-        fact = f"`{wanted}` in `{module.__name__}` is no function" if function is not None else ""
-        fact = fact or f"there is no function `{wanted}` in `{module.__name__}`"
-        raise WeftError(fact, state=f"model: {name}   file: {module.__file__}", fix=closest(wanted, functions))
+    function = find_function(module, wanted, state=f"model: {name}")
     if needed := [each for each in _arguments_needed(function) if each not in values]:
         raise WeftError(
             f"`{wanted}` in `{module.__name__}` needs arguments ({', '.join(needed)}); it is called with none",

@@ -20,9 +20,23 @@ from ..program.profiling import fill_shapes, keep_own_scopes, profile_calls
 from ..spmd import Bound, TrainState, TrainStep, bind, put
 from ..text import time_text
 from ..train.config import CONFIG
+from ..train.own.code import users_code
 from ..train.profiling import PROFILE
-from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, OPTIMIZER, Model, is_function, load, need_mesh_and_layout
-from .terminal import reported, users_code, write, write_program
+from .model import (
+    BATCH,
+    DECODE,
+    LAYOUT,
+    LENGTH,
+    LOSS,
+    MESH,
+    OPTIMIZER,
+    TRUST,
+    Model,
+    is_function,
+    load,
+    need_mesh_and_layout,
+)
+from .terminal import reported, write, write_program
 from .trained import say
 
 EXAMPLES = """Examples:
@@ -64,6 +78,7 @@ def profile(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    trust: TRUST = False,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Print only the N rows that took longest.")
     ] = None,
@@ -85,7 +100,7 @@ def profile(
         if folder.is_dir() and not Path(name).is_file():
             raise WeftError(f"there is no run in {folder}: no {CONFIG}", fix="give the folder of a run")
         keep_own_scopes()
-        chosen = load(name, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        chosen = load(name, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
         need_mesh_and_layout(chosen, mesh, layout)
         bound = _bind(chosen, mesh, layout)
         program = _trace(chosen, bound)

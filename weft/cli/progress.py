@@ -127,7 +127,7 @@ class Reporter:
         row, left = self._row, self._pace.left(at, self.steps)
         fields = {
             "loss": f"loss {row['loss']:.3f}" if is_real(row.get("loss")) else None,
-            "speed": f"{count_text(row['tokens_per_s'])} tokens/s" if is_real(row.get("tokens_per_s")) else None,
+            "speed": _speed(row),
             "mfu": f"mfu {100 * row['mfu']:.1f} %" if is_real(row.get("mfu")) else None,
             "left": None if left is None or at >= self.steps else f"ETA {duration_text(left)}",
             "memory": self._memory.text(),
@@ -316,7 +316,13 @@ def _bar(width: int, done: int, whole: int, begin: str, fields: list[str]) -> An
     return grid
 
 
-_NOT_TOLD = ("tokens", "byte_perplexity", "seconds")
+def _speed(row: dict[str, Any]) -> str | None:
+    """How many tokens a second, or rows where a model of one's own counts these."""
+    words = [word for word in ("tokens", "rows") if is_real(row.get(f"{word}_per_s"))]
+    return f"{count_text(row[f'{words[0]}_per_s'])} {words[0]}/s" if words else None
+
+
+_NOT_TOLD = ("tokens", "rows", "byte_perplexity", "seconds")
 _WORDLESS = 1e5  # a perplexity by word beyond this says only that the text is not made of words
 
 

@@ -16,6 +16,7 @@ from ..plan.hardware import hardware as find_hardware
 from ..plan.page import search_page
 from ..plan.search import MOST_AXES, SearchProgress
 from ..text import plural, time_text
+from ..train.own.code import users_code
 from .choices import preset_builder, read_choices
 from .model import (
     BATCH,
@@ -24,6 +25,7 @@ from .model import (
     LOSS,
     MODEL,
     OPTIMIZER,
+    TRUST,
     PresetOptimizer,
     is_function,
     is_run,
@@ -32,7 +34,7 @@ from .model import (
 )  # fmt: skip
 from .plan import HARDWARE, MEMORY, memory_bytes
 from .progress import Reporter, stderr_console
-from .terminal import reported, titled, users_code, write, write_program
+from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -74,6 +76,7 @@ def search(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    trust: TRUST = False,
     seconds: Annotated[
         float | None,
         typer.Option(min=0, metavar="S", help="End after so long with the best so far, and say what was not seen."),
@@ -91,7 +94,7 @@ def search(
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        how = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        how = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
         fn, args, wanted = _program(model, choices, how)
         named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
         options: dict[str, Any] = dict(
@@ -110,9 +113,8 @@ def search(
             write(json.dumps(ranking.to_dict(), indent=1))
         else:
             head = f"{model} on {machine}, {plural(ranking.best.mesh.size, 'processor')}"
-            write_program(titled(f"{head}\n\n{ranking}"))
-            if html is not None:
-                write(f"page: {html}")
+            page = f"\npage: {html}" if html is not None else ""
+            write_program(titled(f"{head}\n\n{ranking}{page}"))
         raise typer.Exit(INTERRUPTED if ranking.stopped == "interrupted" else 0)
 
 

@@ -13,6 +13,7 @@ from .model import (
     MESH,
     MODEL,
     OPTIMIZER,
+    TRUST,
     check_only_one,
     load,
     need_mesh_and_layout,
@@ -47,6 +48,7 @@ def show(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    trust: TRUST = False,
 ) -> None:
     """Print the SPMD program a model becomes on a mesh under a layout.
 
@@ -55,7 +57,7 @@ def show(
     """
     check_only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
     with reported(layout=layout):
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
         need_mesh_and_layout(chosen, mesh, layout)
         program = chosen.traced(mesh=mesh, layout=layout)
         if json:

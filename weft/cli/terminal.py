@@ -14,29 +14,12 @@ from typing import Any
 
 import typer
 
-from ..errors import WeftError, WeftWarning, is_users, short_path
+from ..errors import WeftError, WeftWarning
 from ..program.lines import Printed
+from ..train.own.code import UsersError, line_of, users_frames
+from ..train.own.trust import Trust
 from ..train.stopping import Interrupted, Stop
 from ..train.wording import KEY, reword
-
-
-class UsersError(WeftError):
-    """Code of the user's that failed by itself; its own error is the `__cause__`."""
-
-
-@contextlib.contextmanager
-def users_code(failed: str, state: str = "") -> Iterator[None]:
-    """Runs what the user wrote, printing to stderr; its errors say that it `failed`."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except WeftError:
-        raise
-    except (Exception, SystemExit) as error:
-        if line := _user_line(error):
-            raise UsersError(failed, state=state, fix="mend that line, or what calls it", at=line) from error
-        fix = "report all of the above: weft should have said what is wrong"
-        raise UsersError(failed, state=state, fix=fix, at="weft itself") from error
 
 
 @contextlib.contextmanager
@@ -69,6 +52,15 @@ def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
                 text = _reword(error, layout)
                 _say("error", text if error.is_placed else _mend_place(text, traceback.extract_tb(error.__traceback__)))
             raise typer.Exit(1) from None
+
+
+def trusting(is_said: bool) -> Trust:
+    """What allows code of somebody else's: `--trust`, or a yes at the terminal."""
+    return True if is_said else _ask
+
+
+def _ask(fact: str) -> bool:
+    return sys.stdin.isatty() and typer.confirm(f"{fact}\nRun it?", err=True)
 
 
 def write(text: str) -> None:
@@ -123,7 +115,7 @@ def _reword(error: WeftError, layout: str | None) -> str:
     text = str(error)
     if layout is not None:
         fix = reword(error.fix, layout)
-    elif _user_frames(traceback.extract_tb(error.__traceback__)):
+    elif users_frames(traceback.extract_tb(error.__traceback__)):
         return text
     else:
         written = re.search(r"layout: (\S*)", error.state)
@@ -138,22 +130,9 @@ def _mend_place(message: str, stack: Iterable[traceback.FrameSummary]) -> str:
         inner = [] if os.path.dirname(frame.filename) == os.path.dirname(__file__) else [*inner, frame]
     return (
         message
-        if _user_frames(inner)
+        if users_frames(inner)
         else re.sub(r"(?m)(^  |   )at (?!.*   at ).*$", r"\1on the command line", message)
     )
-
-
-def _user_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    return [frame for frame in frames if is_users(frame.filename)]
-
-
-def _user_line(error: BaseException) -> str:
-    """The line of the user's own that failed; empty if no line of his took part."""
-    if frames := _user_frames(traceback.extract_tb(error.__traceback__)):
-        return f"{short_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
-    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
-        return f"{short_path(error.filename)}:{error.lineno}"  # it was never run, so it has no frame
-    return ""
 
 
 def _is_ours(note: str) -> bool:
@@ -164,9 +143,9 @@ def _is_ours(note: str) -> bool:
 def _user_traceback(error: BaseException) -> str:
     """The traceback in the user's frames alone; whole where there are none."""
     whole = traceback.TracebackException.from_exception(error)
-    link: traceback.TracebackException | None = whole if _user_line(error) else None
+    link: traceback.TracebackException | None = whole if line_of(error) else None
     while link is not None:
-        link.stack = traceback.StackSummary.from_list(_user_frames(link.stack))
+        link.stack = traceback.StackSummary.from_list(users_frames(link.stack))
         notes = [note for note in getattr(link, "__notes__", None) or [] if not _is_ours(note)]
         link.__notes__ = notes or None
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

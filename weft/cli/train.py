@@ -19,8 +19,9 @@ from ..train.foresight import choose_layout
 from ..train.interface import NOTHING_LOST, before_a_step
 from ..train.runs import CHECKPOINTS
 from ..train.trainer import Options, Outcome, Trainer
+from .model import TRUST
 from .progress import Reporter
-from .terminal import reported, write
+from .terminal import reported, trusting, write
 
 EXAMPLES = """Examples:
 
@@ -46,6 +47,7 @@ def train(
     profile: Annotated[
         str | None, typer.Option(metavar="FROM:TO", help="Profile these steps, like 10:20, into the run's folder.")
     ] = None,
+    trust: TRUST = False,
     coordinator: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where the first of several processes listens.")
     ] = None,
@@ -60,7 +62,7 @@ def train(
         command = _command(config, run, changes or [])
         asked = Options(changed=changed, find_nan=find_nan, profile=_profiled_steps(profile))
         options = replace(asked, plan=True, is_own=True, command=command)
-        settings = read(config, changes or [])
+        settings = read(config, changes or [], trust=trusting(trust))
         joined = elastic.join(settings, coordinator, processes_, process)
         if not joined.used:
             return write("idle: no layout divides over all processes")
@@ -74,7 +76,8 @@ def train(
             stop.check()  # a search for a layout ends with the best so far
             model = trainer.model
             reporter.say(f"{folder}: {model.name}, {model.param_count:,} parameters")
-            reporter.say(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {model.batch} x {model.length}")
+            rows = f"{model.batch}" if settings.own_data is not None else f"{model.batch} x {settings.length}"
+            reporter.say(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {rows}")
             outcome = trainer.run()
             reporter.say(_ending(outcome, folder, began, command))
     if status := _status(outcome):

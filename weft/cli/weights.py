@@ -10,8 +10,10 @@ from .. import data, interop, nn
 from ..errors import WeftError
 from ..text import file_size_text
 from ..train import Run
+from ..train.own.model import OwnModel
 from ..train.runs import ORIGIN
-from .terminal import reported, write
+from .model import TRUST
+from .terminal import reported, trusting, write
 from .trained import Average, Best, Folder, Step, checkpoint_of, tokenizer_of
 
 IMPORT_EXAMPLES = """Examples:
@@ -47,7 +49,7 @@ def import_weights(
         if tokenizer is not None:
             tokenizer.save(run)
         interop.carry(folder, run / ORIGIN)
-        write(f"{_summary(model)}\nwritten to {run} as step 0")
+        write(f"{_summary(model.config, model)}\nwritten to {run} as step 0")
 
 
 def export_weights(
@@ -58,25 +60,31 @@ def export_weights(
     average: Average = 1,
     mesh: Mesh = None,
     layout: Layout = None,
+    trust: TRUST = False,
 ) -> None:
     """Write the weights of a run as Hugging Face's `transformers` reads them.
 
-    Its tokenizer is written beside them.
+    Its tokenizer is written beside them. Those of a model of your own are named by their paths in it.
     """
     with reported(layout=layout):
         _check_both(mesh, layout)
-        opened = Run(run)
+        opened = Run(run, trusting(trust))
         at = checkpoint_of(opened, step, best)
         model = opened.load(mesh, layout, at, average=average)
-        if opened.settings.lora.rank:
+        settings = opened.settings
+        if settings.lora.rank:
             model = nn.lora.merge(model)
+        if isinstance(settings.model, OwnModel):
+            interop.save_weights(model, folder, note=settings.model.call.saved)
+            write(f"{_summary(settings.model, model)}\nstep {at} written to {folder}")
+            return
         tokenizer = tokenizer_of(opened)
         origin, is_same = _origin(opened, tokenizer)
         keys = {} if is_same else _special_ids(model, tokenizer)
         interop.save(model, folder, keys=keys, like=origin, tokenizer=is_same)
         if tokenizer is not None and not is_same:
             tokenizer.save(folder)
-        write(f"{_summary(model)}\nstep {at} written to {folder}")
+        write(f"{_summary(model.config, model)}\nstep {at} written to {folder}")
 
 
 def _origin(run: Run, tokenizer: data.Tokenizer | None) -> tuple[Path | None, bool]:
@@ -102,8 +110,7 @@ def _check_both(mesh: str | None, layout: str | None) -> None:
         raise WeftError("only one of --mesh and --layout was given", fix="give both, or neither")
 
 
-def _summary(model: object) -> str:
+def _summary(config: Any, model: object) -> str:
     dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model)})
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
-    config = model.config  # type: ignore[attr-defined]
     return f"{config.name}: {config.param_count:,} parameters in {' and '.join(dtypes)}, {file_size_text(size)}"

@@ -40,7 +40,7 @@ class Batches:
         self.dataset, self.batch, self.seed = dataset, batch, seed
         self.process, self.processes = process, processes
         self._put = put
-        self._order: Shuffled | Bucketed = (
+        self.order: Shuffled | Bucketed = (
             Shuffled(len(dataset), batch, seed)
             if dataset.bucket_of is None
             else Bucketed(dataset.bucket_of, batch, seed)
@@ -58,7 +58,7 @@ class Batches:
     @property
     def steps_per_epoch(self) -> float:
         """How many batches show every example once."""
-        return float(self._order.steps)
+        return float(self.order.steps)
 
     def seek(self, step: int) -> None:
         """Makes batch `step` the next, a late one as fast as an early one."""
@@ -70,7 +70,7 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """This process's share of batch `step`, made now and not put anywhere."""
-        rows, bucket = self._order.rows(step)
+        rows, bucket = self.order.rows(step)
         return self.dataset.take(rows[self._rows], bucket)
 
     def __iter__(self) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class Batches:
         The last batch, or the last of each bucket, is padded with rows of weight 0. Where a dataset has no weights of
         its own, `weights` are those of the rows.
         """
-        for rows, bucket in self._order.once():
+        for rows, bucket in self.order.once():
             share = rows[self._rows]
             yield {"weights": (share >= 0).astype(np.float32)} | self.dataset.take(share, bucket)
 

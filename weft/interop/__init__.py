@@ -12,12 +12,11 @@ from ..errors import RegionError
 from ..layout import LayoutLike, as_layout, open_region
 from ..mesh import MeshLike, as_mesh
 from ..namespace import namespace as _namespace
+from .by_path import load_weights, save_weights
 from .companions import carry
-from .files import WeightsError
+from .files import SHARD_BYTES, WeightsError
 from .loading import ModelFolder, load_model
 from .saving import save_model
-
-SHARD_BYTES = 5 * 10**9
 
 
 def read_config(folder: Any, **changes: Any) -> Any:
@@ -67,6 +66,6 @@ def save(
     save_model(model, Path(folder), shard_bytes, dict(keys or {}), None if like is None else Path(like), tokenizer)
 
 
-__all__ = ["SHARD_BYTES", "WeightsError", "carry", "load", "read_config", "save"]
+__all__ = ["SHARD_BYTES", "WeightsError", "carry", "load", "load_weights", "read_config", "save", "save_weights"]
 
 __dir__, __getattr__ = _namespace(globals(), called="interop")

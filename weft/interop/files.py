@@ -23,6 +23,7 @@ from ..small_files import MOST_BYTES, Reader, is_file, short
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 DTYPES = {"F32": np.dtype("float32"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("float16")}
+SHARD_BYTES = 5 * 10**9
 _WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 

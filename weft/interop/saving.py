@@ -116,6 +116,11 @@ def _check_one_dtype(made_of: Mapping[str, Sequence[tuple[str, Any]]], dtypes: M
             )
 
 
+def gather_whole(array: Any) -> np.ndarray:
+    """The values of an array, whole on this host."""
+    return _gather(array, ())
+
+
 def _gather(array: Any, places: Sequence[int]) -> np.ndarray:
     """The values at some places of the first dims, whole on this host."""
     sharding = array.sharding

@@ -14,6 +14,7 @@ from ..models import TransformerConfig
 from ..nn.weights import Weight, path_text
 from . import wording
 from .keys import SET, Where
+from .own.model import OwnModel
 from .settings import AUTO, ConfigError, RunConfig
 
 _BATCH, _PLACE = ("train.batch", "train.tokens", "model.batch"), ("layout", "mesh")  # keys that say it together
@@ -60,7 +61,7 @@ def check_together(config: RunConfig, where: Where) -> None:
         if getattr(config, key) not in ("", AUTO):
             try:
                 value = read_it(getattr(config, key))
-                if isinstance(value, Layout):
+                if isinstance(value, Layout) and not isinstance(config.model, OwnModel):  # whose dims are its own
                     value.check_dims(config.model.dims)
             except WeftError as error:
                 raise ConfigError(
@@ -98,7 +99,10 @@ def _check_place(config: RunConfig, where: Where) -> None:
     try:
         region = Region(mesh, layout)
         places: dict[str, tuple[Shape, str | None]] = {
-            "the batch": (Shape([model.dim("batch"), model.dim("length")]), None)
+            "the batch": (
+                Shape([model.dim("batch"), *([] if isinstance(model, OwnModel) else [model.dim("length")])]),
+                None,
+            )
         }
         for path, weight in _weights(model.blueprint()).items():
             places[f"`{path}`"] = weight.stored_dims, "params"

@@ -16,6 +16,10 @@ from ..fields import bounds_of, choices_of, kinds_of
 from ..small_files import DEEPEST, Reader, short
 from .checks import check_together
 from .keys import SET, Where, lines_of
+from .own.code import read_call
+from .own.data import OwnData
+from .own.model import OwnModel
+from .own.trust import Trust, need_trust
 from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigError, RunConfig
 from .tables import OPEN_TABLES, TABLES
 
@@ -28,8 +32,11 @@ _CHANGE = Reader(ConfigError, fix="give a plain value, in UTF-8, like `--set tra
 __all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
 
 
-def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
-    """The configuration in a file, with changes like `train.steps=1000` on top."""
+def read(path: Path | str, changes: Sequence[str] = (), *, trust: Trust = False) -> RunConfig:
+    """The configuration in a file, with changes like `train.steps=1000` on top.
+
+    Code that it calls and that may be another's is run only if `trust` says so.
+    """
     path = Path(path)
     if not os.path.exists(path):
         beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
@@ -42,10 +49,10 @@ def read(path: Path | str, changes: Sequence[str] = ()) -> RunConfig:
     where = lines_of(path, text)
     for change in changes:
         _change(values, change, where)
-    return parse(values, where)
+    return parse(values, where, trust=trust)
 
 
-def parse(values: Mapping[str, Any], where: Where) -> RunConfig:
+def parse(values: Mapping[str, Any], where: Where, *, trust: Trust = False) -> RunConfig:
     """The configuration of these values."""
     values = dict(values)
     for key in ("data", "tokenizer"):
@@ -55,9 +62,12 @@ def parse(values: Mapping[str, Any], where: Where) -> RunConfig:
     for key in values:
         if key not in known:
             raise ConfigError(f"`{key}` is no key of a run", fix=closest(key, known), at=where(key))
-    checked: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where)}
+    checked: dict[str, Any] = {"model": _model(values.pop("model", {}), values.get("init_from"), where, trust)}
     for key, value in values.items():
-        if key in OPEN_TABLES:
+        if key == "data" and isinstance(value, Mapping) and "call" in value:
+            is_library = not isinstance(checked["model"], OwnModel)
+            checked["data"], checked["own_data"] = value, _own_data(value, where, trust, is_library=is_library)
+        elif key in OPEN_TABLES:
             checked[key] = _open_table(key, value, where)
         elif key in TABLES:
             checked[key] = _table(key, value, where)
@@ -85,6 +95,21 @@ def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
         if isinstance(value, Mapping):
             _open_table(name, value, Where(where(f"{name}.{key}"), {}))
     return read
+
+
+def _own_data(values: Mapping[str, Any], where: Where, trust: Trust, *, is_library: bool) -> OwnData:
+    """The data of a call, if it may be run."""
+    call = read_call(values, "data", where.file, where)
+    need_trust(call, Path(where.file), trust)
+    call.check()
+    return OwnData(call, weighted=is_library)
+
+
+def _own_model(values: Mapping[str, Any], where: Where, trust: Trust) -> OwnModel:
+    """The model that a call makes, if it may be run."""
+    call = read_call(values, "model", where.file, where)
+    need_trust(call, Path(where.file), trust)
+    return OwnModel.of(call)
 
 
 def _table(name: str, values: Any, where: Where) -> Any:
@@ -134,7 +159,9 @@ def _tuple(key: str, field: "dataclasses.Field[Any]", value: Any, where: Where) 
     return tuple(values)
 
 
-def _model(values: Any, init_from: Any, where: Where) -> models.TransformerConfig:
+def _model(values: Any, init_from: Any, where: Where, trust: Trust) -> models.TransformerConfig | OwnModel:
+    if isinstance(values, Mapping) and "call" in values:
+        return _own_model(values, where, trust)
     if isinstance(values, str):
         values = _stands_for("model", values)
     if not isinstance(values, Mapping) or not ("preset" in values or "kind" in values or init_from is not None):
@@ -179,6 +206,9 @@ def model_in(folder: Path) -> models.TransformerConfig:
     if not path.exists():
         return interop.read_config(folder)
     values, _ = _TOML.toml(path)
+    if isinstance(values.get("model"), dict) and "call" in values["model"]:
+        fact = f"the weights in {folder} are of a model of somebody's own, {values['model']['call']!r:.60}"
+        raise ConfigError(fact, fix="say the same here: `[model] call = ...`")
     if not isinstance(values.get("model"), dict):
         raise ConfigError(f"{path} has no table `model`", fix=closest("model", values))
     return models.from_fields(values["model"], where=str(path))

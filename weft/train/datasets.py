@@ -5,14 +5,20 @@ Imports the data and the configuration. What is wrong with data is said with the
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import data
 from ..models import Seq2SeqConfig
 from .config import ConfigError, RunConfig
+from .own.model import OwnModel
 from .runs import CACHE
+
+
+def dims_of(dataset: data.Dataset) -> Mapping[str, Sequence[str]]:
+    """The names of what follows `batch` in each array, where a dataset has its own."""
+    return getattr(dataset, "dims", {})
 
 
 class RunData(NamedTuple):
@@ -29,11 +35,17 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
 
     What is made of texts is kept in the folder's cache.
     """
+    if config.own_data is not None:
+        with _in_file(config, "data"):
+            return RunData(None, config.own_data.training, config.own_data.held_out)
     cache = folder / CACHE
+    if isinstance(config.model, OwnModel) and config.train.length is None:
+        fact = f"`train.length` is not said, and texts are cut to it: `{config.model.name}` brings none"
+        raise ConfigError(fact, fix="say it: `length = 256` in `[train]`", at=config.place("train"))
     with _in_file(config, "data"):
         source = data.open_source(config.data)
     is_pair_model = isinstance(config.model, Seq2SeqConfig)
-    if is_pair_model != source.is_pairs:
+    if is_pair_model != source.is_pairs and not isinstance(config.model, OwnModel):
         needs, has = ("pairs of texts", "texts") if is_pair_model else ("texts", "pairs of texts")
         raise ConfigError(
             f"`{config.model.name}` learns from {needs}, and {source.files[0]} holds {has}",
@@ -54,7 +66,8 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
         training = dataset(source, tokenizer, part="train", **options)
         held_out = dataset(source, tokenizer, part="evaluation", **options) if is_held_out else None
     with _in_file(config, "model", "vocab"):
-        data.check_vocab_of(training, config.model.vocab)
+        if not isinstance(config.model, OwnModel):
+            data.check_vocab_of(training, config.model.vocab)
     return RunData(tokenizer, training, held_out)
 
 

@@ -27,6 +27,8 @@ from .config import ConfigError, RunConfig
 from .feeding import Feed
 from .interface import Listener
 from .metrics import Metrics
+from .own.evaluation import OwnEvaluator
+from .own.model import OwnModel
 from .step import evaluated_model, read_scalar
 from .stopping import Stop
 from .watchdog import Watchdog
@@ -101,6 +103,19 @@ class Evaluator:
         return count_words_and_bytes(np.concatenate(ids), self.tokenizer)
 
 
+def evaluator_of(
+    config: RunConfig, feed: Feed, dataset: data.Dataset, tokenizer: data.Tokenizer | None
+) -> "Evaluator | OwnEvaluator":
+    """What evaluates the models of a run by a dataset."""
+    if not isinstance(config.model, OwnModel):
+        return Evaluator(config, feed, dataset, tokenizer)
+    if config.eval.metrics:
+        fact = f"`eval.metrics` names {config.eval.metrics[0]!r}, and the model is your own"
+        fix = "leave it out, and give metrics beside the loss: `return loss, {'accuracy': accuracy}`"
+        raise ConfigError(fact, fix=fix, at=config.place("eval.metrics", "eval"))
+    return OwnEvaluator(config, config.model, feed, dataset)
+
+
 def count_words_and_bytes(ids: np.ndarray, tokenizer: data.Tokenizer) -> tuple[int, int]:
     """How many words and bytes some ids are; a document's end is one of each."""
     ends = np.flatnonzero(ids == tokenizer.end) if tokenizer.end is not None else np.array([], int)
@@ -134,7 +149,7 @@ class PeriodicEvaluation:
         self,
         config: RunConfig,
         folder: Path,
-        evaluator: Evaluator | None,
+        evaluator: Evaluator | OwnEvaluator | None,
         metrics: Metrics,
         listener: Listener,
         watchdog: Watchdog,

@@ -3,7 +3,8 @@
 Imports the data, the models and the language. Every processor gets its slice of every row it holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,13 +17,22 @@ from ..mesh import Mesh
 from ..models import EncoderConfig, TransformerConfig
 from ..spmd.place import sharding_of
 from ..tensor import Tensor, make
+from .own.model import OwnModel
 
 
 class Feed:
-    """Makes batches of a dataset and places them on a mesh."""
+    """Makes batches of a dataset and places them on a mesh; `dims` follow `batch`."""
 
-    def __init__(self, model: TransformerConfig, mesh: Mesh, layout: Layout, *, seed: int):
-        self.model, self.mesh, self.layout, self.seed = model, mesh, layout, seed
+    def __init__(
+        self,
+        model: TransformerConfig | OwnModel,
+        mesh: Mesh,
+        layout: Layout,
+        *,
+        seed: int,
+        dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ):
+        self.model, self.mesh, self.layout, self.seed, self.dims = model, mesh, layout, seed, dims
         self.region = Region(mesh, layout)
         self.rows = self._rows_here()
 
@@ -35,12 +45,12 @@ class Feed:
         """The batch of all processes on the mesh, given this one's rows."""
         if isinstance(self.model, EncoderConfig) and "inputs" in batch:  # it masks words of whole texts itself
             batch = {"tokens" if name == "targets" else name: x for name, x in batch.items() if name != "inputs"}
-        return {name: self._place(rows) for name, rows in batch.items()}
+        return {name: self._place(rows, self.dims.get(name, ("length",))) for name, rows in batch.items()}
 
-    def _place(self, rows: np.ndarray) -> Tensor:
+    def _place(self, rows: np.ndarray, names: Sequence[str]) -> Tensor:
         """The tensor of all rows, of which each process holds some and reads no others."""
         size = self.model.batch
-        sizes = dict(zip(("batch", "length"), (size, *rows.shape[1:]), strict=False))
+        sizes = dict(zip(("batch", *names), (size, *rows.shape[1:]), strict=False))
         dims = Shape(Dim(name, size) for name, size in sizes.items())
 
         def slice_of(index: Any) -> np.ndarray:

@@ -25,6 +25,9 @@ from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, ConfigError, RunConfig
 from .interface import Outcome
 from .keys import changes_of
+from .own.code import OwnCall
+from .own.copies import code_changes, keep_code
+from .own.model import OwnModel
 from .runs import CACHE, ORIGIN, Lock, RunError
 
 DATA, OUTCOME = "data.json", "run.json"
@@ -72,6 +75,7 @@ class Folder:
         _write(self.path / DATA, json.dumps(self._data_now).encode())
         (self.path / OUTCOME).unlink(missing_ok=True)
         self._keep_origin()
+        keep_code(self.path, self._calls)
         if tokenizer is not None and ((before := self._tokenizer_before) is None or before.key != tokenizer.key):
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
@@ -97,6 +101,9 @@ class Folder:
     def check_config(self) -> None:
         """Names the keys where the run was begun with another configuration."""
         before, now = self._config_before(), self.config.to_dict()
+        if before is not None and (changes := code_changes(self.path, self._calls)):
+            self._refuse_unless_wanted(f"{self.path} was begun with other code: {changes}")
+            self.say(f"goes on with other code: {changes}")
         if before is not None:
             changed, free = changes_of(before, now)
             if changed:
@@ -151,8 +158,16 @@ class Folder:
                 say = f'it lies there: `tokenizer = "{start}"`'
                 self.say(f"THE WEIGHTS in {start} were learned with ANOTHER TOKENIZER, of {theirs.vocab} ids; {say}")
 
+    @property
+    def _calls(self) -> list[OwnCall]:
+        """The code of one's own that the run calls."""
+        model, own_data = self.config.model, self.config.own_data
+        return [*([model.call] if isinstance(model, OwnModel) else []), *([own_data.call] if own_data else [])]
+
     @functools.cached_property
     def _data_now(self) -> dict[str, Any]:
+        if self.config.own_data is not None:
+            return {"learned": [], "evaluation": []}
         source = data.open_source(self.config.data)
         cache, apart = self.path / CACHE, source.held_apart
         return {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}

@@ -143,9 +143,10 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
 
 def _searched(config: RunConfig) -> list[str] | None:
     """The dims that are searched before a run; None: those the model says."""
-    if not isinstance(config.model, TransformerConfig):
+    model = config.sized_model
+    if not isinstance(model, TransformerConfig):
         return None
-    names = config.sized_model.dims.names
+    names = model.dims.names
     return [rule for rule in SEARCHED_FIRST if rule in names or rule == "params.d_model"]
 
 

@@ -18,6 +18,7 @@ from .config import RunConfig
 from .foresight import Forecast
 from .interface import Listener, TrainingError
 from .metrics import Metrics, Row
+from .own.model import OwnModel
 from .speed import flops_per_token, peak_flops
 from .spikes import Spike
 from .step import optimizer_metrics, read_scalar
@@ -83,7 +84,10 @@ class Log:
             self.forecast.compare((now - self.since) / (at - self.from_step))
         self.since, self.from_step, self.rows = now, at, self.rows + 1
         used = None if self._peak is None or self._work is None else tokens * self._work / self._peak
-        return {"step": at, **row, "tokens_per_s": tokens, "mfu": used}
+        rate = {"tokens_per_s": tokens}
+        if isinstance(config.model, OwnModel):
+            rate = {"rows_per_s": tokens / config.length}
+        return {"step": at, **row, **rate, "mfu": used}
 
     def _check(self, at: int) -> None:
         if self.in_a_row >= self.config.train.bad_steps:

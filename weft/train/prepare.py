@@ -10,8 +10,8 @@ from .. import data
 from ..spmd.step import TrainState, TrainStep
 from ..spmd.together import broadcast_int, wait_for_all
 from .config import ConfigError, RunConfig
-from .datasets import RunData, open_data
-from .evaluation import Evaluator, PeriodicEvaluation
+from .datasets import RunData, dims_of, open_data
+from .evaluation import PeriodicEvaluation, evaluator_of
 from .feeding import Feed
 from .folder import Folder
 from .foresight import Forecast
@@ -69,8 +69,8 @@ def prepare(
 ) -> Prepared:
     """Opens the data, restores or makes the state, and writes the folder's files."""
     tokenizer, training, held_out = _open_data(config, folder, saver, listener)
-    feed = Feed(config.sized_model, *config.runs_on, seed=config.seed)
-    evaluator = None if held_out is None else Evaluator(config, feed, held_out, tokenizer)
+    feed = Feed(config.sized_model, *config.runs_on, seed=config.seed, dims=dims_of(training))
+    evaluator = None if held_out is None else evaluator_of(config, feed, held_out, tokenizer)
     forecast = Forecast(config, listener) if options.plan else None
     if forecast is not None:
         listener.say(str(forecast))

@@ -27,6 +27,8 @@ from ..spmd.place import sharding_of
 from .checkpoints import CheckpointError, Checkpoints
 from .config import CONFIG, RunConfig, parse
 from .keys import lines_of
+from .own.model import OwnModel
+from .own.trust import Trust
 from .step import arrays_of, refill, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
@@ -42,6 +44,8 @@ class Run:
     """A run in a folder."""
 
     folder: Path
+    trust: Trust = False
+    """Whether code of somebody else's, which the run calls, may be run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -71,10 +75,10 @@ class Run:
         if not is_file(path):
             raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run")
         values, text = Reader(RunError, fix="mend it").toml(path)
-        return parse(values, lines_of(path, text))
+        return parse(values, lines_of(path, text), trust=self.trust)
 
     @property
-    def config(self) -> models.TransformerConfig:
+    def config(self) -> models.TransformerConfig | OwnModel:
         """The configuration of its model."""
         return self.settings.model
 

@@ -17,6 +17,7 @@ from ..spmd.together import broadcast_int
 from .checkpoints import CheckpointError, Checkpoints, OtherModelError
 from .config import RunConfig
 from .interface import Listener, Outcome, TrainingError, before_a_step
+from .own.model import OwnModel
 from .runs import CHECKPOINTS
 from .spikes import is_of_spikes
 from .start import first_weights
@@ -98,6 +99,9 @@ class Saver:
 
     def _of_another_model(self, fact: str, at: int) -> TrainingError:
         """What is told where a checkpoint is of another model, or of other stages."""
+        if isinstance(self.config.model, OwnModel):
+            fix = "name another folder with --run, or train the model that this one is of"
+            return TrainingError(fact, fix=fix, at=str(self.folder))
         model = fields(self.config.model)
         before = self.checkpoints.metadata(at).get("config", {}).get("model", {})
         cut = [name for name in _CUT if name in model and before.get(name, model[name]) != model[name]]

@@ -12,6 +12,8 @@ from ..errors import WeftError
 from ..fields import bounded
 from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
+from .own.data import OwnData
+from .own.model import OwnModel
 from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Train
 
 CONFIG = "config.toml"
@@ -29,7 +31,7 @@ class ConfigError(WeftError):
 class RunConfig:
     """All of a run: what is trained, on what, where and how."""
 
-    model: models.TransformerConfig
+    model: models.TransformerConfig | OwnModel
     name: str = "run"
     seed: int = bounded(0, least=0, below=2**32)
     mesh: str = ""
@@ -45,6 +47,8 @@ class RunConfig:
     """As `data.open_tokenizer` reads it."""
     data: Mapping[str, Any] = dataclasses.field(default_factory=lambda: UNSAID_DATA)
     """As `data.open_source` reads it."""
+    own_data: OwnData | None = dataclasses.field(default=None, compare=False, repr=False)
+    """The data that a call gives, where `data` names one."""
     eval: Evaluation = dataclasses.field(default_factory=Evaluation)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     lora: Lora = dataclasses.field(default_factory=Lora)
@@ -77,8 +81,10 @@ class RunConfig:
         return self.train.batch or self.model.batch
 
     @property
-    def sized_model(self) -> models.TransformerConfig:
+    def sized_model(self) -> models.TransformerConfig | OwnModel:
         """The model's configuration for the run's batches; old weights keep positions."""
+        if isinstance(self.model, OwnModel):
+            return dataclasses.replace(self.model, batch=self.batch)
         most = self.model.max_length
         if self.init_from is not None and self.model.max_positions > self.length:
             most = self.model.max_positions
@@ -103,8 +109,9 @@ class RunConfig:
         """The whole configuration as plain values, None left out."""
         plain = {name: getattr(self, name) for name in ("name", "seed", "mesh", "layout", "init_from", "hardware")}
         tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
-        open_tables = {"data": self.data, "tokenizer": self.tokenizer}
-        return _without_none({**plain, "model": models.fields(self.model), **open_tables, **tables})
+        model = self.model.call.saved if isinstance(self.model, OwnModel) else models.fields(self.model)
+        data = self.data if self.own_data is None else {**self.data, **self.own_data.call.saved}
+        return _without_none({**plain, "model": model, "data": data, "tokenizer": self.tokenizer, **tables})
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

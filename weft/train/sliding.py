@@ -23,7 +23,7 @@ def slide(config: RunConfig, window: int, stride: int | None, mesh: Mesh, layout
         raise EvaluationError(
             f"windows slide over texts, and `{model.name}` is {what}", fix="leave out --window and --stride"
         )
-    most = config.sized_model.max_positions
+    most = _sized(config).max_positions
     if model.positions == "learned" and window > most:
         raise EvaluationError(
             f"the window has {window} tokens, and the model has learned {most} positions",
@@ -44,6 +44,12 @@ def size_of_windows(
 ) -> TransformerConfig:
     """The sizes for so many windows at once; if not said, for a training batch."""
     rows = batch or max(config.batch * config.length // sliding.length, 1)
-    return dataclasses.replace(
-        config.sized_model, batch=round_up_batch(rows, mesh, layout), max_length=config.sized_model.max_positions
-    )
+    sized = _sized(config)
+    return dataclasses.replace(sized, batch=round_up_batch(rows, mesh, layout), max_length=sized.max_positions)
+
+
+def _sized(config: RunConfig) -> TransformerConfig:
+    """The run's model, which is one of tokens."""
+    model = config.sized_model
+    assert isinstance(model, TransformerConfig)
+    return model

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import interop, models, nn
+from .. import interop, nn
 from ..compat import to_device
 from ..dims import Shape
 from ..errors import closest
@@ -20,7 +20,7 @@ from ..spmd.place import sharding_of
 from ..tensor import Tensor, make
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
-from .step import first_model, prepare_model, refill
+from .step import first_model, new_model, prepare_model, refill
 
 POSITIONS = "positions.table"
 _CUT = ("stages", "pipeline_microbatches", "pipeline_rounds")
@@ -38,14 +38,18 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
         model = nn.lora.merge(model) if run.settings.lora.rank else model
     else:
         model = interop.load(folder, mesh, layout, **(cut if cut["stages"] not in (None, 1) else {}))
-    shapes = jax.eval_shape(lambda: models.init(config.sized_model, jax.random.key(0), mesh, layout))
+    shapes = jax.eval_shape(lambda: new_model(config, mesh, layout))
     wanted, there = tensors_by_path(shapes), tensors_by_path(model)
     for path in sorted(wanted.keys() | there.keys()):
         if path not in there or path not in wanted:
             lacks, known = (folder, there) if path not in there else ("the run's model", wanted)
             raise ConfigError(f"{lacks} has no `{path}`", fix=f"{closest(path, known)}; leave out what `model` changes")
         have, want = there[path].dims, wanted[path].dims
-        if have != want and model.config.layers == config.model.layers and _differ_in_stages(have, want):
+        if (
+            have != want
+            and _differ_in_stages(have, want)
+            and model.config.layers == getattr(config.model, "layers", None)
+        ):
             there[path] = _restack(there[path], want, Region(mesh, layout))
             continue
         if have != want and not (path == POSITIONS and _has_more_rows(have, want)):

@@ -23,6 +23,7 @@ from ..spmd.step import TrainState, TrainStep
 from ..tensor import Tensor, is_tensor, make, tensor
 from .config import RunConfig
 from .optimizers import optimizer
+from .own.model import OwnModel, weight_of
 from .spikes import History, is_spike, no_history
 
 KEEP = "keep"  # what `train.spikes` is where none is looked for
@@ -51,7 +52,13 @@ class Averaged(NamedTuple):
 
 def first_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
     """The model a run begins with, where no weights are given, with its LoRA."""
-    return prepare_model(models.init(config.sized_model, _key(config, _WEIGHTS), mesh, layout), config)
+    return prepare_model(new_model(config, mesh, layout), config)
+
+
+def new_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
+    """The run's model with its first weights, all of them trained, without LoRA."""
+    model, key = config.sized_model, _key(config, _WEIGHTS)
+    return model.init(key, mesh, layout) if isinstance(model, OwnModel) else models.init(model, key, mesh, layout)
 
 
 def shapes_of_model(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> Any:
@@ -73,12 +80,23 @@ def _key(config: RunConfig, purpose: int) -> Any:
 
 def shapes_of_call(config: RunConfig, step: TrainStep) -> tuple[Any, ...]:
     """What a step is called with, as shapes: its state, a batch, and its number."""
-    rows = [config.sized_model.dim("batch"), config.sized_model.dim("length")]
+    state, number = step.init(shapes_of_model(config)), jax.ShapeDtypeStruct((), "int32")
+    if config.own_data is not None:
+        return state, config.own_data.batch_shapes(config.batch), number
+    rows = [Dim("batch", config.batch), Dim("length", config.length)]
     ids, weights = (
         tensor(jax.ShapeDtypeStruct((config.batch, config.length), dtype), rows) for dtype in ("int32", "float32")
     )
     batch = {"inputs": ids, "targets": ids, "weights": weights}
-    return step.init(shapes_of_model(config)), batch, jax.ShapeDtypeStruct((), "int32")
+    if isinstance(config.model, OwnModel) and config.train.pack and not config.train.across:
+        batch |= {"segments": ids, "positions": ids}  # of which a loss of one's own may ask
+    return state, batch, number
+
+
+def loss_and_metrics(config: RunConfig, model: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Any]]:
+    """The loss of a batch, and metrics."""
+    own = config.model
+    return own.loss_and_metrics(model, batch, key) if isinstance(own, OwnModel) else model.loss_and_metrics(batch, key)
 
 
 def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None = None) -> TrainStep:
@@ -88,16 +106,18 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
     numbers follow from it and the seed, so that no key is carried from step to step.
     """
     microbatches, scale = config.train.microbatches, config.train.loss_scale or 1.0
+    is_own = isinstance(config.model, OwnModel)
 
     def loss(model: Any, batch: Any, number: Any) -> tuple[Tensor, dict[str, Tensor]]:
         key = jax.random.fold_in(_key(config, _NOISE), number)
         if microbatches == 1:
-            value, metrics = model.loss_and_metrics(batch, key)
+            value, metrics = loss_and_metrics(config, model, batch, key)
             return value * scale, metrics
 
         def part(model: Any, rows: Any) -> tuple[Tensor, Tensor]:
-            value, metrics = model.loss_and_metrics(rows, key)
-            return value * metrics["tokens"], metrics["tokens"]
+            value, metrics = loss_and_metrics(config, model, rows, key)
+            weight = weight_of(metrics, rows) if is_own else metrics["tokens"]
+            return value * weight, weight
 
         return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=microbatches) * scale, {}
 

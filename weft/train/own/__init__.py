@@ -1,0 +1,1 @@
+"""Models and data of the user's own in a run: `call = "my_file.py:make"`."""

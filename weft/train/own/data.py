@@ -1,0 +1,60 @@
+"""A dataset of the user's own as a run's: what the call gives of each part.
+
+Imports the data. `dataset(part, **options)` is called with `train` and with `evaluation`, and gives None where nothing
+is held out.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from ...data.own import OwnRows
+from ...dims import Dim
+from ...tensor import Tensor, tensor
+from .code import CodeError, OwnCall, users_code
+
+Opened = OwnRows
+
+
+class OwnData:
+    """The data of a run that a call gives, opened when they are asked for."""
+
+    def __init__(self, call: OwnCall, *, weighted: bool):
+        self.call, self._weighted = call, weighted
+
+    @functools.cached_property
+    def training(self) -> Opened:
+        """What is learned from."""
+        opened = self._open("train")
+        if opened is None:
+            fix = "return rows for the part 'train', and None for what there is not of 'evaluation'"
+            raise CodeError(f"`{self.call.name}` gave None for the part 'train'", fix=fix, at=self.call.at)
+        return opened
+
+    @functools.cached_property
+    def held_out(self) -> Opened | None:
+        """What is judged by; None where there is nothing."""
+        return self._open("evaluation")
+
+    def batch_shapes(self, batch: int) -> dict[str, Tensor]:
+        """A batch as shapes."""
+        data = self.training
+        return {name: _shape(batch, data.dims[name], shape, dtype) for name, (shape, dtype) in data.row_shapes.items()}
+
+    def _open(self, part: str) -> Opened | None:
+        given = self.call(part)
+        if given is None:
+            return None
+        if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping | str):
+            with users_code(f"a row of `{self.call.name}` could not be read"):
+                return OwnRows(given, self.call.name, weighted=self._weighted)
+        fix = "give something with a length, and a dict of arrays for each number: a list of dicts, or a class"
+        fact = f"`{self.call.name}` gave {given!r:.60} for the part {part!r}"
+        raise CodeError(fact, fix=fix, at=self.call.at)
+
+
+def _shape(batch: int, names: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    sizes = zip(("batch", *names), (batch, *shape), strict=True)
+    return tensor(jax.ShapeDtypeStruct((batch, *shape), dtype), [Dim(name, size) for name, size in sizes])
