@@ -147,10 +147,10 @@ def test_what_a_file_imports_from_beside_it_is_kept_too(tmp_path, monkeypatch):
     (tmp_path / "loom" / "deep.py").write_text("WIDTH = 8\n")
     (tmp_path / "unused.py").write_text("WIDTH = 9\n")
     text = "import numpy\nfrom loom import WIDTH\nfrom tests.train import own_net\n\n"
-    (tmp_path / "mine.py").write_text(f"{text}def make():\n    return own_net.make(WIDTH)\n")
-    values = {**TABLES, "model": {"call": "mine.py:make"}, "data": {"call": f"{HERE}/own_net.py:dataset"}}
+    (tmp_path / "woven_net.py").write_text(f"{text}def make():\n    return own_net.make(WIDTH)\n")
+    values = {**TABLES, "model": {"call": "woven_net.py:make"}, "data": {"call": f"{HERE}/own_net.py:dataset"}}
     config = parse(values, lines_of(tmp_path / "run.toml", ""))
-    assert sorted(config.model.call.sources()) == ["loom/__init__.py", "loom/deep.py", "mine.py"]
+    assert sorted(config.model.call.sources()) == ["loom/__init__.py", "loom/deep.py", "woven_net.py"]
     keep_code(tmp_path / "run", [config.model.call])
     copies = [path.relative_to(tmp_path / "run").as_posix() for path in sorted((tmp_path / "run").rglob("*.py"))]
-    assert copies == [f"code/model/{name}" for name in ("loom/__init__.py", "loom/deep.py", "mine.py")]
+    assert copies == [f"code/model/{name}" for name in ("loom/__init__.py", "loom/deep.py", "woven_net.py")]
