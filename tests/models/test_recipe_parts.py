@@ -45,3 +45,17 @@ def test_dropout_is_where_it_is_asked_for_and_the_same_under_a_layout(place):
     )
     assert (drawn == everywhere) == (place == "everywhere")
     assert float(made(where=SPLIT, **changes).loss(BATCH, key)) == pytest.approx(drawn, rel=2**-18)
+
+
+def test_first_values_are_as_large_as_asked_and_blocks_can_begin_with_nothing():
+    model = made("tiny-mt", weight_stddev=0.02, output_stddev=0.0, output_dropout=0.5)
+    block = model.decoder.layers
+    for weight in (block.attention.q, block.memory_attention.v, block.feed_forward.w_in):
+        assert float(np.std(weight.array)) == pytest.approx(0.02, rel=0.1)
+    for weight in (block.attention.o, block.memory_attention.o, block.feed_forward.w_out):
+        assert not np.any(weight.array)
+    assert float(np.std(made("tiny-mt", output_stddev=0.3).encoder.layers.attention.o.array)) == pytest.approx(
+        0.3, rel=0.1
+    )
+    key = jax.random.key(0)
+    assert float(model.loss(BATCH, key)) != float(model.loss(BATCH))

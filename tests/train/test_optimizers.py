@@ -16,7 +16,9 @@ from weft.train.tables import Optimizer, Schedule
 from .running import config_of, losses, run
 
 RATE, STEPS, COOLDOWN = 0.5, 40, 8
-NAMES = [name for name in Optimizer.__dataclass_fields__["name"].metadata["choices"] if "8bit" not in name]
+NAMES = [
+    name for name in Optimizer.__dataclass_fields__["name"].metadata["choices"] if "8bit" not in name and name != "muon"
+]
 SCHEDULES = Schedule.__dataclass_fields__["kind"].metadata["choices"]
 
 
@@ -39,6 +41,7 @@ FORMULAS = {
         RATE * (0.25 + 0.75 * (1 + math.cos(math.pi * (done - warmup) / (STEPS - warmup))) / 2)
     ),
     "rsqrt": rsqrt,
+    "wsd": lambda done, warmup: RATE * (0.25 + 0.75 * min((STEPS - done) / COOLDOWN, 1)),
 }
 
 

@@ -5,12 +5,14 @@ import json as json_format
 import sys
 import time
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .. import data
+from ..decode.beam import PENALTIES
 from ..decode.continuation import Continued, continue_texts
 from ..decode.speculative import AHEAD
 from ..decode.translate import BATCH, DecodingError, Translator
@@ -36,6 +38,8 @@ TRANSLATE_EXAMPLES = """Examples:
   weft translate runs/en-de < test.en > test.de
   weft translate runs/en-de --beam 1 --average 5 < test.en > test.de
 """
+Penalty = StrEnum("Penalty", {name: name for name in PENALTIES})
+"""The length penalties of beam search, as an option."""
 CHUNK = 16  # batches of lines read at a time, among which those of like length are put together
 SHORT = ("lines", "jsonl")  # formats whose texts are short: most of what is learned begins in the same sequence
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended
@@ -160,6 +164,9 @@ def translate(
     run: Folder,
     beam: Annotated[int, typer.Option(min=1, metavar="N", help="How many translations are followed at once.")] = 5,
     alpha: Annotated[float, typer.Option(min=0.0, help="How much longer translations are favoured.")] = 0.6,
+    penalty: Annotated[
+        Penalty, typer.Option(help="Of what alpha is the power: (5 + length) / 6, or the length.")
+    ] = Penalty.gnmt,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many lines are translated at once.")] = BATCH,
     tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most so many tokens a line; by default by its length.")
@@ -183,7 +190,9 @@ def translate(
         tokenizer = opened.tokenizer
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
-        translator = Translator(model, tokenizer, beams=beam, alpha=alpha, batch=batch, tokens=tokens)
+        translator = Translator(
+            model, tokenizer, beams=beam, alpha=alpha, penalty=str(penalty), batch=batch, tokens=tokens
+        )
         _write_translations(translator)
 
 

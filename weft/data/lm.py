@@ -20,24 +20,26 @@ from .tokens import Tokens, tokenise
 class Windows:
     """Packed rows: windows of `length` tokens, cut from a stream of documents.
 
-    Each token is in one row. `inputs` are the tokens before the `targets`: 0 where a document starts, and at a row's
+    Each token is in one row; with a `stride`, rows begin so many tokens one after another, and overlap.
+    `inputs` are the tokens before the `targets`: 0 where a document starts, and at a row's
     start the last token of the row before if the document goes on. With `is_stream`, documents are one stream and see
     each other.
     """
 
     bucket_of = None
 
-    def __init__(self, tokens: Tokens, length: int, *, is_stream: bool = False):
-        self._tokens, self._length = tokens, length
+    def __init__(self, tokens: Tokens, length: int, *, is_stream: bool = False, stride: int | None = None):
+        self._tokens, self._length, self._stride = tokens, length, stride or length
         self._is_stream = is_stream or tokens.documents == 1
         self.vocab: int | None = tokens.vocab
 
     def __len__(self) -> int:
-        return -(-len(self._tokens.ids) // self._length)
+        count = len(self._tokens.ids)
+        return max(-(-(count - self._length) // self._stride), 0) + 1 if count else 0
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are in all rows."""
+        """How many tokens there are in all rows; one in several rows counts once."""
         return len(self._tokens.ids)
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> dict[str, np.ndarray]:
@@ -48,7 +50,7 @@ class Windows:
         for row, number in enumerate(numbers):
             if number < 0:
                 continue
-            begin = int(number) * length
+            begin = int(number) * self._stride
             window = ids[begin : begin + length]
             size = len(window)
             targets[row, :size], weights[row, :size] = window, 1
@@ -124,6 +126,7 @@ def lm_dataset(
     length: int,
     pack: bool = True,
     across: bool = False,
+    stride: int | None = None,
     part: str = "train",
     sliding: Sliding | None = None,
     cache: Path | str,
@@ -132,12 +135,15 @@ def lm_dataset(
     """Examples for a language model; tokens are made once and kept in `cache`.
 
     Packed, rows are windows of the documents one after the other, which do not see each other unless `across`
-    (there are no segments then, nor where there is one document); else a document a row, cut at `length`.
+    (there are no segments then, nor where there is one document); else a document a row, cut at `length`. With a
+    `stride` windows begin so many tokens one after another, and overlap.
     A share held out begins at a document's start where one follows; a number of tokens is held out exactly.
     Where they are `sliding`, windows go over all documents as one stream.
     """
     if length < 1:
         raise DataError(f"rows have length {length}", fix="say a length of 1 or more")
+    if stride is not None and not 1 <= stride <= length:
+        raise DataError(f"`stride` is {stride}, and rows have length {length}", fix=f"say one from 1 to {length}")
     chosen, side = choose_part(source, part)
     tokens = tokenise(chosen, tokenizer, Path(cache), progress)
     if side != "all":
@@ -146,7 +152,7 @@ def lm_dataset(
     if sliding is not None:
         return SlidingWindows(tokens, sliding, chosen.end if tokenizer is None else tokenizer.end)
     if pack:
-        return Windows(tokens, length, is_stream=across)
+        return Windows(tokens, length, is_stream=across, stride=stride)
     return Documents(tokens, length, tokenizer.pad if tokenizer is not None else None)
 
 

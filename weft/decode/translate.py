@@ -42,6 +42,7 @@ class Translator:
         *,
         beams: int = 5,
         alpha: float = 0.6,
+        penalty: str = "gnmt",
         batch: int = BATCH,
         tokens: int | None = None,
         between: Callable[[], None] = lambda: None,
@@ -55,7 +56,7 @@ class Translator:
                 "the tokenizer has no `end`, by which a translation would end", fix="name its `end` token"
             )
         self.model, self.tokenizer, self.end = model, tokenizer, tokenizer.end
-        self.beams, self.alpha, self.tokens, self.between = beams, alpha, tokens, between
+        self.beams, self.alpha, self.penalty, self.tokens, self.between = beams, alpha, penalty, tokens, between
         self.batch = batch_for(model, batch)
         self.longest = model.config.length
         self.cut = 0
@@ -97,6 +98,7 @@ class Translator:
             [row.astype(np.int32) for row in batch],
             beams=self.beams,
             alpha=self.alpha,
+            penalty=self.penalty,
             end=self.end,
             max_new_tokens=self.tokens or min(most, self.longest),
         )

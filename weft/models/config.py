@@ -105,6 +105,10 @@ class TransformerConfig(ModelConfig):
     """Tied embeddings: whether the logits are made with the embedding instead of a table of their own."""
     embedding_stddev: float = 1.0
     """Of the first vectors of words."""
+    weight_stddev: float | None = bounded(least=0)
+    """Of the first values of the blocks' matrices; one over the root of what they sum over if not said."""
+    output_stddev: float | None = bounded(least=0)
+    """Of those whose products are added to the stream, if other; 0 begins with blocks that add nothing."""
     embedding_scale: bool = False
     """Whether the vectors of words are scaled up by the root of d_model where they enter (Vaswani et al. 2017): with a
     small `embedding_stddev` they then learn as fast as they are small."""
@@ -142,6 +146,8 @@ class TransformerConfig(ModelConfig):
     """Of the shares that attention gives; `dropout` if not said."""
     hidden_dropout: float | None = bounded(least=0, below=1)
     """Of what lies between the two maps of a feed-forward part (activation dropout); `dropout` if not said."""
+    output_dropout: float | None = bounded(least=0, below=1)
+    """Of what all blocks and the last norm give; `dropout` if not said."""
     experts: int = bounded(0, least=0)
     """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
     experts_multiple: int = 1
@@ -253,6 +259,11 @@ class TransformerConfig(ModelConfig):
     def attention_drop(self) -> float:
         """The rate of dropout of attention's shares."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def output_drop(self) -> float:
+        """The rate of dropout of what a stack gives."""
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     @property
     def hidden_drop(self) -> float:

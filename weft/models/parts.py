@@ -3,7 +3,13 @@
 Imports the layers and `config`.
 """
 
+import dataclasses
+from typing import Any
+
+import jax
+
 from .. import nn
+from ..nn.weights import Weight, path_text
 from .config import TransformerConfig
 
 
@@ -17,7 +23,7 @@ def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
 
 def make_attention(config: TransformerConfig, *, is_self: bool) -> nn.Attention:
     """Self-attention, with RoPE and QK-norm if the model has them, or cross."""
-    return nn.Attention(
+    attention = nn.Attention(
         *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
         group=config.dim("group") if config.group > 1 else None,
         bias=[name for name in config.bias.split() if name in "qkvo"],
@@ -30,11 +36,12 @@ def make_attention(config: TransformerConfig, *, is_self: bool) -> nn.Attention:
         fused=config.attention == "auto",
         matmul_dtype=config.products,
     )
+    return _begin(attention, config)
 
 
 def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
     """The feed-forward part (MLP), gated or plain."""
-    return nn.FeedForward(
+    forward = nn.FeedForward(
         config.dim("d_model"),
         config.dim("d_ff"),
         activation=config.activation,
@@ -42,11 +49,12 @@ def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
         bias="in" in config.bias.split(),
         matmul_dtype=config.products,
     )
+    return _begin(forward, config)
 
 
 def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
     """The feed-forward part as a mixture of experts (MoE)."""
-    return nn.MixtureOfExperts(
+    experts = nn.MixtureOfExperts(
         *(config.dim(name) for name in ("d_model", "d_ff", "experts")),
         activation=config.activation,
         gated=config.gated,
@@ -58,6 +66,22 @@ def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
         matmul_dtype=config.products,
     )
+    return _begin(experts, config)
+
+
+def _begin(layer: Any, config: TransformerConfig) -> Any:
+    """The layer with the deviations of first values that the configuration asks for."""
+    if config.weight_stddev is None and config.output_stddev is None:
+        return layer
+
+    def begin(path: Any, weight: Any) -> Any:
+        if not isinstance(weight, Weight) or not weight.stddev:
+            return weight
+        is_last = path_text(path).rpartition(".")[2] in ("o", "w_out")
+        asked = config.output_stddev if is_last and config.output_stddev is not None else config.weight_stddev
+        return weight if asked is None else dataclasses.replace(weight, stddev=asked)
+
+    return jax.tree_util.tree_map_with_path(begin, layer)
 
 
 def make_relative(config: TransformerConfig, causal: bool) -> nn.RelativeBias:

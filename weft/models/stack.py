@@ -70,7 +70,7 @@ class Stack(eqx.Module):
             if config.remat:
                 one = wf.remat(one, save=self._names_kept)
             x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
-        return apply_dropout(self.norm(x), config.dropout, fold_key(key, config.layers)), report
+        return apply_dropout(self.norm(x), config.output_drop, fold_key(key, config.layers)), report
 
     @property
     def _names_kept(self) -> list[str]:

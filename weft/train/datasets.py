@@ -62,13 +62,29 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
     )
     dataset: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
     is_held_out = bool(source.held_out) or source.held_apart is not None
+    stride = _stride(config, source.is_pairs)
     with _in_file(config, "data"):
-        training = dataset(source, tokenizer, part="train", **options)
+        training = dataset(source, tokenizer, part="train", **options, **stride)
         held_out = dataset(source, tokenizer, part="evaluation", **options) if is_held_out else None
     with _in_file(config, "model", "vocab"):
         if not isinstance(config.model, OwnModel):
             data.check_vocab_of(training, config.model.vocab)
     return RunData(tokenizer, training, held_out)
+
+
+def _stride(config: RunConfig, is_pairs: bool) -> dict[str, int]:
+    """How far apart windows of training begin; pairs and documents are none."""
+    stride = config.train.stride
+    if stride is None:
+        return {}
+    if is_pairs or not config.train.pack:
+        rows = "pairs of texts" if is_pairs else "documents, each a row of its own"
+        fact = f"`train.stride` is {stride}, and the data are {rows}, which do not overlap"
+        raise ConfigError(fact, fix="leave it out", at=config.place("train.stride"))
+    if stride > config.length:
+        fact = f"`train.stride` is {stride}, and a sequence has {config.length} tokens: some would be left out"
+        raise ConfigError(fact, fix=f"say {config.length} or less", at=config.place("train.stride"))
+    return {"stride": stride}
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import optax
 from ..nn.weights import path_text
 from ..optim import scale_by_adam8bit
 from .config import RunConfig
+from .muon import scale_by_muon_and_adam
 from .tables import Optimizer, Schedule
 
 
@@ -27,11 +28,23 @@ def schedule(config: Schedule, steps: int) -> Callable[[Any], Any]:
         after = optax.linear_schedule(rate, rate * config.end, rest)
     elif config.kind == "cosine":
         after = optax.cosine_decay_schedule(rate, rest, config.end)
+    elif config.kind == "wsd":
+        after = _wsd(rate, rest, config)
     else:
         after = _rsqrt(rate, max(warmup, 1), steps, config.cooldown)
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(rate / warmup, rate, warmup - 1), after], [warmup])
+
+
+def _wsd(rate: float, steps: int, config: Schedule) -> Callable[[Any], Any]:
+    """WSD (warmup, stable, decay) after its warmup: a line down over the last steps."""
+
+    def value(count: Any) -> Any:
+        left = jnp.clip((steps - count) / config.cooldown, 0.0, 1.0) if config.cooldown else 1.0
+        return rate * (config.end + (1 - config.end) * left)
+
+    return value
 
 
 def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any], Any]:
@@ -61,6 +74,8 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
                 keep_float32=lambda params: matches(params, options.keep_float32),
             )
         )
+    elif options.name == "muon":
+        parts.append(scale_by_muon_and_adam(options, config.model))
     elif options.name == "lion":
         parts.append(optax.scale_by_lion(options.b1, options.b2))
     elif options.name == "momentum":

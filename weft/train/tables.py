@@ -47,6 +47,9 @@ class Train:
     """In which dtype sums of gradients travel, float8 with scales; by default that in which a weight is computed."""
     pack: bool = True
     """Whether several texts share a sequence; they do not see each other."""
+    stride: int | None = bounded(least=1)
+    """How many tokens one packed sequence begins after another: fewer than `length`, and they overlap, so that a token
+    is seen at many places. By default they do not."""
     across: bool = False
     """Whether packed texts see those before them after all, as one stream."""
     buckets: tuple[int, ...] = ()
@@ -57,9 +60,12 @@ class Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer, by its name in Optax; `adamw8bit` is AdamW with 8-bit moments."""
+    """The optimizer, by its name in Optax; `adamw8bit` is AdamW with 8-bit moments.
 
-    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "adamw8bit", "adam8bit")
+    `muon` makes the momentum of the blocks' matrices orthogonal, and updates all else by Adam.
+    """
+
+    name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "muon", "adamw8bit", "adam8bit")
     b1: float = bounded(0.9, least=0, below=1)
     b2: float = bounded(0.95, least=0, below=1)
     momentum: float = bounded(0.9, least=0, below=1)
@@ -71,6 +77,10 @@ class Optimizer:
     """Gradient clipping: the largest norm of all gradients together. 0 for none."""
     block_size: int = bounded(64, least=16)
     """How many numbers of an 8-bit moment share a scale at most, a power of two (`adamw8bit`)."""
+    by_adam: tuple[str, ...] = ("*norm*", "*bias*", "*relative*", "*talking*", "*.gate")
+    """Paths in blocks that Adam updates too, where Muon does the matrices; it never does embeddings."""
+    adam_rate: float = bounded(1.0, least=0)
+    """Muon: the rate of what Adam updates, as a multiple of the schedule's."""
     keep_float32: tuple[str, ...] = ("*norm*", "*bias*")
     """Paths of weights whose moments stay float32 there."""
 
@@ -79,13 +89,13 @@ class Optimizer:
 class Schedule:
     """The learning-rate schedule: a warmup, then `kind`."""
 
-    kind: str = one_of("constant", "linear", "cosine", "rsqrt", default="cosine")
+    kind: str = one_of("constant", "linear", "cosine", "rsqrt", "wsd", default="cosine")
     rate: float = 1e-3
     warmup: int = bounded(0, least=0)
     end: float = bounded(0.1, least=0)
-    """The share of `rate` that is left at the end of a cosine or a line."""
+    """The share of `rate` that is left at the end of a cosine, a line or a WSD."""
     cooldown: int = bounded(0, least=0)
-    """Over how many last steps an rsqrt goes down to 0 in a line."""
+    """Over how many last steps an rsqrt goes down to 0 in a line, and WSD (warmup, stable, decay) to `end`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +111,8 @@ class Evaluation:
     """Beam search: how many translations of a text are followed at once."""
     alpha: float = bounded(0.6, least=0)
     """The length penalty: how much longer translations are favoured."""
+    penalty: str = one_of("gnmt", "length")
+    """Of what `alpha` is the power: (5 + length) / 6 as in GNMT, or the length itself."""
     bleu_tokenize: str = one_of(*"13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
     """How sacreBLEU parts a text into words; `none` for a text whose words are parted already."""
 
