@@ -1,5 +1,5 @@
 """`python -m weft` is the command `weft`."""
 
-from .cli import main
+import weft_command
 
-main()
+weft_command.main()

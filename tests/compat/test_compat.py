@@ -39,7 +39,7 @@ def test_a_run_of_an_earlier_version_is_read(expected):
     model = opened.load(step=2)
     assert models.fields(model.config) == models.fields(opened.settings.sized_model)
     leaves = jax.tree.leaves(model)
-    assert sum(leaf.size for leaf in leaves) == model.param_count
+    assert sum(leaf.size for leaf in leaves) == model.config.param_count
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves)
 
 

@@ -12,33 +12,35 @@ import typer
 from ..record import show_as_source as _show_as_source
 from ..train.processes import failing_at_once
 from ..train.stopping import ending_at_once
-from . import decoding, evaluate, hardware, launch, plan, plot, profile, search, show, train, weights
+from . import decoding, doctor, evaluate, hardware, launch, plan, plot, profile, search, show, train, weights
+from .groups import ASK, MACHINE, PLAN, READ, TRAIN, WEIGHTS, CommandMap, map_text
 
 _show_as_source(__path__[0])
 
 app = typer.Typer(
     name="weft",
-    help="Read a distributed tensor program before it runs: what it computes, what it sends, and why.",
-    epilog="`weft COMMAND --help` says more, with examples.",
-    no_args_is_help=True,
-    add_completion=False,
+    cls=CommandMap,
+    help="Named tensors on a mesh of processors: one SPMD program on JAX, read before it runs.",
     rich_markup_mode=None,  # help in plain text: no boxes to wrap the examples in
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": 110},
 )
-app.command(epilog=show.EXAMPLES)(show.show)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command(epilog=search.EXAMPLES)(search.search)
-app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
-app.command(epilog=train.EXAMPLES)(train.train)
-app.command(epilog=profile.EXAMPLES)(profile.profile)
-app.command(epilog=plot.EXAMPLES)(plot.plot)
-app.command(epilog=launch.EXAMPLES, context_settings={"allow_interspersed_args": False})(launch.launch)
-app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command(epilog=decoding.GENERATE_EXAMPLES)(decoding.generate)
-app.command(epilog=decoding.TRANSLATE_EXAMPLES)(decoding.translate)
-app.command("import", epilog=weights.IMPORT_EXAMPLES)(weights.import_weights)
-app.command("export", epilog=weights.EXPORT_EXAMPLES)(weights.export_weights)
+app.command(epilog=show.EXAMPLES, rich_help_panel=READ)(show.show)
+app.command(epilog=plan.EXAMPLES, rich_help_panel=PLAN)(plan.plan)
+app.command(epilog=search.EXAMPLES, rich_help_panel=PLAN)(search.search)
+app.command(epilog=doctor.EXAMPLES, rich_help_panel=MACHINE)(doctor.doctor)
+app.command(epilog=hardware.EXAMPLES, rich_help_panel=MACHINE)(hardware.hardware)
+app.command(epilog=train.EXAMPLES, rich_help_panel=TRAIN)(train.train)
+app.command(epilog=profile.EXAMPLES, rich_help_panel=READ)(profile.profile)
+app.command(epilog=plot.EXAMPLES, rich_help_panel=TRAIN)(plot.plot)
+app.command(epilog=launch.EXAMPLES, rich_help_panel=TRAIN, context_settings={"allow_interspersed_args": False})(
+    launch.launch
+)
+app.command("eval", epilog=evaluate.EXAMPLES, rich_help_panel=ASK)(evaluate.evaluate)
+app.command(epilog=decoding.GENERATE_EXAMPLES, rich_help_panel=ASK)(decoding.generate)
+app.command(epilog=decoding.TRANSLATE_EXAMPLES, rich_help_panel=ASK)(decoding.translate)
+app.command("import", epilog=weights.IMPORT_EXAMPLES, rich_help_panel=WEIGHTS)(weights.import_weights)
+app.command("export", epilog=weights.EXPORT_EXAMPLES, rich_help_panel=WEIGHTS)(weights.export_weights)
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,12 +49,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _weft(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(map_text(context), nl=False)
 
 
 def main() -> None:

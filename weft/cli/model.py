@@ -28,7 +28,7 @@ from ..models.running import without_rules
 from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
-from ..train.config import AUTO, RunConfig, read
+from ..train.config import AUTO, CONFIG, RunConfig, read
 from ..train.own.code import UsersError, find_function, import_file, users_code
 from ..train.own.model import OwnModel
 from ..train.own.trust import Trust
@@ -45,10 +45,20 @@ class PresetOptimizer(StrEnum):
     sgd = "sgd"
 
 
+def complete_model(incomplete: str) -> list[str]:
+    """What a shell may complete MODEL to: presets, files of runs, folders of runs."""
+    names = [*models.PRESETS, *(str(path) for path in Path().glob("*.toml"))]
+    if folder := os.path.dirname(incomplete):
+        names += [str(path) for path in Path(folder).glob("*.toml")]
+    names += [str(path.parent) for path in Path(folder or "runs").glob(f"*/{CONFIG}")]
+    return sorted(name for name in set(names) if name.startswith(incomplete))
+
+
 MODEL = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=complete_model,
         help="A preset of weft.models, a run's TOML file, or `package.module:function` or `file.py:function`: a"
         " function of no arguments that returns `(fn, args)`.",
     ),

@@ -32,9 +32,11 @@ from .targets import Target, read_target
 if TYPE_CHECKING:
     from ..program import Program
 
-_EXTRAS = {  # the module each compiler comes as, and how it is installed
-    "cuda": ("jax_cuda12_plugin", "pip install 'jax[cuda12-local]=={jax}' (weft's extra `cuda`)"),
-    "tpu": ("libtpu", "pip install 'jax[tpu]=={jax}' (weft's extra `tpu`)"),
+COMPILERS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("libtpu",)}
+"""The modules that the compiler of a platform may come as."""
+_INSTALLS = {
+    "cuda": "pip install 'jax[cuda12-local]=={jax}' (weft's extra `cuda`)",
+    "tpu": "pip install 'jax[tpu]=={jax}' (weft's extra `tpu`)",
 }
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # what is compiled for is not what compiles
@@ -129,12 +131,12 @@ def _check_target(machine: Target, mesh: Mesh) -> None:
             state=f"mesh: {mesh}",
             fix="name a machine of the mesh's size, or give the mesh another",
         )
-    module, install = _EXTRAS[machine.platform]
-    if importlib.util.find_spec(module) is None:
+    modules = COMPILERS[machine.platform]
+    if not any(importlib.util.find_spec(module) for module in modules):
         raise WeftError(
-            f"the compiler for {machine.name} is not installed (`{module}`)",
+            f"the compiler for {machine.name} is not installed (`{modules[0]}`)",
             state=f"target: {machine.text}",
-            fix=install.format(jax=jax.__version__),
+            fix=_INSTALLS[machine.platform].format(jax=jax.__version__),
         )
 
 
