@@ -32,7 +32,7 @@ d_model = 4
 heads = 1
 d_kv = 4
 d_ff = 8
-dropout = 0.1
+dropout = 0.0
 
 [train]
 steps = 4

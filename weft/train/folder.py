@@ -19,12 +19,13 @@ import jax
 from .. import data, interop
 from ..data.atomic import remove_partial, write_atomic
 from ..data.tokenizers import NAMES
+from ..errors import WeftError
 from ..small_files import Reader
 from ..spmd.together import wait_for_all
 from .checkpoints import CheckpointError, Checkpoints
-from .config import CONFIG, ConfigError, RunConfig
+from .config import CONFIG, ConfigError, RunConfig, parse
 from .interface import Outcome
-from .keys import changes_of
+from .keys import Where, changes_of
 from .own.code import OwnCall
 from .own.copies import code_changes, keep_code
 from .own.model import OwnModel
@@ -105,7 +106,7 @@ class Folder:
             self._refuse_unless_wanted(f"{self.path} was begun with other code: {changes}")
             self.say(f"goes on with other code: {changes}")
         if before is not None:
-            changed, free = changes_of(before, now)
+            changed, free = changes_of(_fill_defaults(before), now)
             if changed:
                 self._refuse_unless_wanted(f"{self.path} was begun with another configuration: {'; '.join(changed)}")
             if changed or free:
@@ -233,3 +234,16 @@ def _differences(before: Sequence[Any], now: Sequence[Any]) -> str:
         changes = ["the same files in another order"]
     more = f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else ""
     return ", ".join(changes[:_MOST_NAMED]) + more
+
+
+def _fill_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with keys that came with later versions, whose defaults are what was done before.
+
+    What calls code of the user's stays as it is: no code is run to compare.
+    """
+    own = {key: values[key] for key in ("model", "data") if "call" in (values.get(key) or {})}
+    others = {"model": "tiny-lm"} | {key: value for key, value in values.items() if key not in own}
+    try:
+        return parse(others, Where(CONFIG, {})).to_dict() | own
+    except WeftError:  # a key that is gone, or a value of another kind: compared as it stands
+        return values
