@@ -237,7 +237,7 @@ def _differences(before: Sequence[Any], now: Sequence[Any]) -> str:
 
 
 def _fill_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with keys that came with later versions, whose defaults are what was done before.
+    """The values, and defaults of the keys that came with later versions.
 
     What calls code of the user's stays as it is: no code is run to compare.
     """
