@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from .. import data
-from ..decode.beam import PENALTIES
 from ..decode.continuation import Continued, continue_texts
 from ..decode.speculative import AHEAD
 from ..decode.translate import BATCH, DecodingError, Translator
@@ -38,11 +37,16 @@ TRANSLATE_EXAMPLES = """Examples:
   weft translate runs/en-de < test.en > test.de
   weft translate runs/en-de --beam 1 --average 5 < test.en > test.de
 """
-Penalty = StrEnum("Penalty", {name: name for name in PENALTIES})
-"""The length penalties of beam search, as an option."""
 CHUNK = 16  # batches of lines read at a time, among which those of like length are put together
 SHORT = ("lines", "jsonl")  # formats whose texts are short: most of what is learned begins in the same sequence
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+
+
+class Penalty(StrEnum):
+    """The length penalties of beam search, by their names there."""
+
+    gnmt = "gnmt"
+    length = "length"
 
 
 def generate(

@@ -201,7 +201,7 @@ class TranslationScores:
     def __call__(self, model: Any, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Each score from 0 to 100, and its signature."""
         pairs, options = self._pairs, self.options
-        how = {"beams": options.beams, "alpha": options.alpha, "penalty": options.penalty}
+        how: dict[str, Any] = {"beams": options.beams, "alpha": options.alpha, "penalty": options.penalty}
         translator = Translator(model, self.tokenizer, **how, between=between)
         translations = translator([source for source, _ in pairs])
         return score(translations, [target for _, target in pairs], options.metrics, options.bleu_tokenize)

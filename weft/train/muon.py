@@ -15,6 +15,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from ..models import TransformerConfig
 from ..nn.weights import Weight, path_text
+from .own.model import OwnModel
 from .tables import Optimizer
 
 RMS = 0.2
@@ -22,7 +23,7 @@ RMS = 0.2
 _BATCH = ("experts",)  # dims of which each place is a matrix of its own
 
 
-def scale_by_muon_and_adam(options: Optimizer, model: TransformerConfig) -> optax.GradientTransformation:
+def scale_by_muon_and_adam(options: Optimizer, model: TransformerConfig | OwnModel) -> optax.GradientTransformation:
     """The directions of an update: orthogonal ones of matrices, Adam's of all else."""
     matrices = dimension_numbers(model, options)
 
@@ -37,14 +38,14 @@ def scale_by_muon_and_adam(options: Optimizer, model: TransformerConfig) -> opta
     return optax.partition({"muon": muon, "adam": adam}, labels)
 
 
-def dimension_numbers(model: TransformerConfig, options: Optimizer) -> dict[str, MuonDimensionNumbers]:
+def dimension_numbers(model: TransformerConfig | OwnModel, options: Optimizer) -> dict[str, MuonDimensionNumbers]:
     """For each matrix that Muon updates the axes it sums over and those it gives."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model.blueprint())
     weights = {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, Weight) and leaf.is_trained}
     return {
         path: _axes(weight)
         for path, weight in weights.items()
-        if weight.stack and len(weight.dims) > 1 and not any(fnmatch.fnmatch(path, one) for one in options.by_adam)
+        if len(weight.dims) > 1 and not any(fnmatch.fnmatch(path, one) for one in options.by_adam)
     }
 
 

@@ -77,8 +77,8 @@ class Optimizer:
     """Gradient clipping: the largest norm of all gradients together. 0 for none."""
     block_size: int = bounded(64, least=16)
     """How many numbers of an 8-bit moment share a scale at most, a power of two (`adamw8bit`)."""
-    by_adam: tuple[str, ...] = ("*norm*", "*bias*", "*relative*", "*talking*", "*.gate")
-    """Paths in blocks that Adam updates too, where Muon does the matrices; it never does embeddings."""
+    by_adam: tuple[str, ...] = ("*norm*", "*bias*", "*table*", "*talking*", "*.gate")
+    """Paths of matrices that Adam updates where Muon does the others: embeddings (`table`), routers, what is no map."""
     adam_rate: float = bounded(1.0, least=0)
     """Muon: the rate of what Adam updates, as a multiple of the schedule's."""
     keep_float32: tuple[str, ...] = ("*norm*", "*bias*")
