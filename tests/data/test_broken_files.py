@@ -126,7 +126,7 @@ def test_lines_of_json_that_are_too_deep_or_long_in_digits_are_told_with_file_an
     assert f"{tmp_path / 'a.jsonl'}:2 is not JSON" in problem(tmp_path, tmp_path / "a.jsonl").fact
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.txt", "a.jsonl", "a.tsv", "a.txt.gz"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.tsv", "a.txt.gz"])
 @pytest.mark.parametrize(("begin", "kind"), [(b"PAR1", "Parquet"), (b"ARROW1\0\0", "Arrow"), (b"FEA1", "Feather")])
 def test_a_table_is_called_what_it_is(name, begin, kind, tmp_path):
     content = begin + bytes(range(256)) * 20
@@ -135,7 +135,10 @@ def test_a_table_is_called_what_it_is(name, begin, kind, tmp_path):
     with pytest.raises(data.DataError, match=f"{name} is a file of {kind}, a table, and text was expected") as caught:
         source = data.open_source(spec)
         next(iter(source.pairs() if source.is_pairs else source.pieces()))
-    assert "to_json" in caught.value.fix and "lines=True" in caught.value.fix
+    if name.endswith("gz") or kind == "Feather":
+        assert "to_json" in caught.value.fix and "lines=True" in caught.value.fix
+    else:
+        assert f'`format = "{kind.lower()}"`' in caught.value.fix and "`field`" in caught.value.fix
 
 
 TINY = {

@@ -37,7 +37,7 @@ def config_of(folder, preset, path, *changes):
 def judged(config, folder, model=None, where=ONE):
     """What a judge says of the model a run begins with."""
     mesh, layout = as_mesh(where[0]), as_layout(where[1])
-    tokenizer, _, held_out = open_data(config, folder, None)
+    tokenizer, _, held_out, _ = open_data(config, folder, None)
     feed = Feed(config.sized_model, mesh, layout, seed=config.seed)
     model = models.init(config.sized_model, jax.random.key(0), mesh, layout) if model is None else model
     return Evaluator(config, feed, held_out, tokenizer)(model)
@@ -85,7 +85,7 @@ def test_words_and_bytes_are_counted_over_the_ends_of_rows(specials):
 
 def scores_of(tmp_path, *changes):
     config = config_of(tmp_path, "tiny-mt", pairs_file(tmp_path, 100), "eval.metrics=bleu chrf", *changes)
-    tokenizer, _, held_out = open_data(config, tmp_path, None)
+    tokenizer, _, held_out, _ = open_data(config, tmp_path, None)
     return TranslationScores(config, held_out, tokenizer)
 
 

@@ -52,7 +52,7 @@ def settings(tmp_path_factory):
 def ready(settings, tmp_path_factory):
     """A configuration, its step on one processor, its feed and its data."""
     config = settings()
-    _, learned, _ = open_data(config, tmp_path_factory.mktemp("data"), lambda *_: None)
+    learned = open_data(config, tmp_path_factory.mktemp("data"), lambda *_: None).training
     where = Mesh("all=1"), Layout("batch:all")
     return config, make_step(config, *where), Feed(config.sized_model, *where, seed=config.seed), learned
 

@@ -184,7 +184,7 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_the_batches_after_the_
     assert any(f"goes back to step {back}, and past {at - back} batches" in message for message in heard.messages)
     config = spiky(odd, spikes="rollback")
     step = make_step(config, *config.runs_on)
-    _, learned, _ = open_data(config, tmp_path, lambda *_: None)
+    learned = open_data(config, tmp_path, lambda *_: None).training
     feed = Feed(config.sized_model, *config.runs_on, seed=config.seed)
     batches, state = feed.batches(learned), step.init(first_weights(config, *config.runs_on))
     for number in range(STEPS):

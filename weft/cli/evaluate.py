@@ -135,7 +135,7 @@ def _open_judged(
             fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
         )
     with Reporter(stderr_console()) as reporter:
-        tokenizer, learned, held_out = open_data(settings, run.folder, reporter.progress, sliding)
+        tokenizer, learned, held_out, _ = open_data(settings, run.folder, reporter.progress, sliding)
     is_other = bool(elsewhere) or not _is_of_same_data(run.settings, settings)
     is_apart = _are_other_bytes(run.settings, source)
     if is_other and not is_apart and (seen := learned_files(run.folder, source.held_apart or source)):

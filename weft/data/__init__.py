@@ -10,14 +10,17 @@ Imports the errors of the house alone. Nothing is printed; long work tells a `pr
 
 from ..namespace import namespace as _namespace
 from .batches import Batches, Prefetched, prefetched
+from .chats import Conversations, chat_dataset
 from .datasets import Dataset, check_vocab_of
 from .errors import DataError
 from .files import Progress
 from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
+from .opening import open_source
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
 from .sliding import Sliding, SlidingWindows
-from .sources import FORMATS, SOURCE_KEYS, Source, open_source
+from .sources import FORMATS, SOURCE_KEYS, WITH_ANSWERS, Source
+from .templates import ChatTemplate, open_template
 from .tokenizers import (
     TOKENIZER_KEYS,
     ByteTokenizer,
@@ -34,6 +37,7 @@ __all__ = [
     "Source",
     "FORMATS",
     "SOURCE_KEYS",
+    "WITH_ANSWERS",
     "TOKENIZER_KEYS",
     "open_tokenizer",
     "load_tokenizer",
@@ -45,6 +49,9 @@ __all__ = [
     "lm_dataset",
     "pair_dataset",
     "image_dataset",
+    "chat_dataset",
+    "ChatTemplate",
+    "open_template",
     "Dataset",
     "Windows",
     "Documents",
@@ -53,6 +60,7 @@ __all__ = [
     "PackedPairs",
     "BucketedPairs",
     "Images",
+    "Conversations",
     "check_vocab_of",
     "Batches",
     "prefetched",

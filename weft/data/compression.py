@@ -81,9 +81,14 @@ class _Limited(io.RawIOBase):
         size = self._stream.readinto(into)
         self._read += size
         if self._read > self._most:
-            raise DataError(
-                f"{self._path} unpacks to more than {self._most:,} bytes",
-                state=f"that is {EXPANSION:,} times its size unless `expansion` says otherwise, {ALWAYS:,} at least",
-                fix="fetch it again if that cannot be; or let it: `expansion = 100_000` beside the data's `path`",
-            )
+            raise refuse_expansion(self._path, self._most)
         return size
+
+
+def refuse_expansion(path: Path, most: int) -> DataError:
+    """The error of a file that holds more than it may."""
+    return DataError(
+        f"{path} unpacks to more than {most:,} bytes",
+        state=f"that is {EXPANSION:,} times its size unless `expansion` says otherwise, {ALWAYS:,} at least",
+        fix="fetch it again if that cannot be; or let it: `expansion = 100_000` beside the data's `path`",
+    )

@@ -16,5 +16,6 @@ def import_library(name: str, purpose: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise DataError(
-            f"{purpose} needs `{name}`, which cannot be loaded: {error}", fix=f"run `pip install {name}`"
+            f"{purpose} needs `{name}`, which cannot be loaded: {error}",
+            fix=f"run `pip install {name.partition('.')[0]}`",
         ) from None

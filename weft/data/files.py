@@ -143,11 +143,12 @@ def _refuse_table(path: Path, stream: Any) -> None:
     for mark, (kind, read) in _TABLES.items():
         if begin.startswith(mark):
             into, call = f"{plain_name(path)}.jsonl", read.format(name=str(path))
+            fix = f"write its rows as lines of JSON, `{call}.to_json({into!r}, orient='records', lines=True)`, "
+            fix += f"and give {into} with `field`, the column that holds the text"
+            if path.suffix not in COMPRESSED and kind in ("Parquet", "Arrow"):
+                fix = f'say `format = "{kind.lower()}"`, and `field`, the column that holds the text'
             raise DataError(
-                f"{path} is a file of {kind}, a table, and text was expected",
-                state=f"it begins {begin!r}",
-                fix=f"write its rows as lines of JSON, `{call}.to_json({into!r}, orient='records', lines=True)`, "
-                f"and give {into} with `field`, the column that holds the text",
+                f"{path} is a file of {kind}, a table, and text was expected", state=f"it begins {begin!r}", fix=fix
             )
 
 

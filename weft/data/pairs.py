@@ -196,15 +196,19 @@ def pair_dataset(
         if min(lengths) < 1:
             raise DataError(f"a bucket has length {min(lengths)}", fix="say lengths of 1 or more")
         return BucketedPairs(pairs, lengths, tokens.vocab, pad)
-    return PackedPairs(pairs, _cached_packing(pairs, folder, (first, last)), tokens.vocab, pad)
+    return PackedPairs(pairs, cached_packing(pairs.lengths, rooms, folder, (first, last)), tokens.vocab, pad)
 
 
-def _cached_packing(pairs: Pairs, folder: Path, part: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def cached_packing(
+    lengths: Sequence[np.ndarray], rooms: tuple[int, int], folder: Path, part: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The packing of a part of what a folder of the cache holds; made once."""
+
     def make(entry: Path) -> None:
-        members, offsets = pack(pairs.lengths[0], pairs.lengths[1], pairs.rooms)
+        members, offsets = pack(lengths[0], lengths[1], rooms)
         np.save(entry / "members.npy", members)
         np.save(entry / "offsets.npy", offsets)
 
-    key = content_key(folder.name, pairs.rooms, part, _OPEN_ROWS)
+    key = content_key(folder.name, rooms, part, _OPEN_ROWS)
     entry = make_once(folder.parent, f"rows-{key}", make)
     return np.load(entry / "members.npy", mmap_mode="r"), np.load(entry / "offsets.npy", mmap_mode="r")

@@ -43,6 +43,10 @@ _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SE
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
+Places = tuple[Sequence[int], np.ndarray]
+"""The ids of a text, and for each the letters where it begins and where it ends, [ids 2]."""
+
+
 @dataclass(kw_only=True)
 class TokenizerTable:
     """The keys of a run's table `tokenizer`, as `open_tokenizer` reads them."""
@@ -76,6 +80,9 @@ class Tokenizer(Protocol):
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of many texts one after the other, and how many each has."""
+
+    def encode_places(self, texts: Sequence[str]) -> list[Places]:
+        """The ids of each text, and between which letters of it each stands."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
@@ -116,6 +123,13 @@ class ByteTokenizer:
         ids = np.frombuffer(b"".join(encoded), np.uint8)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return (ids.astype(np.uint16) + self._first if self.specials else ids), lengths
+
+    def encode_places(self, texts: Sequence[str]) -> list[Places]:
+        made: list[Places] = []
+        for text in texts:
+            letters = np.repeat(np.arange(len(text)), [len(letter.encode("utf-8")) for letter in text])
+            made.append((self.encode(text), np.stack([letters, letters + 1], axis=1)))
+        return made
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -162,6 +176,21 @@ class SentencePieceTokenizer:
         ids, lengths = _join(self._encode([line for text in lines for line in text]))
         ends = np.cumsum([0, *lengths])
         return ids, np.diff(ends[np.cumsum([0, *map(len, lines)])])
+
+    def encode_places(self, texts: Sequence[str]) -> list[Places]:
+        made: list[Places] = []
+        for text in texts:
+            ids: list[int] = []
+            places: list[tuple[int, int]] = []
+            begin = 0
+            for line in _LINE.findall(text) if self._is_by_line else [text]:
+                with self._errors("cannot encode this text"):
+                    pieces = self._processor.encode(line, out_type="immutable_proto").pieces
+                ids += [piece.id for piece in pieces]
+                places += [(begin + piece.begin, begin + piece.end) for piece in pieces]
+                begin += len(line)
+            made.append((ids, np.array(places, np.int64).reshape(-1, 2)))
+        return made
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         with self._errors("cannot encode this text"):
@@ -215,6 +244,11 @@ class JsonTokenizer:
         with self._errors("cannot encode these texts"):
             encodings = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return _join([encoding.ids for encoding in encodings])
+
+    def encode_places(self, texts: Sequence[str]) -> list[Places]:
+        with self._errors("cannot encode these texts"):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         with self._errors("cannot decode these ids"):

@@ -4,13 +4,14 @@ Imports the data and the configuration. What is wrong with data is said with the
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import data
-from ..models import Seq2SeqConfig
+from ..models import LMConfig, Seq2SeqConfig
 from .config import ConfigError, RunConfig
 from .own.model import OwnModel
 from .runs import CACHE
@@ -28,6 +29,8 @@ class RunData(NamedTuple):
     """None where the data are tokens already."""
     training: data.Dataset
     held_out: data.Dataset | None
+    template: data.ChatTemplate | None = None
+    """How chats are written, where the data are chats."""
 
 
 def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding: data.Sliding | None = None) -> RunData:
@@ -54,31 +57,59 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
     with _in_file(config, "tokenizer"):
         is_text = source.format != "tokens"
         tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
-    options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "cache": cache, "progress": progress}
-    options |= (
-        {"buckets": config.train.buckets or None}
-        if source.is_pairs
-        else {"across": config.train.across, "sliding": sliding}
-    )
-    dataset: Any = data.pair_dataset if source.is_pairs else data.lm_dataset
+    template = None
+    if source.format in data.WITH_ANSWERS:
+        _check_model_of_chats(config, source)
+        with _in_file(config, "data", "template"):
+            template = data.open_template(source.template, config.tokenizer.get("path"))
+    dataset = functools.partial(_dataset, config, source, tokenizer, template, sliding, cache=cache, progress=progress)
     is_held_out = bool(source.held_out) or source.held_apart is not None
-    stride = _stride(config, source.is_pairs)
+    stride = _stride(config, source)
     with _in_file(config, "data"):
-        training = dataset(source, tokenizer, part="train", **options, **stride)
-        held_out = dataset(source, tokenizer, part="evaluation", **options) if is_held_out else None
+        training = dataset(part="train", **stride)
+        held_out = dataset(part="evaluation") if is_held_out else None
     with _in_file(config, "model", "vocab"):
         if not isinstance(config.model, OwnModel):
             data.check_vocab_of(training, config.model.vocab)
-    return RunData(tokenizer, training, held_out)
+    return RunData(tokenizer, training, held_out, template)
 
 
-def _stride(config: RunConfig, is_pairs: bool) -> dict[str, int]:
-    """How far apart windows of training begin; pairs and documents are none."""
+def _dataset(
+    config: RunConfig,
+    source: data.Source,
+    tokenizer: Any,
+    template: data.ChatTemplate | None,
+    sliding: data.Sliding | None,
+    **where: Any,
+) -> Any:
+    """The dataset of a part of a source: texts, pairs of them, or chats."""
+    options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, **where}
+    if template is not None:
+        if sliding is not None:
+            fact = f"windows slide over texts, and {source.files[0]} holds chats"
+            raise ConfigError(fact, fix="leave `--window` out: chats are judged by their answers")
+        return data.chat_dataset(source, tokenizer, template, **options)
+    if source.is_pairs:
+        return data.pair_dataset(source, tokenizer, buckets=config.train.buckets or None, **options)
+    return data.lm_dataset(source, tokenizer, across=config.train.across, sliding=sliding, **options)
+
+
+def _check_model_of_chats(config: RunConfig, source: data.Source) -> None:
+    if not isinstance(config.model, LMConfig | OwnModel) or getattr(config.model, "prefix", False):
+        raise ConfigError(
+            f"`{config.model.name}` does not continue texts from left to right, and {source.files[0]} holds chats",
+            fix='train a language model by them, e.g. `model = "tiny-lm"`',
+        )
+
+
+def _stride(config: RunConfig, source: data.Source) -> dict[str, int]:
+    """How far apart windows of training begin; pairs, chats and documents are none."""
     stride = config.train.stride
     if stride is None:
         return {}
-    if is_pairs or not config.train.pack:
-        rows = "pairs of texts" if is_pairs else "documents, each a row of its own"
+    is_whole = source.is_pairs or source.format in data.WITH_ANSWERS
+    if is_whole or not config.train.pack:
+        rows = "pairs of texts" if source.is_pairs else "chats" if is_whole else "documents, each a row of its own"
         fact = f"`train.stride` is {stride}, and the data are {rows}, which do not overlap"
         raise ConfigError(fact, fix="leave it out", at=config.place("train.stride"))
     if stride > config.length:

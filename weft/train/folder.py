@@ -70,7 +70,7 @@ class Folder:
             fix = f"{'make room, or ' if is_full else ''}name another place, where you may write, with --run"
             raise RunError(f"{self.path} cannot be written: {why}", fix=fix) from error
 
-    def write(self, tokenizer: data.Tokenizer | None) -> None:
+    def write(self, tokenizer: data.Tokenizer | None, template: data.ChatTemplate | None = None) -> None:
         """Writes what the run goes on with, once its state is there."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
@@ -81,6 +81,8 @@ class Folder:
             for name in NAMES:
                 (self.path / name).unlink(missing_ok=True)
             tokenizer.save(self.path)
+        if template is not None:
+            template.save(self.path)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Writes how the run ended; by the first process."""

@@ -68,7 +68,7 @@ def prepare(
     options: Options,
 ) -> Prepared:
     """Opens the data, restores or makes the state, and writes the folder's files."""
-    tokenizer, training, held_out = _open_data(config, folder, saver, listener)
+    tokenizer, training, held_out, template = _open_data(config, folder, saver, listener)
     feed = Feed(config.sized_model, *config.runs_on, seed=config.seed, dims=dims_of(training))
     evaluator = None if held_out is None else evaluator_of(config, feed, held_out, tokenizer)
     forecast = Forecast(config, listener) if options.plan else None
@@ -78,7 +78,7 @@ def prepare(
     at, steps, is_writer = saver.at, config.train.steps, jax.process_index() == 0
     if is_writer:
         with folder.reporting_errors():
-            folder.write(tokenizer)
+            folder.write(tokenizer, template)
     profile = Profile(folder.path, options.profile, at=at, steps=steps, say=listener.say)
     if at:
         listener.say(f"goes on from step {at}")
