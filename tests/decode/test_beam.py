@@ -150,9 +150,9 @@ def test_prompts_of_other_lengths_beside_it_change_nothing():
     ("how", "fact", "fix"),
     [
         (dict(beams=0), "`beams` is 0", "from 1 on"),
-        (dict(alpha=-1), "`alpha` is -1", "from 0 on"),
+        (dict(alpha="1"), "`alpha` is '1'", "0 has no regard to length"),
         (dict(penalty="gnm"), "there is no penalty 'gnm'", "did you mean `gnmt`?"),
-        (dict(end=None), "`end` is None", "from 0 on"),
+        (dict(end=None), "`end` is None", "give the id that ends"),
         (dict(end=99), "`end` is 99, and the vocab has 64", "below 64"),
         (dict(max_new_tokens=2.5), "`max_new_tokens` is 2.5", "from 1 on"),
     ],

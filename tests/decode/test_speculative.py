@@ -138,7 +138,7 @@ def test_pairs_of_tokens_have_the_chances_of_the_model():
     ("how", "told"),
     [
         (dict(draft="itself", ngrams=2), "`draft` and `ngrams` both propose tokens"),
-        (dict(ngrams=2, repetition_penalty=1.2), "tokens that are checked at once do not see each other's"),
+        (dict(ngrams=2, repetition_penalty=1.2), "tokens that are checked at once do not see each other"),
         (dict(ngrams=0), "`ngrams` is 0"),
         (dict(draft="narrow"), "the draft has a vocab of 32, and the model one of 64"),
         (dict(draft="translator"), "the draft is Seq2Seq"),

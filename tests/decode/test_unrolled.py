@@ -11,7 +11,8 @@ import pytest
 import weft as wf
 from weft import decode, models, nn
 from weft.decode import prompts
-from weft.decode.generate import _Generation
+from weft.decode.constraints import Constraints
+from weft.decode.generate import Generation
 from weft.decode.sampling import Sampler
 from weft.kernels import cached
 from weft.kernels.choice import Chip
@@ -28,7 +29,7 @@ def made(**changes):
 def loop_of(config, batch=2):
     """The loop over tokens of a generation, as an equation."""
     prompt = {"inputs": tensor(jax.ShapeDtypeStruct((batch, 8), "int32"), "batch length")}
-    run = _Generation(Sampler(), 4, 12, None, None)
+    run = Generation(Sampler(), Constraints(), 4, 12, None)
     jaxpr = jax.make_jaxpr(lambda m, p: run(m, p, jax.random.key(0)))(models.shapes(config), prompt)
     return [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "while"][-1]
 

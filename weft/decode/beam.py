@@ -4,6 +4,7 @@ The score is the log-probability over a penalty that grows with the length. Of `
 that end among the best `beams` are finished; the best of the rest go on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from .. import ops as wf
 from ..checks import is_real
-from ..dims import UNSHOWN, Dim
+from ..dims import UNSHOWN, Dim, Shape
 from ..errors import TensorError, closest, public
 from ..layout import LayoutLike
 from ..models.cache import KVCache
@@ -19,8 +20,9 @@ from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..spmd.place import get
 from ..tensor import Tensor
+from .constraints import NEVER, Constraints, Processor, check_ends, constrain, is_one_of
 from .generate import cut_off
-from .prompts import check_id, compile_once, start_decoding
+from .prompts import compile_once, config_of, start_decoding
 
 WORST = -1e9  # the score of what is not there
 _WRITTEN, _CANDIDATES, _FINISHED, _BEST = (f"{UNSHOWN}{name}" for name in ("written", "candidates", "finished", "best"))
@@ -55,30 +57,40 @@ def beam_search(
     *,
     beams: int = 5,
     alpha: float = 0.6,
-    end: int = 1,
+    end: int | Sequence[int] = 1,
     max_new_tokens: int = 64,
     penalty: str = "gnmt",
     early_stopping: bool = False,
+    repetition_penalty: float = 1.0,
+    no_repeat_ngram: int | None = None,
+    min_length: int = 0,
+    min_new_tokens: int = 0,
+    processors: Sequence[Processor] = (),
     layout: LayoutLike | None = None,
 ) -> Hypotheses:
     """The `beams` best continuations of each input, under the layout of the model.
 
     `inputs` are lists of token ids: what an encoder-decoder translates, or the prompts of a language model. The score
-    is the log-probability over ((5 + length) / 6) ** alpha, as in GNMT; with `penalty="length"` over length ** alpha.
-    The search ends when no open hypothesis can overtake a finished one; with `early_stopping`, when as many as there
-    are beams are finished. `layout` replaces the model's own.
+    is the log-probability over ((5 + length) / 6) ** alpha, as in GNMT; with `penalty="length"` over length ** alpha;
+    a negative `alpha` favours short ones. `end` is an id, or several. Constraints are those of `generate`, on
+    log-probabilities, and a score is of what they leave. The search ends when no open hypothesis can overtake a
+    finished one; with `early_stopping`, when as many as there are beams are finished. `layout` replaces the model's
+    own.
     """
     if penalty not in PENALTIES:
         raise TensorError(f"there is no penalty {penalty!r}", fix=closest(str(penalty), PENALTIES))
-    if not is_real(alpha) or alpha < 0:
-        raise TensorError(f"`alpha` is {alpha!r}", fix="give a number from 0 on; 0 has no regard to length")
+    if not is_real(alpha):
+        raise TensorError(f"`alpha` is {alpha!r}", fix="give a number; 0 has no regard to length")
     beams = check_count(beams, "beams")
+    ends = check_ends(end, config_of(model).vocab)
+    if not ends:
+        raise TensorError("`end` is None", fix="give the id that ends a hypothesis, or several")
     start = start_decoding(model, inputs, max_new_tokens, layout, {"beam": beams})
     search = _BeamSearch(
         beams,
         float(alpha),
         penalty,
-        check_id("end", end, model.config.vocab),
+        constrain(repetition_penalty, no_repeat_ngram, min_length, min_new_tokens, processors, ends),
         int(max_new_tokens),
         start.room,
         bool(early_stopping),
@@ -87,7 +99,7 @@ def beam_search(
     return Hypotheses(tokens, lengths, scores)
 
 
-State = dict[str, Tensor]
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class _BeamSearch:
     beams: int
     alpha: float
     penalty: str
-    end: int
+    limits: Constraints
     steps: int
     room: int
     early_stopping: bool
@@ -112,11 +124,12 @@ class _BeamSearch:
         state: State = {
             "turn": wf.full([], 0, dtype="int32"),
             "scores": wf.broadcast(wf.where(at == 0, 0.0, WORST), [batch, beam]),  # all begin the same: one counts
-            "tokens": wf.full([batch, beam, written], self.end, like=logits, dtype="int32"),
-            "finished": wf.full([batch, finished, written], self.end, like=logits, dtype="int32"),
+            "tokens": wf.full([batch, beam, written], self._padding, like=logits, dtype="int32"),
+            "finished": wf.full([batch, finished, written], self._padding, like=logits, dtype="int32"),
             "lengths": wf.zeros([batch, finished], like=logits, dtype="int32"),
             "finished_scores": wf.full([batch, finished], WORST, like=logits),
             "is_open": wf.full([batch], True, like=logits, dtype=bool),
+            "before": self.limits.begin(model, prompt, Shape([batch, beam]), self.steps),
         }
         state, cache = self._extend(logits, state, cache.spread(beam))
 
@@ -134,27 +147,34 @@ class _BeamSearch:
 
     def _extend(self, logits: Tensor, state: State, cache: KVCache) -> tuple[State, KVCache]:
         """One token more in each beam, and the KV cache of the beams they continue."""
-        scores, parents, tokens = self._candidates(logits, state["scores"])
+        scores, parents, tokens = self._candidates(logits, state)
         written = wf.update(wf.take(state["tokens"], parents, over="beam"), tokens, over=_WRITTEN, at=state["turn"])
-        ends = (tokens == self.end) | (state["turn"] == self.steps - 1)
+        ends = is_one_of(tokens, self.limits.ends) | (state["turn"] == self.steps - 1)
         state = self._with_finished(state, scores, written, ends)
         beam = Dim("beam", self.beams)
         scores, chosen = wf.top_k(wf.where(ends, WORST, scores), over=_CANDIDATES, k=beam)
+        parents, last = (wf.take(x, chosen, over=_CANDIDATES) for x in (parents, tokens))
+        before = {name: _of_beams(x, parents) for name, x in state["before"].items()}
         state |= {
             "turn": state["turn"] + 1,
             "scores": scores,
             "tokens": wf.take(written, chosen, over=_CANDIDATES),
-            "last": wf.take(tokens, chosen, over=_CANDIDATES),
+            "last": last,
+            "before": self.limits.extend(before, last, state["turn"], self.steps),
         }
         state["is_open"] = self._is_open(state)
-        parents = wf.take(parents, chosen, over=_CANDIDATES)
         return state, cache.map_past(lambda x: wf.gather(x, parents, over="beam"))
 
-    def _candidates(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best ways on, twice as many as beams: scores, beams continued, tokens."""
-        candidates = Dim(_CANDIDATES, 2 * self.beams)
-        of_beam = Dim(_BEST, min(2 * self.beams, logits.dim("vocab").count))
-        best, ids = wf.top_k(wf.log_softmax(logits, over="vocab"), over="vocab", k=of_beam)
+    def _candidates(self, logits: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """The best ways on: scores, beams continued, tokens.
+
+        There are as many for each beam as there are ids that end it, and one more: so enough go on.
+        """
+        candidates = Dim(_CANDIDATES, (1 + len(self.limits.ends)) * self.beams)
+        of_beam = Dim(_BEST, min(candidates.size, logits.dim("vocab").count))
+        gains = self.limits(wf.log_softmax(logits, over="vocab"), state["before"], state["turn"], self.steps)
+        best, ids = wf.top_k(wf.maximum(gains, NEVER), over="vocab", k=of_beam)
+        scores = state["scores"]
         beam = Dim(f"{UNSHOWN}beam", self.beams)  # a name no rule splits
         both = Dim(f"{UNSHOWN}both", self.beams * of_beam.size)
         best = wf.merge((best + scores).rename(beam=beam), [beam, of_beam], into=both)
@@ -166,7 +186,7 @@ class _BeamSearch:
         """Those that ended now among the finished ones, of which the best stay."""
         length = wf.cast(state["turn"] + 1, "float32")
         rank = wf.arange(scores.dim(_CANDIDATES), like=scores)
-        is_new = ends & (rank < self.beams) & state["is_open"]
+        is_new = ends & (rank < self.beams) & state["is_open"] & (scores > WORST / 2)
         new = wf.where(is_new, scores / self._penalty(length), WORST)
         lengths = wf.where(is_new, state["turn"] + 1, 0)
         both = {
@@ -187,10 +207,20 @@ class _BeamSearch:
         is_full = wf.all(state["lengths"] > 0, over=_FINISHED)
         if self.early_stopping:
             return state["is_open"] & ~is_full
-        # A log-probability only falls; over the largest penalty it is as high as it can become.
-        most = wf.max(state["scores"], over="beam") / self._penalty(self.steps)
+        # A log-probability only falls; over the largest penalty to come it is as high as it can become.
+        length = self.steps if self.alpha >= 0 else wf.cast(state["turn"] + 1, "float32")
+        most = wf.max(state["scores"], over="beam") / self._penalty(length)
         worst = wf.min(state["finished_scores"], over=_FINISHED)
         return state["is_open"] & (~is_full | (most > worst))
 
+    @property
+    def _padding(self) -> int:
+        return self.limits.ends[0]
+
     def _penalty(self, length: Tensor | int) -> Any:
         return PENALTIES[self.penalty](length, self.alpha)
+
+
+def _of_beams(x: Tensor, parents: Tensor) -> Tensor:
+    """What is known of each beam, of the beams that others continue."""
+    return wf.gather(x, parents, over="beam") if x.dims.has("beam") else x

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import DimError, RegionError, TensorError, WeftWarning, user_stacklevel
 from ..layout import Layout, LayoutLike, as_layout
 from ..mesh import Mesh
-from ..models import Seq2Seq, TransformerLM
+from ..models import Seq2Seq, TransformerConfig, TransformerLM
 from ..models.decoding import need_decoder
 from ..models.inputs import check_ids
 from ..models.running import without_rules
@@ -41,11 +41,20 @@ class Start:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_once(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
+def compile_once(
+    fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
     """`fn` jitted for a mesh and a layout, or for one processor; once for equal ones."""
     if mesh is not None and layout is not None:
-        return SpmdFunction(fn, mesh, layout)
-    return jax.jit(fn, compiler_options=compiler_options(None))
+        return SpmdFunction(fn, mesh, layout, donate=donate)
+    return jax.jit(fn, compiler_options=compiler_options(None), donate_argnums=donate)
+
+
+def config_of(model: Any) -> TransformerConfig:
+    """The configuration of a model that decodes."""
+    config = getattr(model, "config", None)
+    need_decoder(config, type(model).__name__)
+    return model.config
 
 
 def start_decoding(
@@ -56,7 +65,7 @@ def start_decoding(
     Where the model checks tokens `ahead` of those written, its KV cache has room for them too, and none of the few that
     it sees at once is split from the others.
     """
-    need_decoder(getattr(model, "config", None), type(model).__name__)
+    config_of(model)
     check_values(jax.tree.leaves(model))
     steps = check_count(steps, "max_new_tokens")
     rows = _rows(prompts, model.config.vocab)

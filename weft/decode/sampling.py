@@ -1,9 +1,10 @@
-"""Sampling: temperature, top-k, top-p (nucleus) and repetition penalty on logits.
+"""Sampling: temperature, top-k, top-p (nucleus) and min-p on logits.
 
 Imports the language. A vocab that is split stays so: the largest logits are found where they are. What is drawn
 depends on the key alone, not on the layout.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,13 @@ from ..tensor import Tensor
 
 @dataclass(frozen=True)
 class Sampler:
-    """Takes the likeliest token, or draws one of the `top_k` best or of `top_p`."""
+    """Takes the likeliest token, or draws one of `top_k`, of `top_p`, above `min_p`."""
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
-    repetition_penalty: float = 1.0
-    """Divides the chance of tokens that have been; 1 changes nothing."""
+    min_p: float | None = None
+    """The least chance of a token, as a share of the largest."""
 
     def __post_init__(self) -> None:
         if not is_real(self.temperature) or self.temperature < 0:
@@ -32,11 +33,11 @@ class Sampler:
             check_count(self.top_k, "top_k")
         if self.top_p is not None and not (is_real(self.top_p) and 0 < self.top_p <= 1):
             raise TensorError(f"`top_p` is {self.top_p!r}", fix="give a share above 0 and at most 1, e.g. 0.9")
-        if not is_real(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise TensorError(f"`repetition_penalty` is {self.repetition_penalty!r}", fix="give e.g. 1.2; 1 is none")
-        if not self.temperature and (self.top_k is not None or self.top_p is not None):
+        if self.min_p is not None and not (is_real(self.min_p) and 0 <= self.min_p <= 1):
+            raise TensorError(f"`min_p` is {self.min_p!r}", fix="give a share of the largest chance, e.g. 0.05")
+        if not self.temperature and not self.top_k is self.top_p is self.min_p is None:
             raise TensorError(
-                "`top_k` and `top_p` say what to draw from, and at temperature 0 nothing is drawn",
+                "`top_k`, `top_p` and `min_p` say what to draw from, and at temperature 0 nothing is drawn",
                 fix="give a temperature, e.g. `temperature=1.0`",
             )
 
@@ -44,16 +45,8 @@ class Sampler:
     def is_greedy(self) -> bool:
         return not self.temperature
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the token it takes is the one the model has the largest logit for."""
-        return self.is_greedy and self.repetition_penalty == 1
-
-    def __call__(self, logits: Tensor, key: Any, seen: Tensor | None) -> Tensor:
+    def __call__(self, logits: Tensor, key: Any) -> Tensor:
         """The token chosen from f32[.. vocab]: i32[..]."""
-        if seen is not None:
-            lower = wf.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            logits = wf.where(seen, lower, logits)
         if self.is_greedy:
             return wf.argmax(logits, over="vocab")
         return self._draw_best(logits / self.temperature, key)
@@ -71,15 +64,16 @@ class Sampler:
             best = Dim(f"{UNSHOWN}best", self.top_k)
             largest, _ = wf.top_k(logits, over="vocab", k=best)
             logits = wf.where(logits >= wf.min(largest, over=best), logits, -1e9)
-        return self._nucleus(logits, "vocab")
+        return self._likely(self._nucleus(logits, "vocab"), "vocab")
 
     def _draw_best(self, logits: Tensor, key: Any) -> Tensor:
         vocab = logits.dim("vocab")
         if self.top_k is None or self.top_k >= vocab.count:
-            return wf.random.categorical(key, self._nucleus(logits, "vocab"), over="vocab")
+            return wf.random.categorical(key, self._likely(self._nucleus(logits, "vocab"), "vocab"), over="vocab")
         best = Dim(f"{UNSHOWN}best", self.top_k)
         logits, ids = wf.top_k(logits, over="vocab", k=best)
-        chosen = wf.random.categorical(key, self._nucleus(logits, best.name), over=best)
+        logits = self._likely(self._nucleus(logits, best.name), best.name)
+        chosen = wf.random.categorical(key, logits, over=best)
         return wf.sum(wf.where(wf.one_hot(chosen, best, dtype=bool), ids, 0), over=best)
 
     def _nucleus(self, logits: Tensor, over: str) -> Tensor:
@@ -91,6 +85,12 @@ class Sampler:
         is_kept = wf.cumsum(rising, over=over) > 1 - self.top_p
         least = wf.min(wf.where(is_kept, rising, 1.0), over=over)
         return wf.where(share >= least, logits, -1e9)
+
+    def _likely(self, logits: Tensor, over: str) -> Tensor:
+        """The logits, very small for less than `min_p` of the largest chance."""
+        if not self.min_p:
+            return logits
+        return wf.where(logits >= wf.max(logits, over=over) + math.log(self.min_p), logits, -1e9)
 
 
 def best_log_probability(logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ batch move by the same number: that of the row of which the fewest are taken.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..models.cache import KVCache
 from ..models.unrolled import prepare
 from ..nn.arguments import check_count
 from ..tensor import Tensor
+from .constraints import is_one_of
 from .sampling import Sampler, log_probability
 
 _PLACE, _FEW, _AHEAD = (f"{UNSHOWN}{name}" for name in ("place", "few", "ahead"))
@@ -28,7 +30,7 @@ AHEAD = 4
 State = dict[str, Any]
 
 
-def check_speculation(model: Any, draft: Any, ngrams: Any, ahead: Any, penalty: float) -> None:
+def check_speculation(model: Any, draft: Any, ngrams: Any, ahead: Any, others: Sequence[str]) -> None:
     """Raises where tokens cannot be proposed so."""
     if draft is not None and ngrams is not None:
         raise TensorError("`draft` and `ngrams` both propose tokens", fix="give one of them")
@@ -46,10 +48,10 @@ def check_speculation(model: Any, draft: Any, ngrams: Any, ahead: Any, penalty: 
             f"the draft has a vocab of {draft.config.vocab}, and the model one of {model.config.vocab}",
             fix="give a draft that was trained with the same tokenizer",
         )
-    if penalty != 1:
+    if others:
         raise TensorError(
-            f"`repetition_penalty` is {penalty}, and tokens that are checked at once do not see each other's",
-            fix="leave out the penalty, or `draft` and `ngrams`",
+            f"`{others[0]}` is given, and tokens that are checked at once do not see each other",
+            fix=f"leave out `{others[0]}`, or `draft` and `ngrams`",
         )
 
 
@@ -61,7 +63,7 @@ class Speculation:
     steps: int
     room: int
     samples: int | None
-    end: int | None
+    ends: tuple[int, ...]
     ahead: int
     ngrams: int | None
 
@@ -106,12 +108,12 @@ class Speculation:
 
     @property
     def _padding(self) -> int:
-        return 0 if self.end is None else self.end
+        return self.ends[0] if self.ends else 0
 
     def _start(self, logits: Tensor, inputs: Tensor, rows: Shape, key: Any) -> State:
         """The state with the first token, which follows from the prompt alone."""
         logits = wf.broadcast(logits, [*rows, logits.dim("vocab")])
-        token = self.sampler(logits, jax.random.fold_in(key, 0), None)
+        token = self.sampler(logits, jax.random.fold_in(key, 0))
         places = Dim(_PLACE, inputs.size("length") + self.steps + self.ahead)
         history = wf.pad(inputs.rename(length=_PLACE), over=_PLACE, after=self.steps + self.ahead, value=self._padding)
         history = wf.broadcast(history, [*rows, places])
@@ -122,7 +124,7 @@ class Speculation:
             "rounds": wf.full([], 0, dtype="int32"),
             "history": wf.update(history, token, over=_PLACE, at=inputs.size("length")),
             "last": token,
-            "is_done": wf.full(rows, False, like=logits, dtype=bool) if self.end is None else token == self.end,
+            "is_done": is_one_of(token, self.ends) if self.ends else wf.full(rows, False, like=logits, dtype=bool),
             "lengths": wf.full(rows, 1, like=logits, dtype="int32"),
             "scores": log_probability(logits, token),
         }
@@ -201,8 +203,8 @@ class Speculation:
         here = wf.arange(tokens.dim(_FEW), like=tokens)
         is_new = (here < moved) & ~state["is_done"]
         is_done = state["is_done"]
-        if self.end is not None:
-            ends = wf.cast(is_new & (tokens == self.end), "int32")
+        if self.ends:
+            ends = wf.cast(is_new & is_one_of(tokens, self.ends), "int32")
             is_new = is_new & (wf.cumsum(ends, over=_FEW) - ends == 0)  # up to the end, which counts
             is_done = is_done | (wf.sum(ends, over=_FEW) > 0)
         tokens = wf.where(is_new, tokens, self._padding)
