@@ -64,16 +64,15 @@ class KVCache(eqx.Module):
         """The position of the next token, or of as many as `x` has along `length`."""
         return self.position + wf.arange(x.dim("length"), like=x) if x.dims.has("length") else self.position
 
-    def mask(self, window: int | None, of: Tensor) -> nn.Mask:
+    def mask(self, of: Tensor) -> nn.Mask:
         """What the next token sees, or as many as `of` has along `length`."""
         here = self.positions_of(of)
         there = wf.arange(self.keys.dim("memory_length"), like=self.keys)
         if self.first is None:
-            return nn.Mask(causal=True, window=window, positions=here, memory_positions=there)
+            return nn.Mask(causal=True, positions=here, memory_positions=there)
         there = there - self.first
         return nn.Mask(
             causal=True,
-            window=window,
             positions=here,
             memory_positions=there,
             segments=wf.ones(here.dims, like=self.first, dtype="int32"),

@@ -5,6 +5,7 @@ Imports what stands below the layers. A configuration is checked where it is mad
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,17 +21,18 @@ from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.attention import QK_NORMS
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.moe import GATINGS, expert_capacity, experts_per_token
-from ..nn.position import RopeScaling
+from ..nn.moe import expert_capacity
 from ..tensor import Tensor, as_dtype, tensor
+from .experts import ExpertFields
+from .rotary import RotaryFields
 
-BIASES = ("q", "k", "v", "o", "in", "out", "norm")
+BIASES = ("q", "k", "v", "o", "in", "gate", "out", "norm")
+LAYER_KINDS = ("local", "global")
 PADDED_BY = {"vocab": "vocab_multiple", "heads": "heads_multiple", "experts": "experts_multiple"}
 """Dims that a configuration can pad, so that they divide over processors; and the field that says to what."""
 for _dim, _field in PADDED_BY.items():
     tell_multiple(_dim, _field)
 tell_maker("stage", "stages=2")
-_OF_EXPERTS = ("experts_multiple", "gating", "top_k", "shared_experts")  # that mean nothing without any
 CONTINUATIONS = 8  # of a sequence when decoding, for `dims`; the call may bring another number
 
 
@@ -77,7 +79,7 @@ class ModelConfig(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
+class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
     layers: int
@@ -115,18 +117,14 @@ class TransformerConfig(ModelConfig):
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
     norm: str = one_of("rms", "layer")
+    norm_place: str = one_of("pre", "output", "sandwich")
+    """Where norms stand: before each part of a layer (`pre`-norm), after it, before its output is added (`output`, OLMo
+    2), or in both places (`sandwich`, Gemma 2)."""
+    norm_offset: bool = False
+    """Whether RMSNorm scales by one more than its weight, which begins at 0 (Gemma)."""
     epsilon: float = 1e-6
     positions: str = one_of("sinusoid", "learned", "rotary", "relative", "none")
     """`rotary` is RoPE, `relative` are T5's biases by bucket of distance, `none` leaves order to the causal mask."""
-    rotary_base: float = 10_000.0
-    rotary_stretch: float = 1.0
-    """RoPE scaling: by how much the slowest rotations are slowed down, as in Llama 3.1; 1 for none."""
-    rotary_low: float = 1.0
-    """Rotations that turn fewer times than this within `rotary_length` are stretched fully."""
-    rotary_high: float = 4.0
-    """Rotations that turn more often than this within `rotary_length` are not stretched."""
-    rotary_length: int = 8192
-    """How long the sequences were before rotations were stretched."""
     buckets: int = 32
     farthest: int = 128
     qk_norm: str = one_of(*QK_NORMS)
@@ -135,12 +133,26 @@ class TransformerConfig(ModelConfig):
     relative_by_layer: bool = False
     """Whether each layer has a table of relative biases of its own (UMT5), not all one."""
     scale_scores: bool = True
+    query_scalar: float | None = None
+    """Scores are divided by the root of this, where not by that of `d_kv` (Gemma's `query_pre_attn_scalar`)."""
+    scale_by_layer: bool = False
+    """Whether the scores of a layer are also divided by its number, counted from 1 (GPT-2's
+    `scale_attn_by_inverse_layer_idx`)."""
     softcap: float | None = None
+    """A bound on attention's scores."""
+    logits_softcap: float | None = None
+    """A bound on the logits."""
     window: int | None = None
+    """How many places back attention looks, the own one counted; in `local` layers alone where there is a `pattern`."""
+    pattern: str = ""
+    """Which layers are `local`, with the window, and which `global`, without: the words of some layers, repeated for
+    all (`local local global`)."""
+    parallel: bool = False
+    """Whether both parts of a layer read the same stream (GPT-NeoX), not the second one what the first made of it."""
     activation: str = one_of(*ACTIVATIONS, default="relu")
     gated: bool = False
     bias: str = ""
-    """Which maps have a bias: some of `q k v o in out norm`."""
+    """Which maps have a bias: some of `q k v o in gate out norm`."""
     dropout: float = bounded(0.0, least=0, below=1)
     attention_dropout: float | None = bounded(least=0, below=1)
     """Of the shares that attention gives; `dropout` if not said."""
@@ -148,22 +160,6 @@ class TransformerConfig(ModelConfig):
     """Of what lies between the two maps of a feed-forward part (activation dropout); `dropout` if not said."""
     output_dropout: float | None = bounded(least=0, below=1)
     """Of what all blocks and the last norm give; `dropout` if not said."""
-    experts: int = bounded(0, least=0)
-    """MoE: how many experts the feed-forward part of a layer has; 0 for a plain one."""
-    experts_multiple: int = 1
-    """The experts are padded to a multiple of this; no token is routed to the padding."""
-    every: int = 1
-    """Every how many layers have experts, the last of them counted."""
-    gating: str = one_of(*GATINGS, default="switch")
-    top_k: int = 2
-    """How many experts a token goes to, where `gating` is `top_k` or `dropless`."""
-    shared_experts: int = bounded(0, least=0)
-    """How many experts all tokens go to, beside those they choose (DeepSeek)."""
-    capacity: float = 1.25
-    """How many tokens an expert takes of each sequence, times its fair share."""
-    balance_loss: float = bounded(0.01, least=0)
-    router_z_loss: float = bounded(0.0, least=0)
-    jitter: float = bounded(0.0, least=0, below=1)
     smoothing: float = bounded(0.0, least=0, below=1)
     z_loss: float = bounded(0.0, least=0)
     loss_chunks: int = 1
@@ -199,11 +195,6 @@ class TransformerConfig(ModelConfig):
     """Whether attention may use a fused kernel."""
 
     def _check_together(self) -> None:
-        if self.experts and self.layers % self.every:
-            raise DimError(
-                f"every {self.every} of {self.layers} layers was to have experts",
-                fix=f"give a number that divides {self.layers}",
-            )
         if self.stages == 1 and (self.pipeline_rounds > 1 or self.pipeline_microbatches is not None):
             raise DimError(
                 "there is no pipeline of one stage, and `pipeline_rounds` or `pipeline_microbatches` are given",
@@ -215,7 +206,7 @@ class TransformerConfig(ModelConfig):
                 f"`stages` is {self.stages}, more than there are {what} ({groups})",
                 fix=f"say `stages={groups}` or less" if groups > 1 else "leave `stages` out, or give more `layers`",
             )
-        self._check_experts()
+        self.check_experts(self.layers)
         if isinstance(self.scanned, str) and self.scanned != "auto":
             fix = "say 'auto', True (one loop) or False (all written out)"
             raise TensorError(f"`scanned` is {self.scanned!r}", fix=fix)
@@ -225,13 +216,19 @@ class TransformerConfig(ModelConfig):
                 f"`relative_by_layer` is True, and positions are {self.positions!r}",
                 fix="say positions='relative', or leave it out",
             )
-        if self.positions == "rotary" and self.d_kv % 2:
-            raise DimError(f"`d_kv` is {self.d_kv}, and rotary positions turn pairs of it", fix="give an even one")
+        if self.positions == "rotary":
+            self.check_rotary(self.d_kv)
+        self._check_pattern()
         named = self.bias.split()
         if unknown := next((name for name in named if name not in BIASES), None):
             raise TensorError(f"`bias` names {unknown!r}", fix=f"name some of: {' '.join(BIASES)}")
         if ("in" in named) != ("out" in named):
             raise TensorError(f"`bias` is {self.bias!r}", fix="name both of `in` and `out`, or neither")
+        if "gate" in named and not (self.gated and "in" in named):
+            raise TensorError(
+                f"`bias` is {self.bias!r}, and `gate` goes with a gated part that has `in` and `out`",
+                fix="say `gated=True` and name `in gate out`, or leave `gate` out",
+            )
         if "norm" in named and self.norm != "layer":
             raise TensorError(
                 f"`bias` names `norm`, and norms are {self.norm!r}", fix="say norm='layer', or leave it out"
@@ -239,20 +236,26 @@ class TransformerConfig(ModelConfig):
         if "in" in named and self.experts and self.every == 1:
             raise TensorError("`bias` names `in` and `out`, and experts have none", fix="leave them out")
 
-    def _check_experts(self) -> None:
-        """Raises where experts are spoken of that are not there."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not self.experts and field.name in _OF_EXPERTS and value != field.default:
-                raise DimError(
-                    f"`{field.name}` is {value!r}, and there are no experts",
-                    fix=f"say how many `experts` there are, or leave `{field.name}` out",
-                )
-        if self.experts and self.choices > self.experts:
-            less = "`gating='switch'`" if self.gating == "top2" else f"`top_k={self.experts}` or less"
+    def _check_pattern(self) -> None:
+        """Raises where layers are local and global, and nothing tells the two apart."""
+        words = self.pattern.split()
+        if unknown := next((word for word in words if word not in LAYER_KINDS), None):
+            raise TensorError(
+                f"`pattern` names {unknown!r}", fix="name layers `local` or `global`, e.g. `local global`"
+            )
+        if "local" in words and self.window is None and self.local_base is None:
+            raise TensorError(
+                f"`pattern` is {self.pattern!r}, and local layers are as global ones",
+                fix="say how far they look back, e.g. `window=1024`, or leave it out",
+            )
+        if self.local_base is not None and "local" not in words:
+            raise TensorError(
+                f"`local_base` is {self.local_base}, and no layer is `local`", fix="say which are by `pattern`"
+            )
+        if self.stages > 1 and self.layers % self.group_size:
             raise DimError(
-                f"a token goes to {self.choices} of {self.experts} experts",
-                fix=f"say {less}, or give at least {self.choices} `experts`",
+                f"{self.layers} layers do not divide into groups of {self.group_size}, whose `pattern` a stage repeats",
+                fix="leave `stages` out, or give a number of layers that divides",
             )
 
     @property
@@ -299,16 +302,16 @@ class TransformerConfig(ModelConfig):
         return max(self.length, self.max_length or 0)
 
     @property
-    def stretch(self) -> RopeScaling | None:
-        """How rotations are stretched, where they are."""
-        if self.rotary_stretch == 1:
-            return None
-        return RopeScaling(self.rotary_stretch, self.rotary_low, self.rotary_high, self.rotary_length)
+    def group_size(self) -> int:
+        """After how many layers they repeat; 1 where all are alike."""
+        return min(math.lcm(self.every if self.experts else 1, len(self.layer_kinds)), self.layers)
 
     @property
-    def group_size(self) -> int:
-        """Every how many layers there is one with experts; 1 where all layers are alike."""
-        return self.every if self.experts else 1
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Which of some layers are local and global, by the `pattern` that all repeat."""
+        words = tuple(self.pattern.split())[: self.layers]
+        shortest = next((n for n in range(1, len(words)) if words[n:] == words[:-n]), len(words))
+        return words[:shortest] or LAYER_KINDS[:1]
 
     @property
     def chunk_groups(self) -> int:
@@ -322,14 +325,10 @@ class TransformerConfig(ModelConfig):
 
     def stack_dims(self, per_group: int) -> list[Dim]:
         """The dims of weights stacked for all layers, so many a group of layers."""
+        if self.stages == 1:
+            return [Dim("layers", self.layers * per_group // self.group_size)]
         rounds = [Dim("rounds", self.pipeline_rounds)] if self.pipeline_rounds > 1 else []
-        stages = [*rounds, Dim("stage", self.stages)] if self.stages > 1 else []
-        return [*stages, Dim("layers", self.chunk_groups * per_group)]
-
-    @property
-    def choices(self) -> int:
-        """How many experts a token goes to."""
-        return experts_per_token(self.gating, self.top_k)
+        return [*rounds, Dim("stage", self.stages), Dim("layers", self.chunk_groups * per_group)]
 
     @property
     def dims(self) -> Shape:
@@ -355,8 +354,10 @@ class TransformerConfig(ModelConfig):
         """The dims of experts, and of tokens on their way to them."""
         experts = self._pad(Dim("experts", self.experts))
         dims = [experts, experts.renamed("router"), Dim("expert_batch", self.batch, "batch")]
+        if self.expert_width(self.d_ff).name != "d_ff":
+            dims.append(self.expert_width(self.d_ff))
         if self.shared_experts:
-            dims.append(Dim("shared_ff", self.shared_experts * self.d_ff, "d_ff"))
+            dims.append(Dim("shared_ff", self.shared_experts * self.expert_width(self.d_ff).size, "d_ff"))
         if self.gating == "dropless":
             return [*dims, Dim("choices", self.top_k), Dim("expert_length", self.length, "length")]
         slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)

@@ -173,6 +173,6 @@ def _hidden(model: Encoder, batch: dict[str, Tensor], key: Any) -> tuple[Tensor,
     inputs, segments = batch["inputs"], batch.get("segments")
     if segments is None and model.config.padding is not None:
         segments = wf.cast(inputs != model.config.padding, "int32")
-    mask = nn.Mask.within(positions=batch.get("positions"), segments=segments, window=model.config.window)
+    mask = nn.Mask.within(positions=batch.get("positions"), segments=segments)
     x, report = model.encoder(embed(model, inputs, mask, key), mask=mask, key=fold_key(key, 1))
     return x.rename(stream="length"), report

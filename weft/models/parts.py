@@ -17,7 +17,7 @@ def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
     """RMSNorm or LayerNorm over `d_model`."""
     d_model = config.dim("d_model")
     if config.norm == "rms":
-        return nn.RMSNorm(d_model, epsilon=config.epsilon)
+        return nn.RMSNorm(d_model, epsilon=config.epsilon, offset=float(config.norm_offset))
     return nn.LayerNorm(d_model, bias="norm" in config.bias.split(), epsilon=config.epsilon)
 
 
@@ -27,16 +27,25 @@ def make_attention(config: TransformerConfig, *, is_self: bool) -> nn.Attention:
         *(config.dim(name) for name in ("d_model", "heads", "d_kv")),
         group=config.dim("group") if config.group > 1 else None,
         bias=[name for name in config.bias.split() if name in "qkvo"],
-        scale=None if config.scale_scores else 1.0,
+        scale=_score_scale(config),
         softcap=config.softcap,
         rotary=config.rotary_base if is_self and config.positions == "rotary" else None,
         stretch=config.stretch,
+        share=config.rotary_share,
         qk_norm=config.qk_norm if is_self else "none",
         epsilon=config.epsilon,
+        norm_offset=float(config.norm_offset),
         fused=config.attention == "auto",
         matmul_dtype=config.products,
     )
     return _begin(attention, config)
+
+
+def _score_scale(config: TransformerConfig) -> float | None:
+    """What attention's scores are multiplied by; None for the root of `d_kv`."""
+    if not config.scale_scores:
+        return 1.0
+    return None if config.query_scalar is None else config.query_scalar**-0.5
 
 
 def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
@@ -47,6 +56,7 @@ def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
         activation=config.activation,
         gated=config.gated,
         bias="in" in config.bias.split(),
+        gate_bias="gate" in config.bias.split(),
         matmul_dtype=config.products,
     )
     return _begin(forward, config)
@@ -55,11 +65,14 @@ def make_feed_forward(config: TransformerConfig) -> nn.FeedForward:
 def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
     """The feed-forward part as a mixture of experts (MoE)."""
     experts = nn.MixtureOfExperts(
-        *(config.dim(name) for name in ("d_model", "d_ff", "experts")),
+        config.dim("d_model"),
+        config.expert_width(config.d_ff),
+        config.dim("experts"),
         activation=config.activation,
         gated=config.gated,
         gating=config.gating,
         top_k=config.top_k,
+        normalised=config.normalised,
         shared_experts=config.shared_experts,
         capacity=config.capacity,
         jitter=config.jitter,

@@ -141,9 +141,8 @@ def _logits(model: Seq2Seq, batch: dict[str, Tensor], targets_in: Tensor) -> Ten
 def _encode(model: Seq2Seq, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """What the decoder looks at: [batch memory_length d_model]."""
     inputs = batch["inputs"]
-    segments, window = _segments(model.config, batch), model.config.window
-    positions = batch.get("input_positions")
-    mask = nn.Mask.within(positions=positions, segments=segments, window=window, is_in_order=segments is not None)
+    segments, positions = _segments(model.config, batch), batch.get("input_positions")
+    mask = nn.Mask.within(positions=positions, segments=segments, is_in_order=segments is not None)
     x, report = model.encoder(embed(model, inputs, mask, key), mask=mask, key=fold_key(key, 1))
     return x.rename(stream=Dim("memory_length", inputs.size("length"))), report
 
@@ -153,9 +152,8 @@ def _decode(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the logits are made of: [batch length d_model]."""
     segments, of_inputs = batch.get("target_segments"), _segments(model.config, batch)
-    positions, window = batch.get("target_positions"), model.config.window
-    order = {"causal": True, "window": window, "is_in_order": segments is not None}
-    mask = nn.Mask.within(positions=positions, segments=segments, **order)
+    positions = batch.get("target_positions")
+    mask = nn.Mask.within(positions=positions, segments=segments, causal=True, is_in_order=segments is not None)
     memory_mask = nn.Mask()
     if of_inputs is not None:
         here = wf.ones(targets_in.dims, like=targets_in, dtype="int32") if segments is None else segments

@@ -1,8 +1,9 @@
 """How a stack of blocks runs: scan or written out, remat, pipeline, KV cache.
 
 The weights of all blocks are stacked along `layers`; how they run changes neither values nor paths. Where only every
-n-th layer has experts, a group of n layers is one turn of the scan: n - 1 dense blocks and one with experts. Cut into
-stages, the weights are [stage layers ..], and microbatches flow through them (`wf.pipeline`).
+n-th layer has experts, or layers are local and global in turn, a group of them is one turn of the scan; what is left
+behind the last whole group is written out. Cut into stages, the weights are [stage layers ..], and microbatches flow
+through them (`wf.pipeline`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,9 @@ class Stack(eqx.Module):
         def stack(block: Any, per_group: int) -> Any:
             return weights.stack(block, config.stack_dims(per_group), groups * per_group if is_padded else None)
 
-        self.layers = stack(make_block(has_experts=bool(config.experts)), 1)
-        self.dense = stack(make_block(has_experts=False), size - 1) if size > 1 else None
+        in_group = size // config.every if config.experts else size
+        self.layers = stack(make_block(has_experts=bool(config.experts)), in_group)
+        self.dense = stack(make_block(has_experts=False), size - in_group) if size > in_group else None
         self.config, self.norm, self.relative = config, norm, relative
 
     def __call__(
@@ -88,7 +90,8 @@ class Stack(eqx.Module):
         def one(x: Tensor, block: Any, turn: Any) -> tuple[Tensor, dict[str, Tensor]]:
             own_key = fold_key(key, turn)
             x = wf.name(x, "stream") if keeps_stream else x
-            return block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, key=own_key)[:2]
+            how: dict[str, Any] = {"memory": memory, "memory_mask": memory_mask, "key": own_key, "number": turn}
+            return block(x, mask=mask, bias=bias, **how)[:2]
 
         return one
 
@@ -127,7 +130,7 @@ class Stack(eqx.Module):
         bias = self.bias(x, mask)
 
         def one(x: Tensor, block: Any, past: None, turn: Any) -> Any:
-            return block(x, mask=mask, bias=bias, drops=False)
+            return block(x, mask=mask, bias=bias, drops=False, number=turn)
 
         x, _, past = self._run_all(one, x)
         return self.norm(x), past
@@ -142,32 +145,44 @@ class Stack(eqx.Module):
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """One token, [batch d_model], or a few of `stream`; and the KV cache with them."""
-        mask, memory_mask = cache.mask(self.config.window, as_length(x)), cache.memory_mask
+        mask, memory_mask = cache.mask(as_length(x)), cache.memory_mask
         bias = self.bias(x, mask)
 
         def one(x: Tensor, block: Any, pasts: Any, turn: Any) -> Any:
             past, memory = pasts
             kept = {"past": past, "at": cache.at, "memory": memory, "memory_mask": memory_mask}
-            return block(x, mask=mask, bias=bias, drops=False, **kept)
+            return block(x, mask=mask, bias=bias, drops=False, number=turn, **kept)
 
         x, _, new = self._run_all(one, x, (cache.past, cache.memory))
         return self.norm(x), cache.after(new)
 
     def each_block(self) -> list[Any]:
         """The blocks of all layers in their order, each by itself."""
-        size = self.config.group_size
-        groups = zip(*(_unstack(part, "layers") for part in self._blocks()), strict=True)
-        if size == 1:
-            return [block for (block,) in groups]
-        return [block for dense, last in groups for block in (*_unstack(dense, _IN_GROUP), last)]
+        return self._in_order([_unstack(part, "layers") for part, _ in self._parts()])
+
+    def _in_order(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
+        """Blocks from the first of a group on: dense and with experts, local and global."""
+        config, left = self.config, [iter(part) for part in parts]
+        kinds = config.layer_kinds
+        blocks = []
+        for i in range(sum(len(part) for part in parts)):
+            is_last = self.dense is None or i % config.every == config.every - 1
+            blocks.append(next(left[-1 if is_last else 0]).of_kind(kinds[i % len(kinds)]))
+        return blocks
 
     def bias(self, x: Tensor, mask: nn.Mask) -> Tensor | nn.RelativeBias | None:
         """T5's relative bias, which all blocks share; its maker, if scores are in blocks."""
         return None if self.relative is None else relative_bias(self.relative, x, mask, self.config)
 
+    def _parts(self) -> list[tuple[Any, int]]:
+        """The weights of blocks, dense ones first, and how many of each a group has."""
+        size = self.config.group_size
+        in_group = size // self.config.every if self.config.experts else size
+        return [*([] if self.dense is None else [(self.dense, size - in_group)]), (self.layers, in_group)]
+
     def _blocks(self) -> tuple[Any, ...]:
-        """The weights of blocks, dense ones of each group first."""
-        return (self.layers,) if self.dense is None else (_group(self.dense, self.config.group_size - 1), self.layers)
+        """The weights of blocks in groups, dense ones of each group first."""
+        return tuple(_grouped(part, count) for part, count in self._parts())
 
     def _is_scanned(self, blocks: Any) -> bool:
         """Whether the layers run as one loop; by `auto` where that costs little.
@@ -196,10 +211,31 @@ class Stack(eqx.Module):
             return x, report, _ungroup(outputs, size) if size > 1 and self._is_scanned(blocks) else outputs
 
         if config.stages == 1:
-            return run(x, (self._blocks(), config.layers // size, pasts))
+            groups, left = divmod(config.layers, size)
+            if not left:
+                return run(x, (self._blocks(), groups, pasts))
+            first = tuple(_grouped(_cut(part, 0, groups * count), count) for part, count in self._parts())
+            x, report, outputs = run(x, (first, groups, _cut(pasts, 0, groups * size)))
+            return self._run_rest(one, x, pasts, report, outputs)
         own = (self._blocks(), number_along(config.stack_dims(1)), pasts)
         x, outputs = in_turn(lambda x, own: run(x, own)[::2], x, own)
         return x, {}, outputs
+
+    def _run_rest(self, one: Callable[..., Any], x: Any, pasts: Any, report: Any, outputs: Any) -> Any:
+        """What `_run` gives with the layers behind the last whole group, written out."""
+        groups, left = divmod(self.config.layers, self.config.group_size)
+        start = self.config.layers - left
+        behind = [_unstack(_cut(part, groups * count, None), "layers") for part, count in self._parts()]
+        own_pasts = _unstack(_cut(pasts, start, None), "layers") or [None] * left
+        told, made = [], []
+        for i, (block, past) in enumerate(zip(self._in_order(behind), own_pasts, strict=True)):
+            x, of_block, new = one(x, block, past, start + i)
+            told += [of_block] if of_block else []
+            made.append(new)
+        more = _report(_stack(told, Dim("layers", len(told)))) if told else {}
+        report = {name: value + more[name] for name, value in report.items()} if more else report
+        join = lambda a, b: wf.concat([a, b], over="layers")  # noqa: E731
+        return x, report, jax.tree.map(join, outputs, _stack(made, Dim("layers", left)), is_leaf=is_tensor)
 
     def _run(
         self, one: Callable[..., Any], x: Any, blocks: Any, pasts: Any, numbers: Any
@@ -217,14 +253,15 @@ class Stack(eqx.Module):
         )
 
         def run_group(x: Any, blocks: Sequence[Any], pasts: Any, number: Any) -> Any:
-            own_blocks = [blocks[0]] if size == 1 else [*_unstack(blocks[0], _IN_GROUP), blocks[1]]
+            own_blocks = self._in_order([_unstack_group(part) for part in blocks])
             own_pasts = [pasts] if size == 1 else _unstack(pasts, _IN_GROUP) or [None] * size
             before, outputs = x, []
-            told: dict[str, Tensor] = {}
+            all_told: list[dict[str, Tensor]] = []
             for i, (block, past) in enumerate(zip(own_blocks, own_pasts, strict=True)):
                 x, of_block, new = one(x, block, past, number * size + i)
-                told |= of_block
+                all_told += [of_block] if of_block else []
                 outputs.append(new)
+            told = _stack(all_told, Dim(_IN_GROUP, len(all_told))) if len(all_told) > 1 else (all_told or [{}])[0]
             if is_padded:
                 x = wf.where(number < groups, x, before)
                 told = {name: wf.where(number < groups, value, 0.0) for name, value in told.items()}
@@ -260,7 +297,10 @@ class Stack(eqx.Module):
 
 def _report(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The experts' report of all layers, of their statistics."""
-    return summarise(told["statistics"]) if told else {}
+    if not told:
+        return {}
+    statistics = told["statistics"]
+    return summarise(_ungroup(statistics, statistics.size(_IN_GROUP)) if statistics.dims.has(_IN_GROUP) else statistics)
 
 
 def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
@@ -331,6 +371,27 @@ def _group(tree: Any, size: int) -> Any:
     def cut(x: Tensor) -> Tensor:
         dim = x.dim("layers")
         return wf.split(x, layers=[dim.resized(dim.size // size), Dim(_IN_GROUP, size)])
+
+    return jax.tree.map(cut, tree, is_leaf=is_tensor)
+
+
+def _grouped(part: Any, count: int) -> Any:
+    """The weights of blocks with a dim of those in a group, where there are several."""
+    return _group(part, count) if count > 1 else part
+
+
+def _unstack_group(part: Any) -> list[Any]:
+    """The blocks of a group, or the only one."""
+    first = jax.tree.leaves(part, is_leaf=is_tensor)[0]
+    return _unstack(part, _IN_GROUP) if first.dims.has(_IN_GROUP) else [part]
+
+
+def _cut(tree: Any, start: int, end: int | None) -> Any:
+    """The tree of layers from `start` on, to before the `end`."""
+
+    def cut(x: Tensor) -> Tensor:
+        size = (x.size("layers") if end is None else end) - start
+        return wf.slice(x, over="layers", start=start, size=size)
 
     return jax.tree.map(cut, tree, is_leaf=is_tensor)
 

@@ -8,6 +8,7 @@ Between blocks positions are called `stream`, inside attention and feed-forward 
 decoding, has neither.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -32,35 +33,43 @@ from .stack import Stack, as_length, deal_out, put_together, relative_bias
 
 
 class Block(eqx.Module):
-    """A Transformer block, pre-norm: self-attention, cross-attention, feed-forward.
+    """A Transformer block: self-attention, cross-attention, feed-forward.
 
     Cross-attention is only in a decoder that has an encoder; the feed-forward part may be a mixture of experts (MoE).
-    A stack holds one such module, whose weights are those of all its layers.
+    Norms stand before each part (pre-norm), after it, or both. A stack holds one such module, whose weights are those
+    of all its layers.
     """
 
-    attention_norm: nn.RMSNorm | nn.LayerNorm
+    attention_norm: nn.RMSNorm | nn.LayerNorm | None
     attention: nn.Attention
+    attention_out_norm: nn.RMSNorm | nn.LayerNorm | None
     memory_norm: nn.RMSNorm | nn.LayerNorm | None
     memory_attention: nn.Attention | None
     """To what the encoder gives (cross-attention)."""
-    feed_forward_norm: nn.RMSNorm | nn.LayerNorm
+    feed_forward_norm: nn.RMSNorm | nn.LayerNorm | None
     feed_forward: nn.FeedForward | nn.MixtureOfExperts
+    feed_forward_out_norm: nn.RMSNorm | nn.LayerNorm | None
     relative: nn.RelativeBias | None
     """Where each layer has its own (UMT5); one that all share is the stack's."""
+    window: int | None = eqx.field(static=True)
+    """How many places back attention looks, the own one counted."""
     dropout: float = eqx.field(static=True)
     attention_dropout: float = eqx.field(static=True)
     hidden_dropout: float = eqx.field(static=True)
     config: TransformerConfig = eqx.field(static=True)
 
     def __init__(self, config: TransformerConfig, *, causal: bool, has_memory: bool, has_experts: bool):
-        self.attention_norm = make_norm(config)
+        before, after = config.norm_place != "output", config.norm_place != "pre"
+        self.attention_norm = make_norm(config) if before else None
         self.attention = make_attention(config, is_self=True)
+        self.attention_out_norm = make_norm(config) if after else None
         self.memory_norm = make_norm(config) if has_memory else None
         self.memory_attention = make_attention(config, is_self=False) if has_memory else None
-        self.feed_forward_norm = make_norm(config)
+        self.feed_forward_norm = make_norm(config) if before else None
         self.feed_forward = make_experts(config) if has_experts else make_feed_forward(config)
         self.relative = make_relative(config, causal) if config.relative_by_layer else None
-        self.config = config
+        self.feed_forward_out_norm = make_norm(config) if after else None
+        self.config, self.window = config, config.window
         self.dropout = config.dropout
         self.attention_dropout, self.hidden_dropout = config.attention_drop, config.hidden_drop
 
@@ -74,32 +83,36 @@ class Block(eqx.Module):
         memory_mask: nn.Mask | None = None,
         past: KeysValues | None = None,
         at: Tensor | None = None,
+        number: Any = 0,
         drops: bool = True,
         key: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor], KeysValues]:
         """The residual stream after the block, experts' statistics, new keys and values.
 
-        When decoding, `past` are the keys and values of the tokens before, and `at` is the place of this one. Without
-        `drops` no expert leaves out a token for want of room.
+        `number` is the layer's, from 0. When decoding, `past` are the keys and values of the tokens before, and `at` is
+        the place of this one. Without `drops` no expert leaves out a token for want of room.
         """
         keys = [fold_key(key, i) for i in range(6)]
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
         bias = self.bias(x, mask, bias)
-        h = self._enter(self.attention_norm(x), self.attention.q)
+        h = self._enter(apply_norm(self.attention_norm, x), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q, *made = self.attention.project(h, position)
+        q = self.scale_queries(q, number)
         new = KeysValues(*made)
         k, v = new if past is None or at is None else past.with_token(new, at)
+        mask = mask.with_window(self.window)
         mixed = self.attention.attend(q, k, v, mask=mask, bias=bias, key=keys[0], dropout=self.attention_dropout)
         y = wf.name(self.attention.out(mixed, rename=back), "attention")
-        x = wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
+        y = apply_norm(self.attention_out_norm, y)
+        before, x = x, wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
 
         if self.memory_attention is not None:
             y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
 
-        h = self.feed_forward_norm(x)
+        h = apply_norm(self.feed_forward_norm, before if self.config.parallel else x)
         report: dict[str, Tensor] = {}
         if isinstance(self.feed_forward, nn.MixtureOfExperts):
             y, report["statistics"] = self.feed_forward.run(as_length(h), key=keys[4], drops=drops, rename=back)
@@ -108,12 +121,31 @@ class Block(eqx.Module):
             rename = back if h.dims.has("length") else {}
             y = self.feed_forward(h, key=keys[4], dropout=self.hidden_dropout, rename=rename)
         y = wf.name(y, "feed_forward")
+        y = apply_norm(self.feed_forward_out_norm, y)
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
         return x, report, new
 
     def bias(self, x: Tensor, mask: nn.Mask, shared: Any) -> Any:
         """T5's relative bias of this layer: its own, or the one that all share."""
         return shared if self.relative is None else relative_bias(self.relative, x, mask, self.config)
+
+    def of_kind(self, kind: str) -> "Block":
+        """The block as a `local` layer has it, or a `global` one: its window, its RoPE."""
+        if not self.config.pattern:
+            return self
+        block = copy.copy(self)
+        attention = copy.copy(self.attention)  # modules are frozen, and these are new
+        object.__setattr__(block, "attention", attention)
+        if kind == "global":
+            object.__setattr__(block, "window", None)
+        elif self.config.local_base is not None:
+            object.__setattr__(attention, "rotary", self.config.local_base)
+            object.__setattr__(attention, "stretch", None)
+        return block
+
+    def scale_queries(self, q: Tensor, number: Any) -> Tensor:
+        """Queries made smaller by the layer's number, where its scores are."""
+        return wf.cast(wf.cast(q, "float32") / (number + 1.0), q.dtype) if self.config.scale_by_layer else q
 
     def _enter(self, x: Tensor, weight: Tensor) -> Tensor:
         """The stream as `length`; as it is, where heads trade places with it (Ulysses).
@@ -136,6 +168,11 @@ class Block(eqx.Module):
         """The keys and values of cross-attention for what an encoder made."""
         assert self.memory_attention is not None
         return KeysValues(*self.memory_attention.keys_and_values(memory, None))
+
+
+def apply_norm(norm: nn.RMSNorm | nn.LayerNorm | None, x: Tensor) -> Tensor:
+    """The stream normed, where a block has a norm in that place."""
+    return x if norm is None else norm(x)
 
 
 def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:
@@ -189,11 +226,11 @@ def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
 
 def predict(model: Any, x: Tensor, dtype: str = "float32") -> Tensor:
     """The logits: [.. vocab]."""
-    if model.softmax is not None:
-        return model.softmax.logits(x, dtype)
-    if model.config.tied_scale:
+    if model.softmax is None and model.config.tied_scale:
         x = x * model.config.d_model**-0.5
-    return model.embedding.logits(x, dtype)
+    logits = (model.embedding if model.softmax is None else model.softmax).logits(x, dtype)
+    most = model.config.logits_softcap
+    return logits if most is None else most * wf.tanh(logits / most)
 
 
 def token_loss(
@@ -351,7 +388,6 @@ def _mask(config: LMConfig, batch: Mapping[str, Tensor]) -> nn.Mask:
     """The causal mask; the prefix of a prefix LM sees all of itself."""
     return nn.Mask.within(
         causal=True,
-        window=config.window,
         prefix=batch.get("prefix") if config.prefix else None,
         positions=batch.get("positions"),
         segments=batch.get("segments"),

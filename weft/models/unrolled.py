@@ -24,7 +24,7 @@ from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, stream
 from .stack import Stack, as_length
-from .transformer import Block
+from .transformer import Block, apply_norm
 
 _WIDTH = f"{UNSHOWN}width"
 _BOTH = f"{UNSHOWN}both"
@@ -83,6 +83,7 @@ class DecodingBlock(eqx.Module):
     def __call__(
         self,
         x: Tensor,
+        number: int,
         *,
         past: KeysValues,
         cache: KVCache,
@@ -93,23 +94,27 @@ class DecodingBlock(eqx.Module):
     ) -> tuple[Tensor, KeysValues]:
         """The residual stream after the block; and its keys and values with the new ones.
 
-        `past` are those of this layer in the `cache`.
+        `past` are those of this layer, which has that `number`, in the `cache`.
         """
         block = self.block
         bias = block.bias(x, mask, bias)
-        h = as_length(block.attention_norm(x))
+        h = as_length(apply_norm(block.attention_norm, x))
         position = mask.query_positions(h) if block.attention.rotary is not None else None
         q, new = self._project(h, position)
+        q = block.scale_queries(q, number)
         if bias is None and can_attend_cached(block.attention, q, past):
-            mixed, past = attend_cached(block.attention, q, new, past, cache, mask.window)
+            mixed, past = attend_cached(block.attention, q, new, past, cache, block.window)
         else:
             past = past.with_token(new, cache.at)
-            mixed = block.attention.attend(q, *past, mask=mask, bias=bias)
+            mixed = block.attention.attend(q, *past, mask=mask.with_window(block.window), bias=bias)
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
-        x = wf.add(x, block.attention.out(mixed, rename=back), names="subset")
+        y = apply_norm(block.attention_out_norm, block.attention.out(mixed, rename=back))
+        before, x = x, wf.add(x, y, names="subset")
         if block.memory_attention is not None:
             x = wf.add(x, block.cross_attend(x, memory, memory_mask, None, back), names="subset")
-        return wf.add(x, self._feed_forward(as_length(block.feed_forward_norm(x)), back), names="subset"), past
+        h = as_length(apply_norm(block.feed_forward_norm, before if block.config.parallel else x))
+        y = apply_norm(block.feed_forward_out_norm, self._feed_forward(h, back))
+        return wf.add(x, y, names="subset"), past
 
     def _project(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, KeysValues]:
         """Queries, and new keys and values, with RoPE."""
@@ -140,6 +145,8 @@ class DecodingBlock(eqx.Module):
         *gate, hidden = wf.unstack(hidden, over=_BOTH) if forward.w_gate is not None else [hidden]
         if forward.in_bias is not None:
             hidden = wf.add(hidden, forward.in_bias, names="subset")
+        if forward.gate_bias is not None:
+            gate = [wf.add(gate[0], forward.gate_bias, names="subset")]
         activate = ACTIVATIONS[forward.activation]
         hidden = wf.multiply(activate(gate[0]), hidden, names="subset") if gate else activate(hidden)
         y = wf.einsum(hidden, self.w_out, over=d_ff, rename=back, matmul_dtype=forward.matmul_dtype)
@@ -158,13 +165,15 @@ class UnrolledDecoder(eqx.Module):
 
     def step(self, x: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """One token, [batch d_model], or a few of `stream`; and the KV cache with them."""
-        mask, memory_mask = cache.mask(self.config.window, as_length(x)), cache.memory_mask
+        mask, memory_mask = cache.mask(as_length(x)), cache.memory_mask
         bias = self.stack.bias(x, mask)
         memories: Sequence[Any] = [None] * len(self.blocks) if cache.memory is None else cache.memory
         before: Sequence[Any] = cache.past
         pasts = []
-        for block, past, memory in zip(self.blocks, before, memories, strict=True):
-            x, past = block(x, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask)
+        for number, (block, past, memory) in enumerate(zip(self.blocks, before, memories, strict=True)):
+            x, past = block(
+                x, number, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask
+            )
             pasts.append(past)
         return self.stack.norm(x), cache.moved(tuple(pasts), x.size("stream") if x.dims.has("stream") else 1)
 

@@ -59,6 +59,8 @@ class Attention(eqx.Module):
     rotary: float | None = eqx.field(static=True)
     """The base of RoPE, if there is any."""
     stretch: RopeScaling | None = eqx.field(static=True)
+    share: float = eqx.field(static=True)
+    """Of how many channels of a head RoPE turns, as a share."""
     fused: bool = eqx.field(static=True)
     matmul_dtype: str | None = eqx.field(static=True)
     """`float8`: the projections are fp8 products."""
@@ -76,8 +78,10 @@ class Attention(eqx.Module):
         softcap: float | None = None,
         rotary: float | None = None,
         stretch: RopeScaling | None = None,
+        share: float = 1.0,
         qk_norm: str = "none",
         epsilon: float = EPSILON,
+        norm_offset: float = 0.0,
         talking: bool = False,
         fused: bool = True,
         matmul_dtype: str | None = None,
@@ -93,7 +97,7 @@ class Attention(eqx.Module):
         count = math.prod(dim.count for dim in queries)
         by_width = d_model.count**-0.5
         self.scale = d_kv.count**-0.5 if scale is None else scale
-        self.softcap, self.rotary, self.stretch, self.fused = softcap, rotary, stretch, fused
+        self.softcap, self.rotary, self.stretch, self.share, self.fused = softcap, rotary, stretch, share, fused
         self.matmul_dtype = check_matmul_dtype(matmul_dtype)
         self.q = normal([d_model, *queries], stddev=by_width, key=key, name="q")
         self.k = normal([d_model, heads, d_kv], stddev=by_width, key=key, name="k")
@@ -105,7 +109,8 @@ class Attention(eqx.Module):
         )
         over = {"none": None, "head": 1, "all": 3}[check_choice(qk_norm, QK_NORMS, "qk_norm")]
         self.q_norm, self.k_norm = (
-            None if over is None else RMSNorm(dims[-over:], epsilon=epsilon, key=key) for dims in (queries, shapes["k"])
+            None if over is None else RMSNorm(dims[-over:], epsilon=epsilon, offset=norm_offset, key=key)
+            for dims in (queries, shapes["k"])
         )
         mixed = Dim(f"{heads.name}_mixed", heads.size, heads.name, heads.valid)
         self.talking = None
@@ -218,7 +223,7 @@ class Attention(eqx.Module):
         if self.rotary is None or position is None:
             return x
         d_kv = self.k.dims[-1]
-        return rope(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch)
+        return rope(x, position, over=d_kv.name, base=self.rotary, stretch=self.stretch, share=self.share)
 
     def attend(
         self,

@@ -25,14 +25,13 @@ from ..tensor import Tensor
 Activate = Callable[[Any], Any]
 
 
-def best_experts(share: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def best_experts(share: Tensor, top_k: int, normalised: bool) -> tuple[Tensor, Tensor]:
     """For each choice of a token its expert, and its share in the result.
 
-    Of a softmax over all experts the `top_k` largest, which are made to sum to one where there are several (as
-    Mixtral's); one alone keeps its share (as Switch's), or the gate could not learn from it.
+    Of a softmax over all experts the `top_k` largest, which are made to sum to one if `normalised`.
     """
     shares, experts = wf.top_k(share, over="router", k=Dim("choices", top_k))
-    if top_k > 1:
+    if normalised:
         shares = shares / wf.sum(shares, over="choices")
     return experts, shares
 

@@ -41,11 +41,12 @@ ON_ARRAYS: dict[str, Callable[[Any], Any]] = {
 class FeedForward(eqx.Module):
     """`w_out(act(w_in(x)))`, or `w_out(act(w_gate(x)) * w_in(x))`."""
 
-    computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out", "in_bias", "out_bias")
+    computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out", "in_bias", "gate_bias", "out_bias")
     w_in: Tensor
     w_gate: Tensor | None
     w_out: Tensor
     in_bias: Tensor | None
+    gate_bias: Tensor | None
     out_bias: Tensor | None
     activation: str = eqx.field(static=True)
     matmul_dtype: str | None = eqx.field(static=True)
@@ -60,6 +61,7 @@ class FeedForward(eqx.Module):
         activation: str = "relu",
         gated: bool = False,
         bias: bool = False,
+        gate_bias: bool = False,
         matmul_dtype: str | None = None,
         key: Any = None,
     ):
@@ -71,6 +73,7 @@ class FeedForward(eqx.Module):
         self.w_gate = normal([d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
         self.w_out = normal([d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
         self.in_bias = full([d_ff], 0.0, key=key, name="in_bias") if bias else None
+        self.gate_bias = full([d_ff], 0.0, key=key, name="gate_bias") if gated and gate_bias else None
         self.out_bias = full([d_model], 0.0, key=key, name="out_bias") if bias else None
 
     @public
@@ -88,6 +91,8 @@ class FeedForward(eqx.Module):
             hidden = activate(hidden)
         else:
             gate = wf.einsum(h, cast_weight(self.w_gate, h.dtype), over=d_model, matmul_dtype=self.matmul_dtype)
+            if self.gate_bias is not None:
+                gate = wf.add(gate, wf.cast(self.gate_bias, h.dtype), names="subset")
             hidden = wf.multiply(activate(gate), hidden, names="subset")
         hidden = apply_dropout(hidden, dropout, key)
         y = wf.einsum(hidden, w_out, over=d_ff, rename=rename, matmul_dtype=self.matmul_dtype)

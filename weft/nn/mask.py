@@ -1,5 +1,6 @@
 """The attention mask: which keys a query sees, by positions and segments."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -58,6 +59,10 @@ class Mask(eqx.Module):
             is_within=True,
             **how,
         )
+
+    def with_window(self, window: int | None) -> "Mask":
+        """The mask with another window, or with none."""
+        return self if window == self.window else dataclasses.replace(self, window=window)
 
     def query_positions(self, q: Tensor) -> Tensor:
         if self.positions is not None:

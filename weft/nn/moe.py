@@ -34,7 +34,8 @@ class MixtureOfExperts(eqx.Module):
     """Feed-forward parts, one for each expert, and the gate that chooses among them.
 
     `gating` is `switch` (top-1), `top2`, `top_k`, `choice` (experts choose), or `dropless` (top-k without capacity). Of
-    several experts a token goes to, the shares are made to sum to one. `shared_experts` have every token beside them.
+    several experts a token goes to, the shares are made to sum to one (Mixtral), unless `normalised` is False; one
+    alone keeps its share (Switch), or the gate could not learn from it. `shared_experts` have every token beside them.
     """
 
     computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out")
@@ -45,6 +46,7 @@ class MixtureOfExperts(eqx.Module):
     shared: FeedForward | None
     gating: str = eqx.field(static=True)
     top_k: int = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True)
     capacity: float = eqx.field(static=True)
     jitter: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
@@ -61,6 +63,7 @@ class MixtureOfExperts(eqx.Module):
         *,
         gating: str = "switch",
         top_k: int = 2,
+        normalised: bool | None = None,
         shared_experts: int = 0,
         capacity: float = 1.25,
         jitter: float = 0.0,
@@ -78,6 +81,7 @@ class MixtureOfExperts(eqx.Module):
             raise DimError(
                 f"a token goes to {self.top_k} of {experts.count} experts", fix=f"say `top_k={experts.count}` or less"
             )
+        self.normalised = self.top_k > 1 if normalised is None else normalised
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
         self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
         self.jitter = check_number(jitter, "jitter", least=0, below=1, example=0.01)
@@ -125,7 +129,7 @@ class MixtureOfExperts(eqx.Module):
 
     def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, Tensor]:
         scores, share = self.score(h, key)
-        chosen, shares = best_experts(share, self.top_k)
+        chosen, shares = best_experts(share, self.top_k, self.normalised)
         weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
         y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
         placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
@@ -188,11 +192,11 @@ class MixtureOfExperts(eqx.Module):
         """For each choice of the tokens its slot, and its share on return; statistics."""
         scores, share = self.score(h, key)
         if not h.dims.has("length"):
-            sends, shares = _top_experts(share, self.top_k)  # there is room for all
+            sends, shares = _top_experts(share, self.top_k, self.normalised)  # there is room for all
         elif self.gating == "choice":
             sends, shares = _expert_choice(share, self.slots(h.dim("length").count, drops))
         else:
-            sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k)
+            sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k, self.normalised)
         within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
         placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
         return sends, shares, _statistics(scores, share, placed)
@@ -257,11 +261,11 @@ def summarise(statistics: Tensor) -> dict[str, Tensor]:
     return dict(zip(REPORTED, (wf.sum(x, over=layers) if layers else x for x in of_layers), strict=True))
 
 
-def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[list[Tensor], list[Tensor]]:
+def _token_choice(share: Tensor, slots: Dim, choices: int, normalised: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Top-k routing while experts have room: first choices first, in order."""
     taken: Any = 0
     sends = []
-    best, parts = _top_experts(share, choices)
+    best, parts = _top_experts(share, choices, normalised)
     for hot in best:
         place = wf.cumsum(hot, over="length") - 1 + taken
         at = wf.cast(wf.sum(place * hot, over="router"), "int32")
@@ -270,7 +274,7 @@ def _token_choice(share: Tensor, slots: Dim, choices: int) -> tuple[list[Tensor]
     return sends, parts
 
 
-def _top_experts(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor]]:
+def _top_experts(share: Tensor, choices: int, normalised: bool) -> tuple[list[Tensor], list[Tensor]]:
     """The best experts of each token, one-hot, and the part of the result it gives."""
     left, best, weights = share, [], []
     for _ in range(choices):
@@ -278,7 +282,7 @@ def _top_experts(share: Tensor, choices: int) -> tuple[list[Tensor], list[Tensor
         best.append(hot)
         weights.append(wf.sum(share * hot, over="router"))
         left = wf.where(hot > 0, -1.0, left)
-    if choices == 1:
+    if not normalised:
         return best, weights
     total = functools.reduce(operator.add, weights)
     return best, [weight / total for weight in weights]

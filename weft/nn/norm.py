@@ -19,15 +19,19 @@ EPSILON = 1e-6
 
 
 class RMSNorm(eqx.Module):
-    """`x` with the root of its mean square over the dims made 1, then scaled."""
+    """`x` with the root of its mean square over the dims made 1, then scaled.
+
+    With `offset=1.0` it is scaled by one more than the weight, which begins at 0 (Gemma).
+    """
 
     scale: Tensor
     epsilon: float = eqx.field(static=True)
+    offset: float = eqx.field(static=True)
 
     @public
-    def __init__(self, dims: Dims, *, key: Any = None, epsilon: float = EPSILON):
-        self.epsilon = epsilon
-        self.scale = full(new_dims(dims, what="dims"), 1.0, key=key, name="scale")
+    def __init__(self, dims: Dims, *, key: Any = None, epsilon: float = EPSILON, offset: float = 0.0):
+        self.epsilon, self.offset = epsilon, offset
+        self.scale = full(new_dims(dims, what="dims"), 1.0 - offset, key=key, name="scale")
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
@@ -35,6 +39,8 @@ class RMSNorm(eqx.Module):
         square = wide * wide
         mean_square = wf.mean(square, over=self.scale.dims)
         normed = wide * wf.rsqrt(mean_square + self.epsilon)
+        if self.offset:
+            return wf.cast(wf.multiply(normed, self.scale, names="subset") + self.offset * normed, x.dtype)
         return wf.cast(wf.multiply(normed, self.scale, names="subset"), x.dtype)
 
 

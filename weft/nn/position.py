@@ -30,40 +30,94 @@ def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
     return wf.sin(angle)
 
 
-class RopeScaling(NamedTuple):
-    """Llama 3's scaling of RoPE, for sequences longer than those of `length` before.
+ROPE_SCALINGS = ("llama3", "linear", "dynamic", "yarn")
 
-    Long waves are made slower by `factor`. A wave that turns more than `high` times within `length` stays as it is, one
-    that turns less than `low` times is stretched fully.
+
+class RopeScaling(NamedTuple):
+    """Scaling of RoPE, for sequences longer than those of `length` before.
+
+    `linear` makes all waves slower by `factor`. `llama3` does so with long ones: a wave that turns more than `high`
+    times within `length` stays as it is, one that turns less than `low` times is stretched fully; `yarn` the same by
+    a ramp along the channels, from whole ones on if `truncated`. `dynamic` (NTK) stretches by how far the last
+    position is beyond `length`. What is turned is also made larger by `amplitude`.
     """
 
     factor: float
     low: float
     high: float
     length: int
+    kind: str = "llama3"
+    amplitude: float = 1.0
+    truncated: bool = True
 
-    def __call__(self, rate: Tensor) -> Tensor:
-        turns = rate * (self.length / (2 * math.pi))
-        kept = wf.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+    def __call__(self, rate: Tensor, base: float, position: Tensor) -> Tensor:
+        """The rates of the waves of channels, those of a base, as scaled."""
+        if self.kind == "linear":
+            return rate / self.factor
+        if self.kind == "dynamic":
+            return self._by_length(rate, position)
+        kept = self._kept_along(rate, base) if self.kind == "yarn" else self._kept_of_turns(rate)
         return rate * (kept + (1.0 - kept) / self.factor)
+
+    def _kept_of_turns(self, rate: Tensor) -> Tensor:
+        turns = rate * (self.length / (2 * math.pi))
+        return wf.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+
+    def _kept_along(self, rate: Tensor, base: float) -> Tensor:
+        (half,) = rate.dims
+
+        def channel(turns: float) -> float:
+            return half.size * math.log(self.length / (turns * 2 * math.pi)) / math.log(base)
+
+        first, last = channel(self.high), channel(self.low)
+        if self.truncated:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half.size - 1)
+        width = last - first if last != first else 0.001
+        return 1.0 - wf.clip((wf.arange(half, like=rate, dtype="float32") - first) / width, 0.0, 1.0)
+
+    def _by_length(self, rate: Tensor, position: Tensor) -> Tensor:
+        (half,) = rate.dims
+        reach = wf.cast(wf.max(position, over=position.dims) + 1, "float32") / self.length
+        grown = wf.log(wf.maximum(self.factor * reach - (self.factor - 1.0), 1.0))
+        channel = wf.arange(half, like=rate, dtype="float32")
+        return rate * wf.exp(grown * (channel / (1.0 - half.size if half.size > 1 else -1.0)))
 
 
 @public
 def rope(
-    x: Tensor, position: Tensor, *, over: str = "d_kv", base: float = 10_000.0, stretch: RopeScaling | None = None
+    x: Tensor,
+    position: Tensor,
+    *,
+    over: str = "d_kv",
+    base: float = 10_000.0,
+    stretch: RopeScaling | None = None,
+    share: float = 1.0,
 ) -> Tensor:
-    """Rotary position embedding (RoPE): channels i and i + half turned by position."""
+    """Rotary position embedding (RoPE): channels i and i + half turned by position.
+
+    Of a `share` of them, the first ones; the others stay (partial rotary).
+    """
     x, position = need_tensor(x, "rope"), need_tensor(position, "rope")
-    size = x.size(over)
-    if size % 2:
-        raise DimError(f"`{over}` has size {size}, and its channels turn in pairs", fix=f"give it {size + 1} or so")
     check_number(base, "base", least=0, below=math.inf, example=10_000.0, may_be_least=False)
+    size = int(x.size(over) * check_number(share, "share", least=0, below=1.001, example=0.5, may_be_least=False))
+    if size % 2 or not size:
+        raise DimError(
+            f"`{over}` has size {x.size(over)}, of which {size} are to turn, in pairs",
+            fix=f"give it {size + 1} or so" if share == 1 else "give another `share`",
+        )
+    if size < x.size(over):
+        turning = wf.slice(x, over=over, start=0, size=size)
+        turned = rope(turning, position, over=over, base=base, stretch=stretch)
+        return wf.concat([turned, wf.slice(x, over=over, start=size, size=x.size(over) - size)], over=over)
     two, half = Dim(f"{UNSHOWN}pair", 2), Dim(f"{UNSHOWN}half", size // 2)
     first, second = wf.unstack(wf.split(wf.cast(x, "float32"), **{over: [two, half]}), over=two)
     rate = wf.exp(wf.arange(half, like=first, dtype="float32") * (-math.log(base) / half.size))
-    rate = rate if stretch is None else stretch(rate)
+    rate = rate if stretch is None else stretch(rate, base, position)
     angle = wf.cast(position, "float32") * rate
     cos, sin = wf.cos(angle), wf.sin(angle)
+    if stretch is not None and stretch.amplitude != 1:
+        cos, sin = cos * stretch.amplitude, sin * stretch.amplitude
     if stray := next((dim for dim in position.dims if not x.dims.has(dim)), None):
         raise DimError(
             f"positions [{position.dims}] have `{stray.name}`, which [{x.dims}] has not",
