@@ -121,12 +121,10 @@ LAYERS: dict[str, str] = {
     **_each("AvgPool AvgPool2d AvgPool3d", "`wf.avg_pool(x, window={{'height': 2}})`"),
     **_each("Upsample", "`wf.upsample(x, by={{'height': 2}})`"),
     **_each("MultiHeadAttention MultiheadAttention SelfAttention", "`nn.Attention(d_model, heads, d_kv)`"),
-    **_each("MLP", "`nn.FeedForward(d_model, d_ff)`"),
     **_each("MoE", "`nn.MixtureOfExperts(d_model, d_ff, experts)`"),
     **_each("Embed", "`nn.Embedding(vocab, d_model)`"),
-    "Dropout": "`wf.dropout(x, rate, key)`",
     **_each("relu gelu silu softmax tanh sigmoid", "`wf.{name}`"),
-    **_each("Module Sequential", "a class of `equinox.Module`, or a function"),
+    **_each("Module", "a class of `equinox.Module`, or a function"),
     **_each("apply_rope rotary_embedding", "`nn.rope(x, position)`"),
 }
 

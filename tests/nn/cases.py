@@ -98,6 +98,21 @@ case("norms", "group of one", nn.GroupNorm(D, 1), lambda m, x: m(x, over="length
 case("norms", "batch", nn.BatchNorm(D), lambda m, x: m(x, over="batch length"), X)
 case("norms", "batch at inference", nn.BatchNorm(D), lambda m, x: m(x, over="batch", training=False), X)
 
+# ---- recurrent layers, patches, layers of layers
+
+TURNS = X.rename(length="turns")
+case("recurrent", "lstm", nn.LSTM(D, F), lambda m, x: m(x, over="turns"), TURNS)
+case("recurrent", "lstm to itself", nn.LSTM(D, D, bias=False), lambda m, x: m(x, over="turns", reverse=True)[0], TURNS)
+case("recurrent", "gru", nn.GRU(D, F), lambda m, x: m(x, over="turns"), TURNS)
+case("recurrent", "gru to itself", nn.GRU(D, D, bias=False), lambda m, x: m(x, over="turns")[0], TURNS)
+
+case("composed", "patches", nn.Patches(D, F, {"length": 2}, into="places"), lambda m, x: m(x), X)
+case("composed", "mlp", nn.MLP([D, F, D, H], activation="gelu", dropout=0.25), lambda m, x: m(x, key=KEY), X)
+case("composed", "sequential", nn.Sequential([nn.Linear(D, F), wf.relu, nn.Dropout(0.25), nn.Linear(F, D)]),
+     lambda m, x: m(x, key=KEY), X)  # fmt: skip
+case("composed", "stacked", nn.Stacked(nn.MLP([D, F, D], dropout=0.25), wf.Dim("layers", 3)),
+     lambda m, x: m(x, key=KEY, remat=True), X)  # fmt: skip
+
 # ---- positions and attention
 
 case("positions", "sinusoids", {}, lambda m, i, x: x + nn.sinusoids(i, D, x), POSITIONS, X)

@@ -44,6 +44,7 @@ NAMES = {
     "attention": {"memory_length"},
     "positions": {"memory_length"},
     "maps": {"d_model_out"},
+    "recurrent": {"d_model_out"},
 }
 
 
@@ -74,10 +75,10 @@ def known_rules(family: str, layout: str) -> wf.Layout:
 def cases() -> list[Any]:
     """Every family at every place; all but the first of the usual places are left to the slow run.
 
-    So are attention, which whole models have under layouts (tests/grid), and losses (test_loss.py).
+    So are attention, which whole models have under layouts (tests/grid), losses (test_loss.py) and layers of layers.
     """
     slow = {(family, place) for family in FAMILIES for place in (*PLACES[1:], *MORE)}
-    slow |= {(family, PLACES[0]) for family in ("attention", "losses")}
+    slow |= {(family, PLACES[0]) for family in ("attention", "losses", "recurrent", "composed")}
     return [
         pytest.param(
             family, place, id=f"{family} {' '.join(place)}", marks=[pytest.mark.slow] * ((family, place) in slow)

@@ -6,6 +6,7 @@ from ..record import show_as_source as _show_as_source
 from . import lora
 from .attention import Attention
 from .block_attention import BlockAttention
+from .compose import MLP, Dropout, Sequential, Stacked
 from .conv import Conv, ConvTranspose
 from .dice import dice
 from .feed_forward import FeedForward
@@ -15,8 +16,10 @@ from .loss import cross_entropy, summed_cross_entropy
 from .mask import Mask
 from .moe import MixtureOfExperts
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
+from .patches import Patches
 from .position import RelativeBias, rope, sinusoids
-from .weights import init, shapes
+from .recurrent import GRU, LSTM
+from .weights import Weight, init, shapes, stack
 
 _show_as_source(__path__[0])
 
@@ -26,16 +29,24 @@ __all__ = [
     "BlockAttention",
     "Conv",
     "ConvTranspose",
+    "Dropout",
     "Embedding",
     "FeedForward",
+    "GRU",
     "GroupNorm",
+    "LSTM",
     "LayerNorm",
     "Linear",
+    "MLP",
     "Mask",
     "MixtureOfExperts",
+    "Patches",
     "RMSNorm",
     "RelativeBias",
     "ScaleNorm",
+    "Sequential",
+    "Stacked",
+    "Weight",
     "cross_entropy",
     "dice",
     "freeze",
@@ -45,6 +56,7 @@ __all__ = [
     "rope",
     "shapes",
     "sinusoids",
+    "stack",
     "summed_cross_entropy",
     "unfreeze",
 ]

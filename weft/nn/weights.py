@@ -11,15 +11,16 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 
 from .. import ops as wf
-from ..dims import Dim, Dims, Shape
+from ..checks import is_real
+from ..dims import Dim, Dims, Shape, new_dims
 from ..dtypes import is_key
-from ..errors import RegionError, TensorError, public
+from ..errors import DimError, RegionError, TensorError, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..ops.dropout import drop
@@ -31,20 +32,41 @@ STACKED = ("rounds", "stage", "layers")
 """The names of the dims along which layers are stacked."""
 
 
+@public(form="nn.Weight([d_model, d_ff], stddev=0.02)")
 @dataclass(frozen=True)
 class Weight:
-    """A parameter without values: its dims, and what its first values are drawn from."""
+    """A parameter without values: its dims, and what its first values are drawn from.
+
+    `nn.init` gives it values, each processor its own slice of them; until then it stands in the layer's place for it.
+    """
 
     dims: Shape
     stddev: float = 0.0
     """Of the normal distribution its first values are drawn from."""
     mean: float = 0.0
+    """Of that distribution; without a `stddev` the value of all."""
     stack: tuple[Dim, ...] = ()
     """The dims along which the weights of several layers are stacked: their numbers count row by row."""
     layers: int | None = None
     """How many layers there are, where the stack has room for more: those are zero."""
     dtype: str = "float32"
     is_trained: bool = True
+    """Whether it is trained; else it is kept and saved with the weights, and has no gradient."""
+    init: Callable[..., Tensor] | None = None
+    """What draws its first values instead, called as `wf.random.uniform` is: `init(key, dims, like=like)`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", Shape(new_dims(self.dims, what="dims")))
+        for name in ("stddev", "mean"):
+            if not is_real(getattr(self, name)):
+                fix = f"give a number: `nn.Weight(dims, {name}=0.02)`"
+                raise TensorError(f"`{name}` of a weight [{self.dims}] is {getattr(self, name)!r:.60}", fix=fix)
+        if self.stddev < 0:
+            raise TensorError(f"`stddev` of a weight [{self.dims}] is {self.stddev}", fix="give a number from 0 on")
+        if self.init is not None and (not callable(self.init) or self.stddev or self.mean):
+            fact = f"`init` of a weight [{self.dims}] is {self.init!r:.60}"
+            fact += f" beside stddev={self.stddev} and mean={self.mean}" if callable(self.init) else ""
+            raise TensorError(fact, fix="give a function alone, e.g. `init=wf.random.uniform`, or `stddev` and `mean`")
 
     @property
     def stored_dims(self) -> Shape:
@@ -112,10 +134,25 @@ def _first(weight: Weight, key: Any, name: str) -> Any:
     return weight if key is None else init_whole(weight, key_for(check_key(key), name))
 
 
+@public
 def stack(module: Any, along: Dim | Sequence[Dim], layers: int | None = None) -> Any:
-    """A module without values as several of them, stacked along dims of layers."""
-    dims = (along,) if isinstance(along, Dim) else tuple(along)
-    return map_weights(lambda weight: replace(weight, stack=dims, layers=layers), module)
+    """A module without values as several of them, stacked along dims of layers.
+
+    `wf.scan` goes through them: `wf.scan(lambda x, layer: (layer(x), None), x, stacked, over="layers")`. Each has the
+    values that it would have alone. Where the dims have room for more than `layers`, what is left over is zero.
+    """
+    dims: Any = (along,) if isinstance(along, Dim) else along
+    if not isinstance(dims, Sequence) or not dims or not all(isinstance(dim, Dim) for dim in dims):
+        raise DimError(f"`along` is {along!r}, which is no dim", fix="give a dim: `wf.Dim('layers', 12)`")
+    declared = [leaf for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight)]
+    if not declared:
+        fix = "make it without a key, with weights declared by their dims"
+        raise TensorError(f"stack got {type(module).__name__}, with no weight to be given values", fix=fix)
+    for weight in declared:
+        if twice := next((dim for dim in dims if weight.stored_dims.has(dim)), None):
+            fact = f"a weight [{weight.stored_dims}] cannot be stacked along `{twice.name}`, which it has already"
+            raise DimError(fact, fix=f"give a dim of another name: `wf.Dim('{twice.name}_2', {twice.size})`")
+    return map_weights(lambda weight: replace(weight, stack=tuple(dims), layers=layers), module)
 
 
 def map_weights(fn: Callable[[Weight], Any], module: Any) -> Any:
@@ -201,7 +238,7 @@ def key_for(key: Any, name: str) -> Any:
 
 def init_whole(weight: Weight, key: Any) -> Tensor:
     """The weight as a parameter on one processor."""
-    make = _compile_whole(weight.dims, weight.stack, weight.layers, weight.dtype)
+    make = _compile_whole(_Form.of(weight))
     return _as_parameter(weight, make(key, weight.stddev, weight.mean))
 
 
@@ -209,7 +246,7 @@ def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
     """The weight as a parameter sharded as stored; each makes its own slice."""
     stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
-    make = _compile_sharded(weight.dims, weight.stack, weight.layers, weight.dtype, region.mesh, Layout(rules))
+    make = _compile_sharded(_Form.of(weight), region.mesh, Layout(rules))
     values = _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
     is_made = not isinstance(values.array, jax.core.Tracer)
     if not is_made or not region.is_on_host(weight.stored_dims, values.kind.store):
@@ -231,44 +268,64 @@ def mark_frozen(x: Tensor) -> Tensor:
 # it could round otherwise in one program than in another.
 
 
-@functools.cache
-def _compile_whole(dims: Shape, stack: Sequence[Dim], layers: int | None, dtype: str) -> Callable[..., Tensor]:
-    return jax.jit(functools.partial(_first_values, dims, stack, layers, dtype))
+class _Form(NamedTuple):
+    """What of a weight a compiled program depends on."""
+
+    dims: Shape
+    stack: tuple[Dim, ...]
+    layers: int | None
+    dtype: str
+    init: Callable[..., Tensor] | None
+
+    @classmethod
+    def of(cls, weight: Weight) -> "_Form":
+        return cls(weight.dims, weight.stack, weight.layers, weight.dtype, weight.init)
 
 
 @functools.cache
-def _compile_sharded(
-    dims: Shape, stack: Sequence[Dim], layers: int | None, dtype: str, mesh: Mesh, layout: Layout
-) -> Callable[..., Tensor]:
-    return SpmdFunction(functools.partial(_first_values, dims, stack, layers, dtype), mesh, layout)
+def _compile_whole(form: _Form) -> Callable[..., Tensor]:
+    return jax.jit(functools.partial(_first_values, form))
 
 
-def _first_values(
-    dims: Shape,
-    stack: Sequence[Dim],
-    layers: int | None,
-    dtype: str,
-    key: Any,
-    stddev: Any,
-    mean: Any,
-    like: Tensor | None = None,
-) -> Tensor:
-    """Normal values; inside the region of `like`, this processor's slice of them."""
+@functools.cache
+def _compile_sharded(form: _Form, mesh: Mesh, layout: Layout) -> Callable[..., Tensor]:
+    return SpmdFunction(functools.partial(_first_values, form), mesh, layout)
+
+
+def _first_values(form: _Form, key: Any, stddev: Any, mean: Any, like: Tensor | None = None) -> Tensor:
+    """First values; inside the region of `like`, this processor's slice of them."""
 
     def one_layer(key: Any, like: Tensor | None) -> Tensor:
-        return wf.cast(wf.random.normal(key, dims, like=like, dtype="float32") * stddev + mean, dtype)
+        if form.init is not None:
+            return _draw(form, key, like)
+        return wf.cast(wf.random.normal(key, form.dims, like=like, dtype="float32") * stddev + mean, form.dtype)
 
-    if not stack:
+    if not form.stack:
         return one_layer(key, like)
 
     def of_number(number: Tensor) -> Tensor:
         values = one_layer(jax.random.fold_in(key, number.local_array), number)
-        return values if layers is None else wf.where(number < layers, values, 0)
+        return values if form.layers is None else wf.where(number < form.layers, values, 0)
 
     each = of_number
-    for dim in reversed(stack):
+    for dim in reversed(form.stack):
         each = wf.vmap(each, over=dim)
-    return each(number_along(stack, like))
+    return each(number_along(form.stack, like))
+
+
+def _draw(form: _Form, key: Any, like: Tensor | None) -> Tensor:
+    """The values that a function of the user's draws, if they are of the weight."""
+    assert form.init is not None
+    values = form.init(key, form.dims, like=like)
+    if not is_tensor(values) or set(values.dims) != set(form.dims):
+        raise TensorError(
+            f"the `init` of a weight [{form.dims}] gave {values!r:.80}",
+            fix="draw all its dims, as `wf.random.uniform(key, dims, like=like)` does",
+        )
+    values = wf.broadcast(wf.cast(values, form.dtype), form.dims)
+    if like is None:
+        return values
+    return values * wf.ones(form.dims, like=like, dtype=form.dtype)  # a slice, though all were drawn
 
 
 def number_along(stack: Sequence[Dim], like: Tensor | None = None) -> Tensor:
