@@ -1,7 +1,8 @@
 """Every program in README.md and docs/ runs, and prints what the text says it prints.
 
-The python blocks of a file are one program: they share a namespace, in one fresh interpreter. A text block right after
-one is what it prints. Commands in console blocks name targets and files that exist.
+The python blocks of a file are one program, which share a namespace; a text block right after one is what it prints.
+README's program has a fresh interpreter, as its reader has; those of docs share one, which starts JAX once. Commands in
+console blocks name targets and files that exist. The programs of docs/errors.md fail, and tests/errors runs them.
 """
 
 import json
@@ -17,7 +18,9 @@ import pytest
 from weft.train import read
 
 ROOT = Path(__file__).parent.parent
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "decisions"]
+FILES = [ROOT / "README.md", *PAGES]
+OF_ERRORS = ROOT / "docs" / "errors.md"
 ALL_TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -26,23 +29,31 @@ import contextlib, io, json, linecache, sys, traceback, warnings
 import jax
 import weft as wf
 
-warnings.simplefilter("error", wf.WeftWarning)
-name, blocks = json.load(sys.stdin)
-namespace, results, text = {"__name__": "__main__"}, [], []
-for line, source in blocks:
-    text += [""] * (line - len(text)) + source.splitlines()
-    lines = [part + chr(10) for part in text]
-    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # the blocks alone are the program's source
-    printed, failure = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile("\\n" * line + source, name, "exec"), namespace)
-            jax.effects_barrier()
-        except BaseException:
-            failure = traceback.format_exc()
-    results.append([printed.getvalue(), failure])
-    if failure:
-        break
+def run(name, blocks):
+    namespace, results, text = {"__name__": "__main__"}, [], []
+    for line, source in blocks:
+        text += [""] * (line - len(text)) + source.splitlines()
+        lines = [part + chr(10) for part in text]
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # the blocks alone are the program's source
+        printed, failure = io.StringIO(), None
+        with contextlib.redirect_stdout(printed):
+            try:
+                exec(compile("\\n" * line + source, name, "exec"), namespace)
+                jax.effects_barrier()
+            except BaseException:
+                failure = traceback.format_exc()
+        results.append([printed.getvalue(), failure])
+        if failure:
+            break
+    return results
+
+files, results = json.load(sys.stdin), {}
+if len(files) > 1:  # each asks for the processors of its own first mesh; the first mesh of all makes them for all
+    wf.Mesh("rows=4, cols=2")
+for name, blocks in files.items():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", wf.WeftWarning)
+        results[name] = run(name, blocks)
 json.dump(results, sys.stdout)
 """
 
@@ -66,39 +77,56 @@ def blocks_of(path):
     return found
 
 
-def run(name, programs):
-    """What each program printed and how it failed, in one fresh interpreter."""
-    given = json.dumps([name, [[block.line, block.text] for block in programs]])
-    done = subprocess.run([sys.executable, "-c", RUNNER], input=given, capture_output=True, text=True, cwd=ROOT)
+def programs_of(path):
+    return [block for block in blocks_of(path) if block.language == "python"]
+
+
+def run(paths):
+    """What each program of each file printed and how it failed, all in one fresh interpreter."""
+    given = {name_of(path): [[block.line, block.text] for block in programs_of(path)] for path in paths}
+    command = [sys.executable, "-c", RUNNER]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
 
 
 def as_read(text):
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-WITH_PROGRAMS = [path for path in FILES if any(block.language == "python" for block in blocks_of(path))]
+WITH_PROGRAMS = [path for path in FILES if path != OF_ERRORS and programs_of(path)]
+SLOW = {"models.md", "tutorial.md", "choose-a-layout.md"}  # what they do tests/models, tests/nn and tests/plan do too
+
+
+@pytest.fixture(scope="module")
+def results(request):
+    """What the programs of the chosen files did."""
+    name = test_every_program_runs_and_prints_what_the_text_says.__name__
+    chosen = {item.callspec.params["path"] for item in request.session.items if item.originalname == name}
+    alone = chosen & {ROOT / "README.md"}
+    return {name: found for paths in (alone, chosen - alone) if paths for name, found in run(sorted(paths)).items()}
 
 
 @pytest.mark.parametrize(
-    "path",  # the models of models.md are those that tests/models runs
-    [pytest.param(path, marks=pytest.mark.slow if path.name == "models.md" else ()) for path in WITH_PROGRAMS],
-    ids=lambda path: path.name,
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else ()) for path in WITH_PROGRAMS],
+    ids=name_of,
 )
-def test_every_program_runs_and_prints_what_the_text_says(path):
-    blocks = blocks_of(path)
-    programs = [block for block in blocks if block.language == "python"]
-    results = run(str(path.relative_to(ROOT)), programs)
-    for block, (printed, failure) in zip(programs, results, strict=False):
+def test_every_program_runs_and_prints_what_the_text_says(path, results):
+    blocks, programs = blocks_of(path), programs_of(path)
+    for block, (printed, failure) in zip(programs, results[name_of(path)], strict=False):
         assert failure is None, f"the block at {path.name}:{block.line} failed\n{failure}"
         after = next((other for other in blocks if other.line > block.line), None)
         shown = after.text if after is not None and after.language == "text" and after.follows else ""
         assert as_read(printed) == as_read(shown), f"the block at {path.name}:{block.line} prints something else"
-    assert len(results) == len(programs)
+    assert len(results[name_of(path)]) == len(programs)
 
 
-@pytest.mark.parametrize("path", ALL_TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", ALL_TEXTS, ids=name_of)
 def test_every_command_names_a_target_or_a_file_that_exists(path):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for block in blocks_of(path):
@@ -117,14 +145,14 @@ def test_every_run_file_in_the_text_has_keys_that_there_are(tmp_path):
     weights = tmp_path / "models" / "flan-t5-small"
     shutil.copytree(ROOT / "tests" / "interop" / "fixtures" / "t5", weights)
     blocks = [block for path in FILES for block in blocks_of(path) if block.language == "toml"]
-    assert len(blocks) == 2
+    assert blocks
     for number, block in enumerate(blocks):
         file = tmp_path / f"{number}.toml"
         file.write_text(block.text.replace("models/flan-t5-small", str(weights)))
         read(file)
 
 
-@pytest.mark.parametrize("path", ALL_TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", ALL_TEXTS, ids=name_of)
 def test_every_link_leads_somewhere(path):
     prose = FENCE.sub("", path.read_text())
     links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose)]
@@ -132,7 +160,7 @@ def test_every_link_leads_somewhere(path):
     assert not missing
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_fence_names_its_language_and_is_closed(path):
     fences = re.findall(r"^```(.*)$", path.read_text(), re.MULTILINE)
     assert all(opening and not closing for opening, closing in zip(fences[::2], fences[1::2], strict=True))
