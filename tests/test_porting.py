@@ -83,5 +83,5 @@ def test_every_command_it_gives_exists():
 def test_a_layout_of_mesh_tensorflow_reads_as_it_is():
     assert wf.Layout("batch:rows;hidden:cols") == wf.Layout("batch:rows,hidden:cols")
     assert wf.Layout("d_ff:model ,heads:model batch:all") == wf.Layout("d_ff:model,heads:model,batch:all")
-    assert wf.Mesh("rows:4;cols:2") == wf.Mesh("rows=4,cols=2") == wf.Mesh(dict([("rows", 4), ("cols", 2)]))
-    assert wf.Layout(dict([("batch", "all_processors")])) == wf.Layout("batch:all_processors")
+    assert wf.Mesh("rows:4;cols:2") == wf.Mesh("rows=4,cols=2") == wf.Mesh({"rows": 4, "cols": 2})
+    assert wf.Layout({"batch": "all_processors"}) == wf.Layout("batch:all_processors")
