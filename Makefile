@@ -56,7 +56,7 @@ test-newest:
 
 .venv-newest/.installed: pyproject.toml
 	$(NEWEST) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[dev]'
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[all,dev]'
 	@touch $@
 
 test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pairs; SEED=, the commit's own; WORKERS=, all cores)
@@ -111,7 +111,7 @@ lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml (LOCK_FLAGS=--up
 	@$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(OLDEST)")' \
 	  || { echo "the lock is made with Python $(OLDEST), the oldest supported; fix: rm -r $(VENV) && make lock PYTHON=python$(OLDEST)" >&2; exit 1; }
 	PIP_CONFIG_FILE=/dev/null PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= CUSTOM_COMPILE_COMMAND="make lock" \
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --extra dev --no-strip-extras \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --extra train --extra hf --extra dev --no-strip-extras \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_FLAGS) \
 	  --output-file requirements.lock pyproject.toml
 

@@ -1,8 +1,8 @@
 """The error of this room, and libraries loaded only where they are needed."""
 
-import importlib
 from typing import Any
 
+from .. import libraries
 from ..errors import WeftError
 
 
@@ -11,11 +11,5 @@ class DataError(WeftError):
 
 
 def import_library(name: str, purpose: str) -> Any:
-    """A library by its name, or an error that says how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise DataError(
-            f"{purpose} needs `{name}`, which cannot be loaded: {error}",
-            fix=f"run `pip install {name.partition('.')[0]}`",
-        ) from None
+    """A library by its name, or a `DataError` that says how to install it."""
+    return libraries.import_library(name, purpose, DataError)

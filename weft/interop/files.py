@@ -16,9 +16,9 @@ from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from ..errors import WeftError
+from ..libraries import import_library
 from ..small_files import MOST_BYTES, Reader, is_file, short
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -68,11 +68,11 @@ class Weights:
         return str(self.folder / self._file_of[name]) if name in self._file_of else str(self.folder)
 
     def _open_file(self, file: str) -> None:
-        path = self.folder / file
+        path, safetensors = self.folder / file, import_library("safetensors", "a file of weights")
         try:
-            opened = safe_open(path, framework="numpy")
+            opened = safetensors.safe_open(path, framework="numpy")
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
-        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
             raise _unreadable(path, error) from None
         for name, part in slices.items():
             if part.get_dtype() not in DTYPES:

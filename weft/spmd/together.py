@@ -5,6 +5,8 @@ import itertools
 import jax
 import numpy as np
 
+from ..libraries import import_library
+
 _LONGEST_WAIT = 24 * 60 * 60 * 1000  # milliseconds: the first process may have texts to tokenize
 _LONGEST = 4096
 _waits = itertools.count()
@@ -19,9 +21,8 @@ def wait_for_all(name: str) -> None:
 
         return multihost_utils.sync_global_devices(name)
     # Asked of the coordinator: a collective in its place gives up where one process is 30 s late to the first.
-    from orbax.checkpoint import multihost
-
-    multihost.get_barrier_sync_fn()(key=f"weft {next(_waits)}: {name}", timeout_ms=_LONGEST_WAIT)
+    ocp = import_library("orbax.checkpoint", "a program of several processes")
+    ocp.multihost.get_barrier_sync_fn()(key=f"weft {next(_waits)}: {name}", timeout_ms=_LONGEST_WAIT)
 
 
 def broadcast_text(text: str) -> str:

@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..compat import is_on_host, to_device
 from ..data.atomic import write_atomic
 from ..errors import WeftError, WeftWarning, closest, user_stacklevel
+from ..libraries import import_library
 from ..small_files import Reader, summed
 from ..spmd.together import broadcast_int
 from .processes import is_of_others
@@ -259,8 +260,7 @@ class Checkpoints:
 
     def _open(self) -> Any:
         if self._writer is None:
-            import orbax.checkpoint as ocp  # takes a second to load
-
+            ocp = _orbax()
             for name in ("absl", "asyncio"):
                 logging.getLogger(name).addFilter(_is_not_of_orbax)
             self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
@@ -271,15 +271,17 @@ def _is_step(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
 
 
-def _to_save(arrays: dict[str, Any]) -> Any:
-    import orbax.checkpoint as ocp
+def _orbax() -> Any:
+    """The library, which takes a second to load."""
+    return import_library("orbax.checkpoint", "a checkpoint", CheckpointError)
 
-    return ocp.args.PyTreeSave(arrays)
+
+def _to_save(arrays: dict[str, Any]) -> Any:
+    return _orbax().args.PyTreeSave(arrays)
 
 
 def _to_load(like: dict[str, Any]) -> Any:
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     args = ocp.checkpoint_utils.construct_restore_args(like)
     return ocp.args.PyTreeRestore(like, restore_args=args, partial_restore=True)
 

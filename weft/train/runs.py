@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tomli_w
 from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
@@ -29,6 +28,7 @@ from .config import CONFIG, RunConfig, parse
 from .keys import lines_of
 from .own.model import OwnModel
 from .own.trust import Trust
+from .settings import toml_text
 from .step import arrays_of, refill, shapes_of_model
 
 CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
@@ -59,7 +59,7 @@ class Run:
         arrays = {f"params.{path}": x for path, x in arrays_of(model).items()}
         try:
             with atomic_folder(folder) as beside:
-                (beside / CONFIG).write_text(tomli_w.dumps(values), encoding="utf-8")
+                (beside / CONFIG).write_text(toml_text(values), encoding="utf-8")
                 checkpoints = Checkpoints(beside / CHECKPOINTS)
                 checkpoints.save(0, arrays, {"config": values})
                 checkpoints.close()

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import tomli_w
-
 from .. import models
 from ..errors import WeftError
 from ..fields import bounded
 from ..layout import Layout, as_layout
+from ..libraries import import_library
 from ..mesh import Mesh, as_mesh
 from .own.data import OwnData
 from .own.model import OwnModel
@@ -103,7 +102,7 @@ class RunConfig:
 
     def to_toml(self) -> str:
         """The whole configuration as it is read again."""
-        return tomli_w.dumps(self.to_dict())
+        return toml_text(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values, None left out."""
@@ -117,3 +116,8 @@ class RunConfig:
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     said = {name: _without_none(v) if isinstance(v, Mapping) else v for name, v in values.items() if v is not None}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in said.items()}
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Plain values as a file of TOML."""
+    return str(import_library("tomli_w", "a run's configuration").dumps(values))

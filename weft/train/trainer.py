@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..libraries import need_libraries
 from ..spmd.step import TrainState
 from .compilation import open_cache, telling
 from .config import RunConfig
@@ -39,6 +40,7 @@ class Trainer:
     def run(self) -> Outcome:
         """Trains to the last step, or until it is asked to stop."""
         config, listener, options = self.config, self.listener, self.options
+        need_libraries("training", "orbax.checkpoint", "tomli_w")
         stop = Stop(is_own=options.is_own)
         saver = Saver(config, self.folder, listener, stop, options.command)
         folder = Folder(self.folder, saver.checkpoints, config, may_change=options.changed, say=listener.say)
