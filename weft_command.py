@@ -19,7 +19,8 @@ def main() -> None:
     except ImportError as error:
         if os.environ.get("WEFT_TRACEBACK") == "full":
             raise
-        sys.exit(f"error: weft cannot be loaded: {error}\n  fix: install it anew: `pip install weft`, in {sys.prefix}")
+        fix = f"install it anew into {sys.prefix}: `pip install -e .` in Weft's folder"
+        sys.exit(f"error: weft cannot be loaded: {error}\n  fix: {fix}")
     command()
 
 

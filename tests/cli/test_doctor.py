@@ -64,7 +64,7 @@ def test_a_jax_that_cannot_start_is_broken(monkeypatch):
     ("backend", "plugin", "state", "fix"),
     [
         ("gpu", "0.10.2", OK, ""),
-        ("cpu", None, MISSING, "weft[gpu]"),
+        ("cpu", None, MISSING, "'jax[cuda12]'"),
         ("cpu", "0.10.2", BROKEN, "nvidia-smi"),
     ],
 )
@@ -90,7 +90,8 @@ def test_a_package_that_is_absent_or_of_another_version_is_broken(quick, monkeyp
     assert found["absent-package"] == checkup.Finding(
         "versions", "absent-package", "not installed", BROKEN, "pip install 'absent-package>=1'"
     )
-    assert found["pictures"].state == MISSING and found["pictures"].fix == 'pip install "weft[pictures]"'
+    assert found["pictures"].state == MISSING
+    assert found["pictures"].fix == "pip install absent-other   (weft's extra `pictures`)"
     assert "all" not in found and "tpu" not in found
 
 

@@ -74,21 +74,25 @@ def look_at_packages() -> Iterator[Finding]:
             yield _package("jaxlib")
     for extra, requirements in by_extra.items():
         names = [_name_of(requirement) for requirement in requirements]
-        plugins = [] if extra in COMPILES else [name for name in names if name not in (PACKAGE, "jax")]
-        if not plugins:
-            continue  # Weft's other extras together, or plugins of JAX, which are looked for beside their devices
-        versions = {name: _version(name) for name in plugins}
+        if extra in ELSEWHERE or PACKAGE in names:
+            continue
+        versions = {name: _version(name) for name in names}
         absent = [name for name, version in versions.items() if version is None]
         there = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         if absent:
-            text = f"without {', '.join(absent)}"
-            yield Finding("extras", extra, text, MISSING, f'pip install "{PACKAGE}[{extra}]"')
+            fix = f"pip install {' '.join(absent)}   (weft's extra `{extra}`)"
+            yield Finding("extras", extra, f"without {', '.join(absent)}", MISSING, fix)
         else:
             yield Finding("extras", extra, there)
 
 
-COMPILES = ("gpu", "gpu13", "cuda", "tpu")
-"""The extras that are plugins of JAX."""
+ELSEWHERE = ("gpu", "gpu13", "cuda", "kernels", "tpu", "dev", "docs")
+"""The extras that are for devices, which are looked for beside these, or for who works on Weft."""
+_INSTALLS = {
+    "gpu": "pip install 'jax[cuda12]'   (weft's extra `gpu`; CUDA 13: 'jax[cuda13]', `gpu13`)",
+    "cuda": "pip install 'jax[cuda12-local]'   (weft's extra `cuda`)",
+    "tpu": "pip install 'jax[tpu]'   (weft's extra `tpu`)",
+}
 
 
 def _name_of(requirement: str) -> str:
@@ -144,10 +148,9 @@ def look_at_devices(seconds: float) -> Iterator[Finding]:
         yield Finding(about, "JAX", f"computes on {text}")
     gpus, plugin = gpus_here(), _plugin()
     if not gpus:
-        yield Finding(about, "GPU", "this machine shows none", MISSING, 'on one that has: pip install "weft[gpu]"')
+        yield Finding(about, "GPU", "this machine shows none", MISSING, f"on one that has: {_INSTALLS['gpu']}")
     elif plugin is None:
-        fix = 'pip install "weft[gpu]"   (CUDA 12; weft[gpu13]: CUDA 13)'
-        yield Finding(about, "GPU", f"{_driver(gpus)}; JAX has no plugin for it", MISSING, fix)
+        yield Finding(about, "GPU", f"{_driver(gpus)}; JAX has no plugin for it", MISSING, _INSTALLS["gpu"])
     elif backend != "gpu" and not problem:
         fix = "the driver must be as new as the plugin asks: see `nvidia-smi`, and what JAX logs as it starts"
         yield Finding(about, "GPU", f"{_driver(gpus)}; {plugin} is installed, and JAX uses {backend}", BROKEN, fix)
@@ -155,12 +158,12 @@ def look_at_devices(seconds: float) -> Iterator[Finding]:
         yield Finding(about, "GPU", f"{_driver(gpus)}; {plugin}")
     chips = sorted(Path("/dev").glob("accel[0-9]*"))
     if not chips:
-        yield Finding(about, "TPU", "this machine shows none", MISSING, 'on one that has: pip install "weft[tpu]"')
+        yield Finding(about, "TPU", "this machine shows none", MISSING, f"on one that has: {_INSTALLS['tpu']}")
     elif backend == "tpu" or problem:
         yield Finding(about, "TPU", plural(len(chips), "chip"))
     else:
         state = BROKEN if _version("libtpu") else MISSING
-        fix = "end the process that holds them" if state == BROKEN else 'pip install "weft[tpu]"'
+        fix = "end the process that holds them" if state == BROKEN else _INSTALLS["tpu"]
         yield Finding(about, "TPU", f"{plural(len(chips), 'chip')}; JAX uses {backend}", state, fix)
     said = virtual_processors()
     text = (
@@ -239,8 +242,8 @@ def look_at_compilers() -> Iterator[Finding]:
         if any(importlib.util.find_spec(module) for module in modules):
             yield Finding("weft plan --compile", name, "the compiler is installed")
         else:
-            fix = f'pip install "{PACKAGE}[{extra}]"'
-            yield Finding("weft plan --compile", name, f"without {' or '.join(modules)}", MISSING, fix)
+            without = f"without {' or '.join(modules)}"
+            yield Finding("weft plan --compile", name, without, MISSING, _INSTALLS[extra])
 
 
 def look_at_folders(runs: Path) -> Iterator[Finding]:
