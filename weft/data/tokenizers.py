@@ -21,6 +21,7 @@ from ..errors import WeftError, closest
 from ..fields import one_of
 from ..small_files import Reader, is_file, short
 from .atomic import write_atomic
+from .bpe import train_bpe
 from .cache import make_once
 from .errors import DataError, import_library
 from .files import Progress, content_key
@@ -32,7 +33,7 @@ _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
-KINDS, MODELS = ("bytes", "sentencepiece", "json"), ("unigram", "bpe")
+KINDS, MODELS = ("bytes", "sentencepiece", "bpe", "json"), ("unigram", "bpe")
 _FETCH = "fetch it again, or train one"
 _LONGEST_TOKEN = 4096  # letters; the library keeps a node for each, and ends the process when it frees too many
 _LONG_TOKEN = re.compile(
@@ -312,9 +313,9 @@ def open_tokenizer(
 ) -> Tokenizer:
     """The tokenizer a run asks for: bytes, a file, or one trained on the source.
 
-    A table says more: `kind` (`bytes`, `sentencepiece`, `json`), `path`, `vocab` and `model` (`unigram`, `bpe`) of one
-    to be trained, `specials` of bytes, `end` and `pad` of a `tokenizer.json`. A trained one is kept in `cache` by what
-    it was trained on: `sample` characters, spread over all of the source but for data held apart.
+    A table says more: `kind` (of KINDS), `path`, `vocab` and `model` (`unigram`, `bpe`) of one to be trained,
+    `specials` of bytes, `end` and `pad` of a `tokenizer.json`. A trained one is kept in `cache` by what it was trained
+    on: `sample` characters, spread over all of the source but for data held apart. A `bpe` learns from all of it.
     """
     table = dict(spec) if isinstance(spec, Mapping) else {"kind": spec} if spec in ("bytes", "sentencepiece") else None
     table = {"path": spec} if table is None else table
@@ -327,10 +328,12 @@ def open_tokenizer(
         return load_tokenizer(table["path"], end=table.get("end"), pad=table.get("pad"))
     if kind == "bytes":
         return ByteTokenizer(specials=table.get("specials", source is not None and source.is_pairs))
-    if kind != "sentencepiece":
+    if kind == "bpe" and source is not None and cache is not None:
+        return load_tokenizer(train_bpe(source, table.get("vocab", 32_000), Path(cache), progress))
+    if kind not in ("sentencepiece", "bpe"):
         raise DataError("the tokenizer has no `path`", fix='say where it lies, or `tokenizer = "bytes"`')
     if source is None or cache is None:
-        raise DataError("SentencePiece has nothing to learn from", fix="give a source and a folder to keep it in")
+        raise DataError(f"{kind} has nothing to learn from", fix="give a source and a folder to keep it in")
     return train_sentencepiece(
         source,
         vocab=table.get("vocab", 32_000),

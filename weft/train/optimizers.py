@@ -83,6 +83,7 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
     elif options.name == "adafactor":
         # Shazeer and Stern 2018: no momentum, second moments by rows and columns, updates clipped.
         parts += [optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)]
+        parts += [optax.scale_by_param_block_rms()] if options.parameter_scale else []
     if options.weight_decay:
         parts.append(optax.add_decayed_weights(options.weight_decay, mask=lambda params: decays(params, options)))
     return optax.chain(*parts, optax.scale_by_learning_rate(rate))

@@ -146,6 +146,9 @@ class Saver:
         """Begins to write the state; after a bad step only if it is the last one."""
         if not is_last and read_scalar(optimizer_metrics(state)["bad_in_a_row"]):
             return  # nothing has changed, and one from before it all went wrong would have to go
+        if at == self.config.train.steps and not self.config.checkpoint.last and not self.is_due(at):
+            self.listener.say(f"the state after step {at} is not saved: `checkpoint.last` is false")
+            return
         metadata = {"config": self.config.to_dict(), "loss": loss, "past": self.skipped, "not_finite": not_finite}
         self.wait(is_last=is_last)  # that the one before it failed keeps nothing from it
         self.is_saved = self._try(lambda: self.checkpoints.save(at, arrays_of(state), metadata), is_last)

@@ -75,6 +75,8 @@ class Optimizer:
     """Paths of weights that do not decay."""
     clip: float = bounded(1.0, least=0)
     """Gradient clipping: the largest norm of all gradients together. 0 for none."""
+    parameter_scale: bool = False
+    """Adafactor: whether an update is as large as what it updates (Shazeer and Stern 2018)."""
     block_size: int = bounded(64, least=16)
     """How many numbers of an 8-bit moment share a scale at most, a power of two (`adamw8bit`)."""
     by_adam: tuple[str, ...] = ("*norm*", "*bias*", "*table*", "*talking*", "*.gate")
@@ -125,6 +127,8 @@ class Checkpoint:
     keep: int = 3
     best: bool = True
     """Whether the best by evaluation is kept too."""
+    last: bool = True
+    """Whether the state after the last step is saved too, though it is not due; a run that is stopped always saves."""
     stop_if_full: bool = False
     """Whether training stops where a checkpoint cannot be written; otherwise it says so and goes on."""
 
