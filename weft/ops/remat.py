@@ -66,7 +66,8 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
                 _named.reset(token)
             if missing := next((word for word in (*kept, *on_host) if word not in named), None):
                 raise TensorError(
-                    f"remat is to keep `{missing}`, a name nothing in it has", fix=closest(missing, named)
+                    f"remat is to keep `{missing}`, a name nothing in it has",
+                    fix=closest(missing, named) if named else f"give it where it is made: `wf.name(x, '{missing}')`",
                 )
             check_numbers(
                 [leaf for leaf in jax.tree.leaves(result, is_leaf=is_tensor) if not is_tensor(leaf)],
