@@ -51,3 +51,81 @@ class Points:
 
 def dataset(part, count=60):
     return Points(0, count) if part == "train" else Points(1, 21)
+
+
+class Flow:
+    """Points one after the other, without end, drawn from a generator whose state is kept."""
+
+    def __init__(self, seed=0):
+        self.dims = {"points": "features"}
+        self.draw = np.random.default_rng(seed)
+
+    def __iter__(self):
+        while True:
+            label = int(self.draw.integers(4))
+            yield {"points": self.draw.normal(size=8) + 2 * np.eye(4, 8)[label], "label": label}
+
+    def state(self):
+        return self.draw.bit_generator.state
+
+    def restore(self, state):
+        self.draw.bit_generator.state = state
+
+
+class Stateless:
+    """The same, which cannot be gone on with; of ten rows."""
+
+    def __init__(self):
+        self.dims = {"points": "features"}
+
+    def __iter__(self):
+        return (row for row, _ in zip(Flow(1), range(10), strict=False))
+
+
+class Late(Flow):
+    """One that counts a row only after it was given: a row comes twice."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.at = 0
+
+    def __iter__(self):
+        while True:
+            yield {"points": np.full(8, float(self.at)), "label": 0}
+            self.at += 1
+
+    def state(self):
+        return self.at
+
+    def restore(self, state):
+        self.at = state
+
+
+class Numbered(Late):
+    """One whose state JSON does not take."""
+
+    def state(self):
+        return np.int64(self.at)
+
+
+def flow(part):
+    return Flow() if part == "train" else Stateless()
+
+
+def stateless(part):
+    return Stateless()
+
+
+def late(part):
+    return Late()
+
+
+def numbered(part):
+    return Numbered()
+
+
+def tokens(part, count=12):
+    """Rows that a language model of the library reads."""
+    draw = np.random.default_rng(len(part))
+    rows = [draw.integers(1, 16, 9) for _ in range(count if part == "train" else 5)]
+    return [{"inputs": row[:-1], "targets": row[1:]} for row in rows]

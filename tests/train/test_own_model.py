@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft import interop, nn
+from weft import data, interop, nn
+from weft.data.streams import StreamBatches
 from weft.train import Run
 from weft.train.config import ConfigError, parse
 from weft.train.keys import lines_of
+from weft.train.own.code import CodeError
 from weft.train.own.copies import keep_code
 from weft.train.own.trust import TrustError
 from weft.train.trainer import Options
@@ -154,3 +156,98 @@ def test_what_a_file_imports_from_beside_it_is_kept_too(tmp_path, monkeypatch):
     keep_code(tmp_path / "run", [config.model.call])
     copies = [path.relative_to(tmp_path / "run").as_posix() for path in sorted((tmp_path / "run").rglob("*.py"))]
     assert copies == [f"code/model/{name}" for name in ("loom/__init__.py", "loom/deep.py", "woven_net.py")]
+
+
+# Rows that come one after the other.
+
+FLOW = {"data": {"call": "own_net.py:flow"}}
+
+
+def test_a_stream_goes_on_from_its_state_with_the_same_bits(tmp_path):
+    run(config_of(**FLOW), tmp_path / "straight")
+    run(config_of(**FLOW), tmp_path / "again", crash_at=5)
+    outcome, heard = run(config_of(**FLOW), tmp_path / "again")
+    assert outcome.step == 8 and "goes on from step 4" in heard.messages
+    assert sums(tmp_path / "again", 8) == sums(tmp_path / "straight", 8)
+    assert losses(tmp_path / "again") == losses(tmp_path / "straight")
+
+
+def test_a_stream_is_evaluated_to_its_end(tmp_path):
+    _, heard = run(config_of(**FLOW, train={"steps": 1}, eval={"every": 1}), tmp_path)
+    assert heard.rows[-1]["eval"]["rows"] == 10
+
+
+def test_a_stream_reaches_a_batch_from_any_state_before_it():
+    stream = config_of(**FLOW).own_data.training
+    rows = np.arange(8)
+    batches = StreamBatches(stream, batch=8, rows=rows)
+    wanted = [next(batches)["points"] for _ in range(5)]
+    state = batches.state
+    batches.close()
+    assert state["step"] == 5
+    np.testing.assert_array_equal(batches.at(2)["points"], wanted[2])
+    batches.seek(1)
+    np.testing.assert_array_equal(next(batches)["points"], wanted[1])
+    batches.close()
+    later = StreamBatches(stream, batch=8, rows=rows)
+    later.seek(6, state)
+    batches.seek(6)
+    np.testing.assert_array_equal(next(later)["points"], next(batches)["points"])
+    later.close(), batches.close()
+
+
+def test_a_stream_without_a_state_goes_on_only_where_that_is_said(tmp_path):
+    stateless = {"data": {"call": "own_net.py:stateless"}}
+    with pytest.raises(CodeError) as caught:
+        run(config_of(**stateless), tmp_path)
+    assert caught.value.fact.startswith("`own_net.py:stateless` gave Stateless, which has no `state()` and `restore(")
+    assert caught.value.fix.endswith('or say `resume = "approximate"` in `[data]`')
+    roughly = {"data": {"call": "own_net.py:stateless", "resume": "approximate"}}
+    run(config_of(**roughly), tmp_path / "run", crash_at=5)
+    outcome, heard = run(config_of(**roughly), tmp_path / "run")
+    assert outcome.is_finished and any("THE DATA BEGIN ANEW" in message for message in heard.messages)
+    with pytest.raises(ConfigError, match="is 'rough'"):
+        config_of(data={"call": "own_net.py:stateless", "resume": "rough"})
+
+
+def test_a_stream_that_does_not_go_on_from_its_state_is_found_out(tmp_path):
+    with pytest.raises(data.DataError) as caught:
+        run(config_of(data={"call": "own_net.py:late"}), tmp_path)
+    assert "`own_net.py:late` does not go on from its state: restored after 3 rows, row 4 has another `points`" in (
+        caught.value.fact
+    )
+    assert "count a row before it is given" in caught.value.fix
+    with pytest.raises(data.DataError, match="which JSON does not take"):
+        run(config_of(data={"call": "own_net.py:numbered"}), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_model_of_the_library_reads_rows_of_ones_own(tmp_path):
+    model = {"preset": "tiny-lm", "layers": 1, "d_model": 16, "heads": 2, "d_kv": 8, "d_ff": 16, "vocab": 16}
+    values = {**TABLES, "model": model, "data": {"call": "own_net.py:tokens"}, "mesh": "x=2", "layout": "batch:x"}
+    values |= {"train": {"steps": 2, "batch": 4, "length": 8, "log_every": 1}, "eval": {"every": 2}}
+    _, heard = run(parse(values, lines_of(HERE / "run.toml", "")), tmp_path)
+    found = heard.rows[-1]["eval"]
+    assert found["tokens"] == 40  # five rows of eight: those that fill the last batch up count nothing
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_reads_texts(tmp_path):
+    (tmp_path / "words.txt").write_text("warp and weft\n" * 200)
+    text = "import equinox as eqx\nimport weft as wf\nfrom weft import nn\n\nclass Bigram(eqx.Module):\n"
+    text += "    table: nn.Embedding\n\n    def __init__(self):\n"
+    text += "        self.table = nn.Embedding(wf.Dim('vocab', 256), wf.Dim('next', 256), stddev=0.1)\n\n"
+    text += "    def loss(self, batch, key):\n"
+    text += "        logits = self.table(batch['inputs']).rename(next='vocab')\n"
+    text += "        losses = nn.cross_entropy(logits, batch['targets'])[0] * batch['weights']\n"
+    text += "        weight = wf.sum(batch['weights'], over='batch length')\n"
+    text += "        return wf.sum(losses, over='batch length') / weight, {'weight': weight}\n"
+    (tmp_path / "bigram.py").write_text(text)
+    values = {**TABLES, "model": {"call": "bigram.py:Bigram"}, "data": {"path": str(tmp_path / "words.txt")}}
+    values |= {"mesh": "x=2,y=2", "layout": "batch:x,vocab:y", "eval": {"every": 0}}
+    with pytest.raises(ConfigError, match="is not said"):
+        run(parse(values, lines_of(tmp_path / "run.toml", "")), tmp_path / "run")
+    values["train"] = {"steps": 10, "batch": 8, "length": 16, "log_every": 1}
+    run(parse(values, lines_of(tmp_path / "run.toml", "")), tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[10] < found[1]

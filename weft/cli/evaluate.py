@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import data as texts
+from ..data.streams import OwnStream
 from ..data.tokenizers import NAMES
 from ..decode.prompts import round_up_batch
 from ..layout import Region, as_layout
@@ -114,7 +115,7 @@ def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
 
 def _open_judged(
     settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sliding: texts.Sliding | None
-) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset]:
+) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset | OwnStream]:
     """How the data are read, the tokenizer of the run, and the data."""
     if settings.own_data is not None:
         return _open_own(settings, settings.own_data, run, elsewhere)
@@ -179,7 +180,7 @@ def _telling(reporter: Reporter, evaluator: Evaluator | OwnEvaluator) -> Callabl
 
 def _open_own(
     settings: RunConfig, own: OwnData, run: Run, elsewhere: Mapping[str, Any]
-) -> tuple[RunConfig, None, texts.Dataset]:
+) -> tuple[RunConfig, None, texts.Dataset | OwnStream]:
     """The part held out of data of one's own."""
     if elsewhere:
         fact = f"the data of {run.folder} come from `{own.call.name}`, and --data names files"

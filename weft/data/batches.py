@@ -60,7 +60,11 @@ class Batches:
         """How many batches show every example once."""
         return float(self.order.steps)
 
-    def seek(self, step: int) -> None:
+    @property
+    def state(self) -> None:
+        """What `seek` needs beside the step: nothing."""
+
+    def seek(self, step: int, state: Any = None) -> None:
         """Makes batch `step` the next, a late one as fast as an early one."""
         if step < 0:
             raise DataError(f"there is no step {step}", fix="steps count from 0")

@@ -14,18 +14,37 @@ from .errors import DataError
 _NARROW = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32"),
            np.dtype("uint64"): np.dtype("uint32")}  # fmt: skip
 _TOKENS = ("targets", "tokens")  # the names of what library models count the loss of
+_OF_LENGTH = ("inputs", "targets", "tokens", "weights", "segments", "positions")
 Row = dict[str, np.ndarray]
 
 
 class RowForm:
-    """What every row is like: its arrays' names, dims, shapes and dtypes."""
+    """What every row is like: its arrays' names, dims, shapes and dtypes.
 
-    def __init__(self, first: Any, dims: Any, *, name: str, length_of: Sequence[str] = ()):
+    With `weighted`, rows of tokens get `weights`, 0 in rows that only fill a batch, as models of the library read them.
+    """
+
+    def __init__(self, first: Any, dims: Any, *, name: str, weighted: bool = False):
         self.name = name
         row = _read_row(first, name, 0)
         self.shapes = {key: array.shape for key, array in row.items()}
         self.dtypes = {key: _narrow(array.dtype) for key, array in row.items()}
-        self.dims = self._name_dims(dims, length_of)
+        self._names = self._name_dims(dims, _OF_LENGTH if weighted else ())
+        counted = [key for key in _TOKENS if key in self.shapes and "weights" not in self.shapes]
+        self._counted = counted[0] if weighted and counted else None
+
+    @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """The names of what follows `batch` in each array."""
+        return self._names if self._counted is None else {**self._names, "weights": self._names[self._counted]}
+
+    @property
+    def of_row(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """The shape and the dtype of each array of a row."""
+        shapes = {key: (shape, self.dtypes[key]) for key, shape in self.shapes.items()}
+        if self._counted is not None:
+            shapes["weights"] = self.shapes[self._counted], np.dtype("float32")
+        return shapes
 
     def _name_dims(self, dims: Any, length_of: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """The names of what follows `batch`, of each array."""
@@ -84,6 +103,9 @@ class RowForm:
             for number, row in enumerate(listed):
                 if row is not None:
                     joined[key][number] = row[key]
+        if self._counted is not None:
+            joined["weights"] = np.zeros((len(listed), *self.shapes[self._counted]), np.float32)
+            joined["weights"][[row is not None for row in listed]] = 1
         return joined
 
 
@@ -106,10 +128,7 @@ def _narrow(dtype: np.dtype) -> np.dtype:
 
 
 class OwnRows:
-    """A dataset by number: `len(rows)`, and `rows[i]`, a dict of arrays.
-
-    With `weighted`, rows of tokens get `weights`, 0 in rows that only fill a batch, as models of the library read them.
-    """
+    """A dataset by number: `len(rows)`, and `rows[i]`, a dict of arrays."""
 
     vocab: int | None = None
     bucket_of: np.ndarray | None = None
@@ -119,37 +138,19 @@ class OwnRows:
         if (count := len(rows)) < 1:
             raise DataError(f"`{name}` gave a dataset without rows", fix="give it some")
         self._count = int(count)
-        own = ("inputs", "targets", "tokens", "weights", "segments", "positions") if weighted else ()
-        self.form = RowForm(self._row(0), getattr(rows, "dims", {}), name=name, length_of=own)
-        counted = [key for key in _TOKENS if key in self.form.shapes and "weights" not in self.form.shapes]
-        self._counted = counted[0] if weighted and counted else None
+        self.form = RowForm(self._row(0), getattr(rows, "dims", {}), name=name, weighted=weighted)
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
         """The names of what follows `batch` in each array."""
-        more = {} if self._counted is None else {"weights": self.form.dims[self._counted]}
-        return self.form.dims | more
-
-    @property
-    def row_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """The shape and the dtype of each array of a row."""
-        shapes = {key: (shape, self.form.dtypes[key]) for key, shape in self.form.shapes.items()}
-        if self._counted is not None:
-            shapes["weights"] = self.form.shapes[self._counted], np.dtype("float32")
-        return shapes
+        return self.form.dims
 
     def __len__(self) -> int:
         return self._count
 
     def take(self, numbers: np.ndarray, bucket: int = 0) -> Row:
         """The rows with these numbers, one above the other; -1 gives zeros."""
-        listed = [self.form.check(self._row(int(n)), int(n)) if n >= 0 else None for n in numbers]
-        batch = self.form.join(listed)
-        if self._counted is not None:
-            is_there = (numbers >= 0).astype(np.float32)
-            shape = self.form.shapes[self._counted]
-            batch["weights"] = np.broadcast_to(is_there.reshape(-1, *([1] * len(shape))), (len(numbers), *shape)).copy()
-        return batch
+        return self.form.join(self.form.check(self._row(int(n)), int(n)) if n >= 0 else None for n in numbers)
 
     def _row(self, number: int) -> Any:
         try:

@@ -17,7 +17,7 @@ from ..small_files import DEEPEST, Reader, short
 from .checks import check_together
 from .keys import SET, Where, lines_of
 from .own.code import read_call
-from .own.data import OwnData
+from .own.data import RESUME, OwnData
 from .own.model import OwnModel
 from .own.trust import Trust, need_trust
 from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigError, RunConfig
@@ -99,10 +99,12 @@ def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
 
 def _own_data(values: Mapping[str, Any], where: Where, trust: Trust, *, is_library: bool) -> OwnData:
     """The data of a call, if it may be run."""
-    call = read_call(values, "data", where.file, where)
+    if (resume := values.get("resume", RESUME[0])) not in RESUME:
+        raise ConfigError(f"`data.resume` is {resume!r}", fix=closest(str(resume), RESUME), at=where("data.resume"))
+    call = read_call({key: x for key, x in values.items() if key != "resume"}, "data", where.file, where)
     need_trust(call, Path(where.file), trust)
     call.check()
-    return OwnData(call, weighted=is_library)
+    return OwnData(call, weighted=is_library, resume=resume)
 
 
 def _own_model(values: Mapping[str, Any], where: Where, trust: Trust) -> OwnModel:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import data
+from ..data.streams import OwnStream
 from ..models import LMConfig, Seq2SeqConfig
 from .config import ConfigError, RunConfig
 from .own.model import OwnModel
 from .runs import CACHE
 
 
-def dims_of(dataset: data.Dataset) -> Mapping[str, Sequence[str]]:
+def dims_of(dataset: data.Dataset | OwnStream) -> Mapping[str, Sequence[str]]:
     """The names of what follows `batch` in each array, where a dataset has its own."""
     return getattr(dataset, "dims", {})
 
@@ -27,8 +28,8 @@ class RunData(NamedTuple):
 
     tokenizer: data.Tokenizer | None
     """None where the data are tokens already."""
-    training: data.Dataset
-    held_out: data.Dataset | None
+    training: data.Dataset | OwnStream
+    held_out: data.Dataset | OwnStream | None
     template: data.ChatTemplate | None = None
     """How chats are written, where the data are chats."""
 

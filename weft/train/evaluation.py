@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import data
 from ..data.errors import import_library
+from ..data.streams import OwnStream
 from ..decode.translate import Translator
 from ..errors import WeftError
 from ..models import EncoderConfig
@@ -41,7 +42,9 @@ class EvaluationError(WeftError):
 class Evaluator:
     """Evaluates models by a dataset."""
 
-    def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
+    def __init__(
+        self, config: RunConfig, feed: Feed, dataset: data.Dataset | OwnStream, tokenizer: data.Tokenizer | None
+    ):
         self.config, self.feed, self.dataset, self.tokenizer = config, feed, dataset, tokenizer
         self._run = spmd(self._metrics, mesh=feed.mesh, layout=feed.layout)
         self._scores = TranslationScores(config, dataset, tokenizer) if config.eval.metrics else None
@@ -104,7 +107,7 @@ class Evaluator:
 
 
 def evaluator_of(
-    config: RunConfig, feed: Feed, dataset: data.Dataset, tokenizer: data.Tokenizer | None
+    config: RunConfig, feed: Feed, dataset: data.Dataset | OwnStream, tokenizer: data.Tokenizer | None
 ) -> "Evaluator | OwnEvaluator":
     """What evaluates the models of a run by a dataset."""
     if not isinstance(config.model, OwnModel):
@@ -186,7 +189,7 @@ class PeriodicEvaluation:
 class TranslationScores:
     """BLEU and chrF of translations of the held-out pairs."""
 
-    def __init__(self, config: RunConfig, dataset: data.Dataset, tokenizer: data.Tokenizer | None):
+    def __init__(self, config: RunConfig, dataset: data.Dataset | OwnStream, tokenizer: data.Tokenizer | None):
         self.config, self.options = config, config.eval
         if not isinstance(dataset, data.PackedPairs | data.BucketedPairs) or tokenizer is None:
             name = config.eval.metrics[0]

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from .. import data
+from ..data.streams import OwnStream, StreamBatches
 from ..dims import Dim, Shape
 from ..layout import Layout, Region
 from ..mesh import Mesh
@@ -36,9 +37,13 @@ class Feed:
         self.region = Region(mesh, layout)
         self.rows = self._rows_here()
 
-    def batches(self, dataset: data.Dataset, rows: np.ndarray | None = None) -> data.Batches:
+    def batches(
+        self, dataset: data.Dataset | OwnStream, rows: np.ndarray | None = None
+    ) -> data.Batches | StreamBatches:
         """This process's rows of every batch, or those named, read ahead and placed."""
         rows = self.rows if rows is None else rows
+        if isinstance(dataset, OwnStream):
+            return StreamBatches(dataset, batch=self.model.batch, rows=rows, put=self.place)
         return data.Batches(dataset, batch=self.model.batch, seed=self.seed, rows=rows, put=self.place)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from .. import data
+from ..data.streams import OwnStream
 from ..layout import Layout
 from ..mesh import Mesh
 from ..program.finite import BadArgument, not_finite
@@ -29,7 +30,7 @@ _MOST_NAMED = 3
 class NanSearch:
     """Ends a run at its first step that is not finite, and names the operation."""
 
-    def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset, listener: Listener):
+    def __init__(self, config: RunConfig, feed: Feed, dataset: data.Dataset | OwnStream, listener: Listener):
         self._config, self._feed, self._dataset, self._listener = config, feed, dataset, listener
 
     def check(self, state: TrainState, at: int, *, skipped: int, log: Log) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from .. import data
+from ..data.streams import OwnStream, StreamBatches
 from ..spmd.step import TrainState, TrainStep
 from ..spmd.together import broadcast_int, wait_for_all
 from .config import ConfigError, RunConfig
@@ -33,7 +34,7 @@ class Prepared:
     config: RunConfig
     step: TrainStep
     state: TrainState
-    batches: data.Batches
+    batches: data.Batches | StreamBatches
     """Placed on the mesh, by step."""
     listener: Listener
     stop: Stop
@@ -82,6 +83,9 @@ def prepare(
     profile = Profile(folder.path, options.profile, at=at, steps=steps, say=listener.say)
     if at:
         listener.say(f"goes on from step {at}")
+    if at and isinstance(training, OwnStream) and not training.is_exact:
+        fact = f"`{training.name}` has no state, so other rows come than if it had not been stopped"
+        listener.say(f"THE DATA BEGIN ANEW: {fact}")
 
     def forgets(row: Row) -> bool:
         """Whether a row was written only because the run stopped there."""

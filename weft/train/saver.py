@@ -7,6 +7,7 @@ one that cannot be written is said and training goes on, unless `checkpoint.stop
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,6 +37,8 @@ class Saver:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep, best=best)
         self.at, self.skipped, self.is_saved = 0, 0, True
         """Where it resumed, how many batches spikes made it leave out before, and whether the last save went well."""
+        self.data: dict[str, Any] | None = None
+        """Where the data were when that was saved, of data that have a state."""
         self._stop, self._command = stop, command
 
     def stand_at_last(self) -> None:
@@ -80,6 +83,7 @@ class Saver:
                 for broken in [number for number in every if number > at]:
                     self.checkpoints.set_aside(broken)
                 self.skipped = max(self.skipped, int(self.checkpoints.metadata(at).get("past", 0)))
+                self.data = self.checkpoints.metadata(at).get("data")
                 return state
             except OtherModelError as error:
                 raise self._of_another_model(error.fact, at) from error
@@ -142,7 +146,9 @@ class Saver:
         every = self.config.checkpoint.every
         return bool(every) and at % every == 0
 
-    def save(self, state: TrainState, at: int, *, loss: float | None, not_finite: str, is_last: bool) -> None:
+    def save(
+        self, state: TrainState, at: int, *, loss: float | None, not_finite: str, is_last: bool, data: Any
+    ) -> None:
         """Begins to write the state; after a bad step only if it is the last one."""
         if not is_last and read_scalar(optimizer_metrics(state)["bad_in_a_row"]):
             return  # nothing has changed, and one from before it all went wrong would have to go
@@ -150,6 +156,7 @@ class Saver:
             self.listener.say(f"the state after step {at} is not saved: `checkpoint.last` is false")
             return
         metadata = {"config": self.config.to_dict(), "loss": loss, "past": self.skipped, "not_finite": not_finite}
+        metadata |= {} if data is None else {"data": data}
         self.wait(is_last=is_last)  # that the one before it failed keeps nothing from it
         self.is_saved = self._try(lambda: self.checkpoints.save(at, arrays_of(state), metadata), is_last)
 

@@ -66,7 +66,7 @@ def train(run: Prepared) -> Outcome:
     saver, stop, steps = run.saver, run.stop, run.config.train.steps
     state, at = run.state, saver.at
     log, not_finite, is_stopped = run.log_from(at), "", False
-    run.batches.seek(at + saver.skipped)
+    run.batches.seek(at + saver.skipped, saver.data)
     stop.check()
     while at < steps and not is_stopped:
         state, metrics = _step(run, state, at)
@@ -89,7 +89,7 @@ def train(run: Prepared) -> Outcome:
             del state  # two of them may not fit
             state, at = run.rollback(spike), saver.at
             log = run.log_from(at)
-            run.batches.seek(at + saver.skipped)
+            run.batches.seek(at + saver.skipped, saver.data)
             continue
 
         loss = None
@@ -100,7 +100,8 @@ def train(run: Prepared) -> Outcome:
         if is_saved or is_stopped:
             not_finite = log.not_finite(loss) if at == steps else ""
             with log.paused(state):
-                saver.save(state, at, loss=loss, not_finite=not_finite, is_last=is_last or is_stopped)
+                is_end, data = is_last or is_stopped, run.batches.state
+                saver.save(state, at, loss=loss, not_finite=not_finite, is_last=is_end, data=data)
     saver.finish()
     reason = (stop.reason or "") if is_stopped else ""
     return Outcome(at, steps, reason, saver.is_saved, not_finite=not_finite, kept=saver.last_kept)
