@@ -1,4 +1,4 @@
-"""Rows of the user's own that come one after the other, and batches of them that go on.
+"""Rows of the user's own that come one after the other, and batches of them.
 
 Imports the errors of the house alone. `state()` of what gives the rows says where it is, as JSON, and `restore(state)`
 goes on there: a checkpoint keeps the state after the last batch that was used, however far is read ahead.
@@ -28,7 +28,7 @@ class OwnStream:
     def __init__(self, open: Callable[[], Any], name: str, *, is_exact: bool, weighted: bool = False):
         self.open, self.name, self.is_exact = open, name, is_exact
         source = open()
-        rows = _Rows(source, name)
+        rows = _EndlessRows(source, name)
         self.form = RowForm(rows.next(), getattr(source, "dims", {}), name=name, weighted=weighted)
         if is_exact:
             self._check_exact(source, rows)
@@ -54,13 +54,13 @@ class OwnStream:
             fix = "give numbers, texts, lists and dicts: `int(x)` of NumPy's numbers, `generator.bit_generator.state`"
             raise DataError(fact, fix=fix) from None
 
-    def _check_exact(self, source: Any, rows: "_Rows") -> None:
+    def _check_exact(self, source: Any, rows: "_EndlessRows") -> None:
         """Raises where another iterable does not go on as this one does from its state."""
         for _ in range(_PROBED - 1):
             rows.next()
         state, other = self.state_of(source), self.open()
         other.restore(json.loads(state))
-        again = _Rows(other, self.name)
+        again = _EndlessRows(other, self.name)
         for number in range(_PROBED):
             one, two = (self.form.check(each.next()) for each in (rows, again))
             if differs := [key for key in one if not np.array_equal(one[key], two[key])]:
@@ -73,7 +73,7 @@ class OwnStream:
                 )
 
 
-class _Rows:
+class _EndlessRows:
     """The rows of an iterable, from its start again where they end."""
 
     def __init__(self, source: Any, name: str):
@@ -162,7 +162,7 @@ class StreamBatches:
         state, source = self._known.get(start), stream.open()
         if state is not None:
             source.restore(json.loads(state))
-        rows = _Rows(source, stream.name)
+        rows = _EndlessRows(source, stream.name)
         for _ in range((step - start) * self.batch if stream.is_exact else 0):
             rows.next()
         while True:
