@@ -15,7 +15,7 @@ import jax
 from ... import nn
 from ... import ops as wf
 from ...dims import Dim
-from ...errors import closest
+from ...errors import closest, short_path
 from ...layout import Layout
 from ...leaves import array_of, is_array
 from ...mesh import Mesh
@@ -118,7 +118,11 @@ def _check_module(call: OwnCall, module: Any) -> Any:
             fix = "declare a weight by its dims, `nn.Weight(dims, stddev=0.02)`; make what is constant in `loss`"
             fact = f"`{name}` of `{call.name}` is an array without dims, of shape {tuple(leaf.shape)}"
             raise CodeError(fact, fix=fix, at=call.at)
-    if not any(isinstance(leaf, weights.Weight) and leaf.is_trained for _, leaf in leaves):
+        if not isinstance(leaf, weights.Weight):
+            kind = "function" if callable(leaf) else type(leaf).__name__
+            fix = "say of that field that it is no weight: `eqx.field(static=True)`"
+            raise CodeError(f"`{name}` of `{call.name}` is a {kind}", fix=fix, at=call.at)
+    if not any(leaf.is_trained for _, leaf in leaves):
         fix = "declare some: layers of `weft.nn`, or `nn.Weight(dims, stddev=0.02)`"
         raise CodeError(f"what `{call.name}` gave has no weights", fix=fix, at=call.at)
     return module
@@ -136,7 +140,7 @@ def _odd(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
 def _place(call: OwnCall, model: Any) -> str | None:
     """Where the loss is written."""
     code = getattr(getattr(type(model), "loss", None), "__code__", None)
-    return call.at if code is None else f"{code.co_filename}:{code.co_firstlineno} in loss"
+    return call.at if code is None else f"{short_path(code.co_filename)}:{code.co_firstlineno} in loss"
 
 
 def _of_missing(call: OwnCall, error: KeyError, batch: Mapping[str, Any]) -> Exception:
@@ -145,7 +149,7 @@ def _of_missing(call: OwnCall, error: KeyError, batch: Mapping[str, Any]) -> Exc
     name = error.args[0] if error.args else None
     if not isinstance(name, str) or name in batch or not frames:
         return error
-    at = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+    at = f"{short_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
     has = ", ".join(f"`{each} [{x.dims}]`" for each, x in batch.items())
     fact = f"the loss of `{call.name}` asks for `{name}`, and a batch has none"
     return CodeError(fact, state=f"it has {has}", fix=closest(name, batch), at=at)
