@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from tests.train.toys import pairs, untrained
 from weft.cli import app
 from weft.cli.decoding import INTERRUPTED
-from weft.decode.continuation import continue_texts
+from weft.cli.decoding import _write_piece as write_piece
+from weft.decode.continuation import Pieces, continue_texts
 from weft.decode.translate import Translator
 
 from .command import error_of, weft
@@ -142,3 +143,114 @@ def test_a_person_at_a_terminal_gets_an_answer_to_every_line(mt, monkeypatch):
     monkeypatch.setattr("weft.cli.decoding._is_typed", lambda: True)
     assert translate(mt, "a\nb\nc\n")[0] == "a\nb\nc\n"
     assert sizes == [1, 1, 1]
+
+
+# Texts as they come, and prompts of a file.
+
+
+def test_a_text_is_printed_as_it_comes(lm, monkeypatch):
+    words = ["--prompt", "the cat", "--tokens", 9, "--seed", 3, "--temperature", 0.9]
+    pieces = []
+    monkeypatch.setattr("weft.cli.decoding._write_piece", lambda text: pieces.append(text) or write_piece(text))
+    printed, said = weft("generate", lm.folder, *words, "--stream")
+    assert printed == weft("generate", lm.folder, *words)[0] and said == ""
+    assert pieces[0] == "the cat" and len(pieces) > 5
+
+
+def test_no_character_is_parted():
+    letters, told = "aé€𝄞b", []
+    ids = list(letters.encode())
+    pieces = Pieces(lambda some: bytes(some).decode("utf-8", errors="replace"), len(ids), told.append)
+    for each in [*ids, 99]:  # a window may hold one more than was asked for
+        pieces([each])
+    pieces.close()
+    assert told == list(letters)
+    broken = []
+    pieces = Pieces(lambda some: bytes(some).decode("utf-8", errors="replace"), 2, broken.append)
+    for each in b"a\xe2":
+        pieces([each])
+    pieces.close()
+    assert broken == ["a", "\ufffd"]
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    texts = ["the", "and the dog", "the cat sat on", "a", "mat"]
+    path.write_text("".join(json.dumps({"id": n, "prompt": text}) + "\n" for n, text in enumerate(texts)) + "\n")
+    return path
+
+
+def test_prompts_of_a_file_go_on_after_the_last_whole_line(lm, prompt_file, tmp_path):
+    words = ["generate", lm.folder, "--prompts", prompt_file, "--tokens", 6, "--batch", 2, "--out"]
+    whole = tmp_path / "whole.jsonl"
+    printed, said = weft(*words, whole)
+    assert printed == "" and said.startswith(f"5 lines in {whole}, ")
+    rows = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert [row["id"] for row in rows] == list(range(5))
+    assert all(row["text"].startswith(row["prompt"]) and row["tokens"] == 6 for row in rows)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for kept in (3, 4):
+        part = tmp_path / f"part{kept}.jsonl"
+        part.write_bytes(b"".join(lines[:kept]) + lines[kept][:-1])
+        _, said = weft(*words, part)
+        assert f"5 lines in {part}, {kept} of them before" in said
+        assert part.read_bytes() == whole.read_bytes()
+    before = whole.stat().st_mtime_ns
+    assert "5 of them before" in weft(*words, whole)[1]
+    assert whole.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_what_a_file_gets_does_not_depend_on_the_mesh(lm, prompt_file, tmp_path):
+    words = ["generate", lm.folder, "--prompts", prompt_file, "--tokens", 6, "--samples", 2, "--batch", 2, "--out"]
+    weft(*words, tmp_path / "one.jsonl")
+    weft(*words, tmp_path / "split.jsonl", "--mesh", "rows=2,cols=4", "--layout", "batch:rows,heads:cols,vocab:cols")
+    one, split = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("one.jsonl", "split.jsonl")
+    )
+    assert one == split and [len(row["samples"]) for row in one] == [2] * 5
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_what_was_written_and_says_how_to_go_on(lm, prompt_file, tmp_path, monkeypatch):
+    def stop_at_second(*args, part=None, **how):
+        if part:
+            raise KeyboardInterrupt
+        return continue_texts(*args, part=part, **how)
+
+    monkeypatch.setattr("weft.cli.decoding.continue_texts", stop_at_second)
+    out = tmp_path / "out.jsonl"
+    words = ["generate", lm.folder, "--prompts", prompt_file, "--tokens", 3, "--batch", 2, "--out", out]
+    _, said = weft(*words, status=INTERRUPTED)
+    assert "stopped after 2 of 5 lines; the same command goes on with them" in said
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_a_file_of_prompts_that_cannot_be(lm, prompt_file, tmp_path):
+    out = tmp_path / "out.jsonl"
+    words = ["generate", lm.folder, "--tokens", 3, "--prompts", prompt_file]
+    assert error_of("generate", lm.folder)[0] == "there is no prompt"
+    assert error_of(*words, "--out", out, "--prompt", "a")[0] == "both --prompt and --prompts were given"
+    assert error_of(*words)[0] == "only one of --prompts and --out was given"
+    assert "are continued into a file" in error_of(*words, "--out", out, "--stream")[0]
+    assert error_of(*words, "--out", prompt_file)[0] == f"{prompt_file} is the file of prompts itself"
+    assert "texts are written at once" in error_of(
+        "generate", lm.folder, "--prompt", "a", "--prompt", "b", "--stream"
+    )[0]  # fmt: skip
+    out.write_text('{"id": 0, "prompt": "another", "text": "another one"}\n')
+    fact, state, _ = error_of(*words, "--out", out)
+    assert fact == f"line 1 of {out} is not of prompt 1 of {prompt_file}" and "another" in state
+    assert out.read_text().endswith('one"}\n')
+    bad = tmp_path / "bad.jsonl"
+    for line, told in [
+        ('{"text": "a"}', "has no `prompt`"),
+        ('{"prompt": 3}', "has a `prompt` that is 3"),
+        ("[1]", "is a list"),
+        ("{", "is not JSON"),
+        ("", "there is no prompt in"),
+    ]:
+        bad.write_text(line + "\n")
+        assert told in error_of("generate", lm.folder, "--prompts", bad, "--out", tmp_path / "no.jsonl")[0]
+    assert not (tmp_path / "no.jsonl").exists()

@@ -110,3 +110,13 @@ def test_only_what_reads_and_writes_translates():
         Translator(model, tokenizer)
     with pytest.raises(WeftError, match="the tokenizer has no `end`"):
         Translator(models.shapes(models.preset("tiny-mt")), data.ByteTokenizer())
+
+
+@pytest.mark.slow
+def test_what_is_not_to_be_repeated_is_said_to_the_search(learned, translator):
+    run, _ = learned
+    once = Translator(translator.model, run.tokenizer, beams=3, batch=16, no_repeat_ngram=1)
+    (found,) = once(["a b a b"])
+    assert len(found) == len(set(found)) and translator(["a b a b"]) == ["A B A B"]
+    long = Translator(translator.model, run.tokenizer, beams=3, batch=16, min_new_tokens=9, repetition_penalty=1.01)
+    assert len(long(["a b"])[0]) >= 9

@@ -1,9 +1,11 @@
 """`weft generate` and `weft translate`: what a trained run writes."""
 
+import functools
 import itertools
 import json as json_format
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,13 +15,15 @@ import typer
 
 from .. import data
 from ..decode.continuation import Continued, continue_texts
+from ..decode.prompt_files import PromptFile
 from ..decode.speculative import AHEAD
-from ..decode.translate import BATCH, DecodingError, Translator
+from ..decode.translate import BATCH, DecodingError, Translator, batch_for
 from ..errors import WeftError
 from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
 from ..train import Run
 from ..train.config import RunConfig
 from ..train.stopping import Interrupted
+from . import generate_options as options
 from .progress import Reporter, stderr_console
 from .terminal import reported, write
 from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, place_for, say
@@ -30,6 +34,8 @@ GENERATE_EXAMPLES = """Examples:
   weft generate runs/tiny --prompt "def main("
   weft generate runs/tiny --prompt "import " --tokens 500 --temperature 0.7 --samples 3 --best
   weft generate runs/large --prompt "def main(" --draft runs/tiny
+  weft generate runs/tiny --prompt "def main(" --stream
+  weft generate runs/tiny --prompts prompts.jsonl --out texts.jsonl --batch 32
 """
 TRANSLATE_EXAMPLES = """Examples:
 
@@ -51,30 +57,26 @@ class Penalty(StrEnum):
 
 def generate(
     run: Folder,
-    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="What to go on from; may be given several times.")],
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many tokens more.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is wilder.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, metavar="K", help="Draw from the K likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Draw from the likeliest that make up P.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="So many continuations of each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="What is drawn follows from it.")] = 0,
-    begin: Annotated[
-        bool | None,
-        typer.Option(help="Whether a prompt is a text's beginning; if not said, where the run learned short texts."),
-    ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="A smaller run with the same tokenizer that proposes tokens: the same, sooner."
-        ),
-    ] = None,
-    ngrams: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Propose what followed the last N tokens where they came before."),
-    ] = None,
-    ahead: Annotated[int, typer.Option(min=1, metavar="N", help="So many tokens are proposed at a time.")] = AHEAD,
+    prompt: options.Prompt = None,
+    prompts: options.Prompts = None,
+    out: options.Out = None,
+    batch: options.Batch = 16,
+    tokens: options.Tokens = 200,
+    temperature: options.Temperature = 0.8,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Repetition = 1.0,
+    no_repeat_ngram: options.NoRepeat = None,
+    min_tokens: options.MinTokens = 0,
+    end: options.End = None,
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
+    begin: options.Begin = None,
+    draft: options.Draft = None,
+    ngrams: options.Ngrams = None,
+    ahead: options.Ahead = AHEAD,
+    stream: options.Stream = False,
     step: Step = None,
     best: Best = False,
     average: Average = 1,
@@ -90,33 +92,88 @@ def generate(
         at = checkpoint_of(opened, step, best)
         tokenizer = opened.tokenizer
         is_begun = _has_learned_beginnings(settings) if begin is None else begin
-        if not is_begun and "" in prompt:
-            raise DecodingError(
-                "the prompt is empty", fix="give it some text, or say --begin for a text from its start"
-            )
+        file = _check_prompts(prompt or [], prompts, out, samples, is_apart=stream or json)
+        _check_begun(is_begun, [each["prompt"] for each in file.records] if file else prompt or [])
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
-        texts = continue_texts(
+        go_on = functools.partial(
+            continue_texts,
             model,
             tokenizer,
-            prompt,
             tokens=tokens,
             samples=samples,
             is_begun=is_begun,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            seed=seed,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            no_repeat_ngram=no_repeat_ngram,
+            min_new_tokens=min_tokens,
+            ends=end or (),
             draft=None if draft is None else _load_draft(draft, tokenizer, on, under),
             ngrams=ngrams,
             ahead=ahead,
         )
+        if file is not None:
+            return _continue_file(file, go_on, batch_for(model, batch), seed)
+        texts = go_on(prompt or [], seed=seed, stream=_write_piece if stream else None)
         if texts[0].accepted is not None:
             say(f"{texts[0].accepted:.0%} of the tokens proposed were accepted")
         if json:
             write(json_format.dumps({"step": at, "samples": [asdict(text) for text in texts]}, ensure_ascii=False))
         else:
-            write(_join_texts(texts, samples))
+            write("" if stream else _join_texts(texts, samples))
+
+
+def _check_begun(is_begun: bool, prompts: list[str]) -> None:
+    if not is_begun and "" in prompts:
+        raise DecodingError("the prompt is empty", fix="give it some text, or say --begin for a text from its start")
+
+
+def _check_prompts(
+    prompt: list[str], prompts: Path | None, out: Path | None, samples: int, *, is_apart: bool
+) -> PromptFile | None:
+    """The file of prompts, if that is what there is to continue."""
+    if bool(prompt) == (prompts is not None):
+        which = "both --prompt and --prompts were given" if prompt else "there is no prompt"
+        raise DecodingError(which, fix='say `--prompt "..."`, or `--prompts FILE --out FILE`')
+    if (prompts is None) != (out is None):
+        raise DecodingError("only one of --prompts and --out was given", fix="give both, or neither")
+    if prompts is None or out is None:
+        return None
+    if is_apart:
+        fix = "leave out --stream and --json: --out is a file of JSON lines"
+        raise DecodingError("--stream and --json print, and --prompts are continued into a file", fix=fix)
+    return PromptFile(prompts, out, samples)
+
+
+def _continue_file(file: PromptFile, go_on: Callable[..., list[Continued]], batch: int, seed: int) -> None:
+    """Continues the prompts of a file batch by batch; Ctrl-C leaves what was written."""
+
+    def continue_batch(number: int, prompts: list[str]) -> list[Continued]:
+        return go_on(prompts, seed=seed, part=number)
+
+    whole, done = len(file.records), 0
+    began = time.monotonic()
+    try:
+        with Reporter(stderr_console()) as reporter:
+            first = None
+            for done in file.run(batch, continue_batch):
+                first = done if first is None else first
+                rate = (done - first) / (time.monotonic() - began)
+                reporter.progress("continuing", done, whole, f"{done:,} of {whole:,}, {rate:.1f} a second")
+    except KeyboardInterrupt as error:
+        say(f"stopped after {done:,} of {whole:,} lines; the same command goes on with them")
+        raise typer.Exit(error.status if isinstance(error, Interrupted) else INTERRUPTED) from None
+    before = f", {first:,} of them before" if first else ""
+    say(f"{done:,} lines in {file.target}{before}, {time.monotonic() - began:.1f} s")
+
+
+def _write_piece(text: str) -> None:
+    """Prints a piece of a text at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _load_draft(run: Path, tokenizer: data.Tokenizer, mesh: Any, layout: Any) -> Any:
@@ -167,7 +224,7 @@ def _join_texts(texts: list[Continued], samples: int) -> str:
 def translate(
     run: Folder,
     beam: Annotated[int, typer.Option(min=1, metavar="N", help="How many translations are followed at once.")] = 5,
-    alpha: Annotated[float, typer.Option(min=0.0, help="How much longer translations are favoured.")] = 0.6,
+    alpha: Annotated[float, typer.Option(help="How much longer translations are favoured; short ones below 0.")] = 0.6,
     penalty: Annotated[
         Penalty, typer.Option(help="Of what alpha is the power: (5 + length) / 6, or the length.")
     ] = Penalty.gnmt,
@@ -175,6 +232,9 @@ def translate(
     tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most so many tokens a line; by default by its length.")
     ] = None,
+    repetition_penalty: options.Repetition = 1.0,
+    no_repeat_ngram: options.NoRepeat = None,
+    min_tokens: options.MinTokens = 0,
     step: Step = None,
     best: Best = False,
     average: Average = 1,
@@ -195,7 +255,16 @@ def translate(
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
         translator = Translator(
-            model, tokenizer, beams=beam, alpha=alpha, penalty=str(penalty), batch=batch, tokens=tokens
+            model,
+            tokenizer,
+            beams=beam,
+            alpha=alpha,
+            penalty=str(penalty),
+            batch=batch,
+            tokens=tokens,
+            repetition_penalty=repetition_penalty,
+            no_repeat_ngram=no_repeat_ngram,
+            min_new_tokens=min_tokens,
         )
         _write_translations(translator)
 

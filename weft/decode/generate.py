@@ -78,6 +78,7 @@ def generate(
     ngrams: int | None = None,
     ahead: int = AHEAD,
     stream: Callable[[np.ndarray], None] | None = None,
+    padded: int | None = None,
 ) -> Continuations:
     """Continues each prompt by up to `max_new_tokens`, under the layout of the model.
 
@@ -85,7 +86,8 @@ def generate(
     learned from `tokens` saw a 0 before the first: begin prompts with it. At temperature 0 the
     likeliest token is taken, else one is drawn, for which a `key` is needed. With `samples` there are several
     continuations of each prompt. A continuation ends with the id `end`, or one of several. `layout` replaces the
-    model's own. `stream` is called with each turn's tokens, [batch] or [batch samples], as they come.
+    model's own. `stream` is called with each turn's tokens, [batch] or [batch samples], as they come. Prompts are
+    `padded` to that length, so that one program serves many.
 
     Constraints hold before a token is chosen: `repetition_penalty`; no sequence of `no_repeat_ngram` tokens twice; no
     end before `min_length` tokens, the prompt's counted, or `min_new_tokens`; and `processors` of one's own, functions
@@ -104,7 +106,7 @@ def generate(
     limits = constrain(repetition_penalty, no_repeat_ngram, min_length, min_new_tokens, processors, ends)
     if is_speculative:
         check_speculation(model, draft, ngrams, ahead, limits.said + ["stream"] * (stream is not None))
-    start = start_decoding(model, prompts, max_new_tokens, layout, many, ahead if is_speculative else 0)
+    start = start_decoding(model, prompts, max_new_tokens, layout, many, ahead if is_speculative else 0, padded)
     if is_speculative:
         if draft is not None:
             check_positions(draft, start.prompt["inputs"].size("length"), int(max_new_tokens))

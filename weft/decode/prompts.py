@@ -58,7 +58,13 @@ def config_of(model: Any) -> TransformerConfig:
 
 
 def start_decoding(
-    model: Any, prompts: Any, steps: int, layout: LayoutLike | None, continuations: dict[str, int], ahead: int = 0
+    model: Any,
+    prompts: Any,
+    steps: int,
+    layout: LayoutLike | None,
+    continuations: dict[str, int],
+    ahead: int = 0,
+    padded: int | None = None,
 ) -> Start:
     """The prompts of a model that decodes `steps`, with dims of `continuations`.
 
@@ -88,7 +94,7 @@ def start_decoding(
         ways = {name: ways_of(layout, mesh, name) for name in ("length", "stream", "memory_length", "slots")}
     multiple = math.lcm(*ways.values(), 1)
     most, is_lm = max(map(len, rows)), isinstance(model, TransformerLM)
-    longest = round_up(most, multiple)
+    longest = round_up(most if padded is None else max(most, check_count(padded, "padded")), multiple)
     room = round_up(longest + steps + ahead if is_lm else steps, multiple)
     if mesh is not None and layout is not None and model.config.experts and not is_lm:
         config = model.config

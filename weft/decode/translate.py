@@ -45,6 +45,9 @@ class Translator:
         penalty: str = "gnmt",
         batch: int = BATCH,
         tokens: int | None = None,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram: int | None = None,
+        min_new_tokens: int = 0,
         between: Callable[[], None] = lambda: None,
     ):
         if not isinstance(model, Seq2Seq):
@@ -57,6 +60,8 @@ class Translator:
             )
         self.model, self.tokenizer, self.end = model, tokenizer, tokenizer.end
         self.beams, self.alpha, self.penalty, self.tokens, self.between = beams, alpha, penalty, tokens, between
+        self.repetition_penalty, self.no_repeat_ngram = repetition_penalty, no_repeat_ngram
+        self.min_new_tokens = min_new_tokens
         self.batch = batch_for(model, batch)
         self.longest = model.config.length
         self.cut = 0
@@ -101,6 +106,9 @@ class Translator:
             penalty=self.penalty,
             end=self.end,
             max_new_tokens=self.tokens or min(most, self.longest),
+            repetition_penalty=self.repetition_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
+            min_new_tokens=self.min_new_tokens,
         )
         return [re.sub(r"[\r\n]+", " ", text_of(self.tokenizer, best[0])) for best in hypotheses.sequences[: len(rows)]]
 

@@ -205,6 +205,7 @@ class TranslationScores:
         """Each score from 0 to 100, and its signature."""
         pairs, options = self._pairs, self.options
         how: dict[str, Any] = {"beams": options.beams, "alpha": options.alpha, "penalty": options.penalty}
+        how |= {"repetition_penalty": options.repetition_penalty, "no_repeat_ngram": options.no_repeat_ngram}
         translator = Translator(model, self.tokenizer, **how, between=between)
         translations = translator([source for source, _ in pairs])
         return score(translations, [target for _, target in pairs], options.metrics, options.bleu_tokenize)

@@ -111,8 +111,12 @@ class Evaluation:
     """Beside the perplexity: `bleu`, `chrf`."""
     beams: int = 5
     """Beam search: how many translations of a text are followed at once."""
-    alpha: float = bounded(0.6, least=0)
-    """The length penalty: how much longer translations are favoured."""
+    alpha: float = bounded(0.6, least=-100)
+    """The length penalty: how much longer translations are favoured; a negative one favours short ones."""
+    repetition_penalty: float = 1.0
+    """Divides the chance of tokens that a translation has; 1 is none."""
+    no_repeat_ngram: int | None = None
+    """Of how many tokens no sequence comes twice in a translation."""
     penalty: str = one_of("gnmt", "length")
     """Of what `alpha` is the power: (5 + length) / 6 as in GNMT, or the length itself."""
     bleu_tokenize: str = one_of(*"13a none intl char zh ja-mecab ko-mecab spm flores101 flores200".split())
