@@ -17,7 +17,7 @@ GROUPS = (READ, PLAN, TRAIN, ASK, WEIGHTS, MACHINE)
 BEGIN = (
     ("weft doctor", "what is here, what is missing, and how to get it"),
     ("weft show tiny-lm --mesh rows=2,cols=4 --layout batch:rows,heads:cols", "a program, line by line"),
-    ("weft train configs/tiny.toml", "a small language model, in seconds; the same command goes on with it"),
+    ("weft new mine.toml", "a run's file; then `weft train mine.toml`"),
 )
 ENDING = "`weft COMMAND --help` says more, with examples; `weft --install-completion` completes words by Tab."
 
