@@ -39,8 +39,8 @@ TINY_PIECES = 2_000
 
 
 @dataclasses.dataclass
-class Answers:
-    """What a file is made of."""
+class RunWishes:
+    """What was asked for: a file is made of it."""
 
     model: str
     data: str
@@ -110,48 +110,48 @@ def new(
             is_usual = mesh == usual
             layout = ask("With which layout? (`auto` searches the best)", "batch:x" if is_usual else AUTO)
         steps = steps or int(ask("How many steps?", "1000", int))
-        answers = Answers(model, data, tokenizer, mesh or "", layout or "", steps, batch, length, rate)
-        text = file_text(file.stem, answers)
+        wishes = RunWishes(model, data, tokenizer, mesh or "", layout or "", steps, batch, length, rate)
+        text = file_text(file.stem, wishes)
         config = _read_again(file, text)
         _write_new(file, text)
         write(_summary(file, config))
 
 
-def file_text(name: str, answers: Answers) -> str:
+def file_text(name: str, wishes: RunWishes) -> str:
     """The file of a run, each key with what it means."""
-    config = models.preset(answers.model)
+    config = models.preset(wishes.model)
     assert isinstance(config, models.TransformerConfig)
-    tiny = {"layers": 2, "d_model": 64, "d_ff": 256} if answers.is_tiny else {}
-    vocab, tokenizer = _tokenizer(answers, config)
+    tiny = {"layers": 2, "d_model": 64, "d_ff": 256} if wishes.is_tiny else {}
+    vocab, tokenizer = _tokenizer(wishes, config)
     batch, length = (
-        answers.batch or (16 if answers.is_tiny else None),
-        answers.length or (64 if answers.is_tiny else None),
+        wishes.batch or (16 if wishes.is_tiny else None),
+        wishes.length or (64 if wishes.is_tiny else None),
     )
-    every = max(1, min(1000, answers.steps // 5))
-    rate = answers.rate or (3e-3 if answers.is_tiny else 3e-4)
+    every = max(1, min(1000, wishes.steps // 5))
+    rate = wishes.rate or (3e-3 if wishes.is_tiny else 3e-4)
     lines = [
-        f"# A run of {answers.model}: `weft train FILE` begins it, and goes on with it. Every key: docs/training.md.",
+        f"# A run of {wishes.model}: `weft train FILE` begins it, and goes on with it. Every key: docs/training.md.",
         _line("name", name, "its folder is runs/NAME"),
         _line("seed", 0, "another one begins with other weights, and sees the data in another order"),
-        *_place(answers),
+        *_place(wishes),
         "",
         "[data]",
-        _line("path", answers.data, "a file or folder of texts; .txt, .jsonl, .tsv of pairs, ..., also compressed"),
+        _line("path", wishes.data, "a file or folder of texts; .txt, .jsonl, .tsv of pairs, ..., also compressed"),
         _line("held_out", 0.02, "the share that is not learned from, and judged by"),
         "",
         "[tokenizer]",
         *(_line(key, value, "") for key, value in tokenizer.items()),
         "",
         "[model]",
-        _line("preset", answers.model, "the keys below change it: layers, d_model, heads, positions, dropout, ..."),
+        _line("preset", wishes.model, "the keys below change it: layers, d_model, heads, positions, dropout, ..."),
         *([_line("vocab", vocab, "as many as the tokenizer has")] if vocab else []),
         *(_line(key, value, "") for key, value in tiny.items()),
         "",
         "[train]",
-        _line("steps", answers.steps, ""),
+        _line("steps", wishes.steps, ""),
         _line("batch", batch or config.batch, "sequences in a batch"),
         _line("length", length or config.length, "tokens in a sequence; several texts share one"),
-        _line("log_every", max(1, min(50, answers.steps // 20)), ""),
+        _line("log_every", max(1, min(50, wishes.steps // 20)), ""),
         "# microbatches = 4      # gradient accumulation: a batch in so many parts",
         "",
         "[optimizer]",
@@ -161,7 +161,7 @@ def file_text(name: str, answers: Answers) -> str:
         "[schedule]",
         _line("kind", "cosine", _others(Schedule, "kind", "cosine")),
         _line("rate", rate, "the highest learning rate"),
-        _line("warmup", min(answers.steps // 10, 1000), "steps until it is reached"),
+        _line("warmup", min(wishes.steps // 10, 1000), "steps until it is reached"),
         "",
         "[eval]",
         _line("every", every, "steps between evaluations; 0 for none"),
@@ -185,11 +185,11 @@ def _others(table: type, key: str, taken: str) -> str:
     return f"or {', '.join(name for name in choices_of(field) or () if name != taken)}"
 
 
-def _place(answers: Answers) -> list[str]:
-    if answers.mesh or answers.layout:
+def _place(wishes: RunWishes) -> list[str]:
+    if wishes.mesh or wishes.layout:
         return [
-            _line("mesh", answers.mesh, "axes of processors; virtual ones where the machine has one"),
-            _line("layout", answers.layout, "which dim is split over which axis; `auto` searches the best"),
+            _line("mesh", wishes.mesh, "axes of processors; virtual ones where the machine has one"),
+            _line("layout", wishes.layout, "which dim is split over which axis; `auto` searches the best"),
         ]
     return [
         "# On several processors (virtual ones where the machine has one), a line says what is split over what:",
@@ -198,14 +198,14 @@ def _place(answers: Answers) -> list[str]:
     ]
 
 
-def _tokenizer(answers: Answers, config: models.TransformerConfig) -> tuple[int, dict[str, Any]]:
+def _tokenizer(wishes: RunWishes, config: models.TransformerConfig) -> tuple[int, dict[str, Any]]:
     """The vocabulary of the model, 0 for its own; the table of the tokenizer."""
-    if answers.tokenizer == "bytes":
+    if wishes.tokenizer == "bytes":
         return ByteTokenizer(specials=not isinstance(config, models.LMConfig)).vocab, {"kind": "bytes"}
-    if answers.tokenizer == "sentencepiece":
-        pieces = TINY_PIECES if answers.is_tiny else min(config.vocab, PIECES)
+    if wishes.tokenizer == "sentencepiece":
+        pieces = TINY_PIECES if wishes.is_tiny else min(config.vocab, PIECES)
         return pieces, {"kind": "sentencepiece", "vocab": pieces}
-    return texts.open_tokenizer({"path": answers.tokenizer}, None, None).vocab, {"path": answers.tokenizer}
+    return texts.open_tokenizer({"path": wishes.tokenizer}, None, None).vocab, {"path": wishes.tokenizer}
 
 
 def _presets() -> list[str]:
