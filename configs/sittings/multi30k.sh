@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Multi30k. `multi30k.sh sweep`: variants of the recipe side by side on one GPU, judged on validation alone.
+# A run that takes longer than LIMIT seconds is stopped, saved and judged as it is.
 # `multi30k.sh final [words for weft train]`: three seeds of English to German and one of English to French, judged on test 2016.
 set -uo pipefail
 . "$(dirname "$0")/common.sh"
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
-from=$DATA/multi30k TOP=${TOP:-$SECONDS}
+from=$DATA/multi30k
 data=(--set "data.path=$from/train.lc.norm.tok" --set "data.evaluation.path=$from/val.lc.norm.tok")
 read -ra common <<<"${MORE:-}"
 
 train() { # name, words
   local name=$1
   shift
-  python3 -m weft train configs/multi30k.toml --run "runs/m30k-$name" "${data[@]}" "${common[@]}" "$@" >"runs/m30k-$name.log" 2>&1
+  timeout -s TERM "${LIMIT:-360}" python3 -m weft train configs/multi30k.toml --run "runs/m30k-$name" "${data[@]}" "${common[@]}" "$@" >"runs/m30k-$name.log" 2>&1
 }
 judge() { # name, words: the mean of the last ten checkpoints, on validation
   local name=$1

@@ -5,7 +5,7 @@ set -uo pipefail
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 read -ra more <<<"${MORE:-}"
 for seed in ${SEEDS:-1337 1338 1339}; do
-  python3 -m weft train configs/shakespeare.toml --run runs/shakespeare-$seed --set "data.path=$DATA/input.txt.xz" \
+  timeout -s TERM "${LIMIT:-420}" python3 -m weft train configs/shakespeare.toml --run runs/shakespeare-$seed --set "data.path=$DATA/input.txt.xz" \
     --set seed=$seed "${more[@]}" >"runs/shakespeare-$seed.log" 2>&1 &
 done
 wait
