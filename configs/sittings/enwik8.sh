@@ -43,10 +43,10 @@ weft train configs/enwik8.toml --run $run "${said[@]}" "${more[@]}" --changed --
   --set schedule.cooldown=$cooldown --set "checkpoint.every=$((steps - cooldown))" 2>&1 | tee "$OUT/enwik8-$part.log" | grep -v "^step .*[1-9]50/"
 since "trained"
 cp $run/metrics.jsonl "$OUT/enwik8-$part.jsonl"
-weft eval $run --data "$file" --range 90_000_000:95_000_000 --window 1024 --stride 256 --batch 256 --json | tee "$OUT/enwik8-$part-valid.json"
+weft eval $run --data "$file" --range 90_000_000:95_000_000 --window 1024 --stride 256 --batch 256 --set eval.batches=1000000 --json | tee "$OUT/enwik8-$part-valid.json"
 since "judged on validation"
 if [ "$TEST" = 1 ]; then
-  weft eval $run --data "$file" --range 95_000_000:100_000_000 --window 1024 --stride 128 --batch 256 --json | tee "$OUT/enwik8-$part-test.json"
+  weft eval $run --data "$file" --range 95_000_000:100_000_000 --window 1024 --stride 128 --batch 256 --set eval.batches=1000000 --json | tee "$OUT/enwik8-$part-test.json"
   since "judged on test"
 fi
 nvidia-smi --query-gpu=name,memory.used --format=csv 2>/dev/null

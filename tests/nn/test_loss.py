@@ -205,3 +205,20 @@ def test_the_gradient_of_the_gradient_is_that_of_other_ops():
         return wf.grad(once)(logits).array
 
     np.testing.assert_allclose(twice(made_by_one), twice(made_of_ops), rtol=0, atol=256 * EPS)
+
+
+def test_a_hit_of_narrow_logits_is_one_also_where_xla_keeps_what_was_not_rounded():
+    """Logits of a product in bfloat16: the largest of a row and the target's are of the same rounding."""
+    random = np.random.default_rng(0)
+    x, table = (random.normal(size=shape).astype("float32") for shape in ((64, 32), (40, 32)))
+    x, table = wf.tensor(x, "batch d_model"), wf.tensor(table, "vocab d_model")
+    narrow = [wf.cast(t, "bfloat16") for t in (x, table)]
+
+    def logits(x):
+        return wf.einsum(x, narrow[1], over="d_model", dtype="bfloat16")
+
+    best = np.asarray(jax.jit(logits)(narrow[0]).array, "float32").argmax(-1)
+    targets = wf.tensor(best.astype("int32"), "batch")
+    for how in (jax.jit, lambda fn: fn):
+        sums = how(lambda x, ids: nn.summed_cross_entropy(logits, x, ids, chunks=1))(narrow[0], targets)
+        assert float(sums["hits"]) == 64

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..dims import Dim, DimLike, Shape, only, resolve
 from ..layout import Axes
@@ -92,8 +93,14 @@ class _Rows:
         return slope.astype(a.dtype), None
 
     def _wide(self, a: Any) -> Any:
-        """The logits as statistics are computed, least in the padding of the vocab."""
-        wide = a.astype(jnp.promote_types(a.dtype, jnp.float32))
+        """The logits as statistics are computed, least in the padding of the vocab.
+
+        XLA may keep what a product gave before it was rounded to `a.dtype`, and then no target would equal the largest
+        of its row: the rounding is said once more, which it leaves in.
+        """
+        wide, info = a.astype(jnp.promote_types(a.dtype, jnp.float32)), jnp.finfo(a.dtype)
+        if wide.dtype != a.dtype:
+            wide = lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
         return self.meeting.filled(wide, self.dims, -jnp.inf, [self.dim])
 
     def _places(self, a: Any) -> Any:
