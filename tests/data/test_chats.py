@@ -101,7 +101,7 @@ def test_chats_that_are_too_long_are_cut_and_told(tmp_path):
     with pytest.warns(WeftWarning, match=r"3 of 4 chats are longer than 92 tokens and are cut; 1 whose answers come"):
         made = dataset(tmp_path, chats_file(tmp_path, chats), length=92, pack=False)
     assert [text for _, text in learned(made)] == ["héllo<|im_end|>\n", "2", "y" * 42]
-    with pytest.raises(data.DataError, match=r"no chat of .* has an answer within its first 8 tokens") as caught:
+    with pytest.raises(data.DataError, match=r"none of the chats .* answer within its first 8 tokens") as caught:
         dataset(tmp_path, chats_file(tmp_path, chats), length=8)
     assert "train.length" in caught.value.fix
 

@@ -20,11 +20,11 @@ from ..text import columns
 from ..train import Run
 from ..train.config import CONFIG, ONE, RunConfig, read
 from ..train.datasets import dims_of, open_data
-from ..train.evaluation import EvaluationError, Evaluator, evaluator_of
+from ..train.evaluation import AnyEvaluator, EvaluationError, evaluator_of
 from ..train.feeding import Feed
 from ..train.folder import learned_files
 from ..train.own.data import OwnData
-from ..train.own.evaluation import OwnEvaluator
+from ..train.reference import beside_batches
 from ..train.sliding import size_of_windows, slide
 from .model import TRUST
 from .progress import Reporter, stderr_console
@@ -88,7 +88,8 @@ def evaluate(
         sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(batch or settings.batch, on, under))
         if sliding is not None:
             sized = size_of_windows(settings, sliding, batch, on, under)
-        feed = Feed(sized, on, under, seed=settings.seed, dims=dims_of(dataset))
+        beside = beside_batches(settings, on, under, run)
+        feed = Feed(sized, on, under, seed=settings.seed, dims=dims_of(dataset), beside=beside)
         evaluator = evaluator_of(settings, feed, dataset, tokenizer)
         model = opened.load(on, under, at, average=average)
         with Reporter(stderr_console()) as reporter:
@@ -167,7 +168,7 @@ def _are_other_bytes(trained: RunConfig, source: texts.Source) -> bool:
     return bool(learned and judged and (judged[0] >= learned[1] or judged[1] <= learned[0]))
 
 
-def _telling(reporter: Reporter, evaluator: Evaluator | OwnEvaluator) -> Callable[[], None]:
+def _telling(reporter: Reporter, evaluator: AnyEvaluator) -> Callable[[], None]:
     """What tells of each batch of an evaluation as it begins."""
     numbers = itertools.count()
 

@@ -18,6 +18,7 @@ from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
 from .opening import open_source
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
+from .preferences import Preferences, preference_dataset
 from .sliding import Sliding, SlidingWindows
 from .sources import FORMATS, SOURCE_KEYS, WITH_ANSWERS, Source
 from .templates import ChatTemplate, open_template
@@ -50,6 +51,7 @@ __all__ = [
     "pair_dataset",
     "image_dataset",
     "chat_dataset",
+    "preference_dataset",
     "ChatTemplate",
     "open_template",
     "Dataset",
@@ -61,6 +63,7 @@ __all__ = [
     "BucketedPairs",
     "Images",
     "Conversations",
+    "Preferences",
     "check_vocab_of",
     "Batches",
     "prefetched",

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,14 @@ _AT_ONCE = 256  # chats given to a tokenizer at a time
 _VERSION = 1
 _IDS, _ANSWERS, _OFFSETS, _FIRSTS, _ABOUT = "tokens.bin", "answers.bin", "offsets.npy", "firsts.npy", "told.json"
 
-Marked = tuple[str, Sequence[Span]]
-"""A text, and which letters of it are learned."""
+
+class Marked(NamedTuple):
+    """A text, and which letters of it are learned."""
+
+    text: str
+    spans: Sequence[Span]
+    has_end: bool = False
+    """Whether the tokenizer's end follows, which is learned too."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ def chat_dataset(
     def marked() -> Iterator[Marked]:
         with template.running() as running:
             for place, messages in chosen.conversations(chosen.watch("tokenising", progress)):
-                yield running.mark(messages, chosen.answers, place)
+                yield Marked(*running.mark(messages, chosen.answers, place))
 
     key = content_key("chats", _VERSION, chosen.key(Path(cache)), tokenizer.key, template.key)
     answers, folder = tokenise_answers(f"chats-{key}", chosen, tokenizer, marked, Path(cache))
@@ -130,7 +136,7 @@ def chat_dataset(
         first, last = (0, cut) if side == "head" else (cut, last)
     members = first + np.flatnonzero(answers.firsts[first:last] <= length)
     lengths = np.diff(answers.offsets)[first:last] - 1
-    _tell_of_cuts(chosen, lengths, len(members), length)
+    tell_of_cuts(chosen, lengths, len(members), length, "chats")
     sizes = np.minimum(lengths[members - first], length)
     if not pack:
         return Conversations(answers, members, (np.arange(len(members)), np.arange(len(members) + 1)), length)
@@ -138,15 +144,15 @@ def chat_dataset(
     return Conversations(answers, members, cached_packing((sizes, sizes), rooms, folder, (first, last)), length)
 
 
-def _tell_of_cuts(source: Source, lengths: np.ndarray, kept: int, length: int) -> None:
-    """Says how many conversations are too long; raises where nothing is left."""
+def tell_of_cuts(source: Source, lengths: np.ndarray, kept: int, length: int, what: str) -> None:
+    """Says how many texts are too long; raises where nothing is left."""
     fix = f"say a longer `train.length`, up to {int(lengths.max(initial=1))}"
     if not kept:
         raise DataError(
-            f"no chat of {source.files[0]} has an answer within its first {length} tokens", fix=fix, state="0 chats"
+            f"none of the {what} of {source.files[0]} has an answer within its first {length} tokens", fix=fix
         )
     if cut := int((lengths > length).sum()):
-        text = f"{cut:,} of {len(lengths):,} chats are longer than {length} tokens and are cut"
+        text = f"{cut:,} of {len(lengths):,} {what} are longer than {length} tokens and are cut"
         left_out = f"; {len(lengths) - kept:,} whose answers come later are left out" if kept < len(lengths) else ""
         warnings.warn(f"{text}{left_out}. fix: {fix}", WeftWarning, stacklevel=user_stacklevel())
 
@@ -165,7 +171,7 @@ def tokenise_answers(name: str, source: Source, tokenizer: Tokenizer, marked: An
                 offsets.append(total)
                 firsts.append(int(np.argmax(is_answer[1:])) + 1 if is_answer[1:].any() else len(ids))
         if not firsts:
-            raise DataError(f"there is no chat in {source.files[0]}", state="0 chats", fix="give a file that has some")
+            raise DataError(f"there is nothing in {source.files[0]} to learn", fix="give a file that has some lines")
         np.save(entry / _OFFSETS, np.array(offsets, np.int64))
         np.save(entry / _FIRSTS, np.array(firsts, np.int64))
         about = {"vocab": tokenizer.vocab, "files": list(source.names), "version": _VERSION}
@@ -184,11 +190,13 @@ def _encode(tokenizer: Tokenizer, marked: Iterator[Marked]) -> Iterator[tuple[Se
     waiting: list[Marked] = []
 
     def encode() -> Iterator[tuple[Sequence[int], np.ndarray]]:
-        encoded = tokenizer.encode_places([text for text, _ in waiting])
-        for (ids, places), (_, spans) in zip(encoded, waiting, strict=True):
+        encoded = tokenizer.encode_places([each.text for each in waiting])
+        for (ids, places), each in zip(encoded, waiting, strict=True):
             is_answer = np.zeros(len(ids), bool)
-            for begin, end in spans:
+            for begin, end in each.spans:
                 is_answer |= (places[:, 0] < end) & (places[:, 1] > begin)
+            if each.has_end and tokenizer.end is not None:
+                ids, is_answer = [*ids, tokenizer.end], np.append(is_answer, True)
             yield ids, is_answer
 
     for each in marked:

@@ -129,6 +129,11 @@ class Source:
         if self.is_pairs:
             for pair in self.pairs(watch):
                 yield from pair
+        elif self.format == "preferences":
+            names = ("prompt", "chosen", "rejected")
+            for file in self.files:
+                for _, record in self.records(file, names[1:], names[:1], watch):
+                    yield from _texts_within([record.get(name) for name in names])
         elif self.format == "chat":
             for _, messages in self.conversations(watch):
                 yield from (message["content"] for message in messages)
@@ -178,6 +183,14 @@ class Source:
             )
 
 
+def _texts_within(value: Any) -> Iterator[str]:
+    """The texts in a value of JSON, but for the names of its keys."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts_within(inner)
+
+
 def as_text(piece: bytes) -> str:
     """Bytes as the text that they are."""
     try:
@@ -189,7 +202,8 @@ def as_text(piece: bytes) -> str:
 
 
 def _dataset_for(source: Source) -> str:
-    kind = {"images": "image_dataset", "tokens": "lm_dataset", "chat": "chat_dataset"}.get(source.format)
+    kinds = {"images": "image_dataset", "tokens": "lm_dataset", "chat": "chat_dataset"}
+    kind = (kinds | {"preferences": "preference_dataset"}).get(source.format)
     return f"use `data.{kind or ('pair_dataset' if source.is_pairs else 'lm_dataset')}`"
 
 

@@ -82,18 +82,20 @@ class RunningTemplate:
         """The messages as a text; `for_answer` with what an answer begins after."""
         return self._render(messages, [(len(messages), for_answer)], place)["texts"][0]
 
-    def mark(self, messages: Sequence[Message], answers: str, place: str) -> tuple[str, list[Span]]:
+    def mark(self, messages: Sequence[Message], answers: str, place: str, since: int = 0) -> tuple[str, list[Span]]:
         """The messages as a text, and which letters of it are answers: all, or the last.
+
+        Messages before `since` are none.
 
         They are what stands between `{% generation %}` and its end where the template says so. Elsewhere an answer
         begins where the text of the messages before it ends, once that is ready for an answer.
         """
+        told = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= since]
+        told = told if answers == "all" else told[-1:]
         if self.template.says_answers:
             made = self._render(messages, [(len(messages), False)], place)
             spans = [(begin, end) for begin, end in made["spans"]]
-            return made["texts"][0], spans if answers == "all" else spans[-1:]
-        told = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        told = told if answers == "all" else told[-1:]
+            return made["texts"][0], spans[len(spans) - len(told) :]
         cuts = [(len(messages), False), *(cut for i in told for cut in ((i, True), (i + 1, False)))]
         text, *parts = self._render(messages, cuts, place)["texts"]
         for i, before, after in zip(told, parts[::2], parts[1::2], strict=True):

@@ -330,6 +330,14 @@ class TransformerLM(Runnable):
         """The loss; and its metrics: `nll`, `accuracy`, `tokens`, the experts' report."""
         return self.run(_loss_and_metrics, _inputs_and_targets(batch, self.config), check_dropout_key(key))
 
+    @public
+    def log_probs(self, batch: Mapping[str, Any], key: Any = None) -> Tensor:
+        """The log-probability of each row's `targets`, summed: f32[batch].
+
+        Tokens count by their `weights`. There is dropout where a key is given.
+        """
+        return self.run(_log_probs, _inputs_and_targets(batch, self.config), check_dropout_key(key))
+
     def prefill(self, prompt: Mapping[str, Tensor], room: int) -> tuple[Tensor, KVCache]:
         """The logits of the token after the prompt, f32[batch vocab], and the KV cache.
 
@@ -363,12 +371,29 @@ class TransformerLM(Runnable):
 def _loss_and_metrics(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[Tensor, dict[str, Tensor]]:
     batch = deal_out(batch, model.config)
     x, report = _hidden(model, batch, key)
+    return token_loss(model, x, batch["targets"], _weights_of(batch), report)
+
+
+def _log_probs(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> Tensor:
+    weights = _weights_of(batch)
+    x, _ = _hidden(model, deal_out(batch, model.config), key)
+
+    def part(x: Tensor, targets: Tensor) -> Tensor:
+        return nn.cross_entropy(predict(model, x, model.config.loss_dtype), targets)[0]
+
+    targets = batch["targets"] if weights is None else wf.where(weights == 0, 0, batch["targets"])
+    nll = wf.remat(part)(put_together(x), targets)  # no logits are kept for the backward pass
+    return -wf.sum(nll if weights is None else nll * weights, over="length")
+
+
+def _weights_of(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """How much each target counts; what a place of the prefix sees tells its own."""
     targets, weights = batch["targets"], batch.get("weights")
-    if "prefix" in batch:  # what a place of the prefix sees tells its target, but for the last one's
-        here = wf.arange(targets.dim("length"), like=targets) if "positions" not in batch else batch["positions"]
-        is_unseen = wf.cast(here >= batch["prefix"] - 1, "float32")
-        weights = is_unseen if weights is None else weights * is_unseen
-    return token_loss(model, x, targets, weights, report)
+    if "prefix" not in batch:
+        return weights
+    here = wf.arange(targets.dim("length"), like=targets) if "positions" not in batch else batch["positions"]
+    is_unseen = wf.cast(here >= batch["prefix"] - 1, "float32")  # but for the last one's
+    return is_unseen if weights is None else weights * is_unseen
 
 
 def _logits(model: TransformerLM, batch: dict[str, Tensor]) -> Tensor:

@@ -107,7 +107,7 @@ class Checkpoints:
                 place.mkdir(parents=True)
                 (place / _SAVING).touch()
         self._check_room(step, sum(x.nbytes for x in arrays.values()))
-        sums = _sums_of_bits(dict(arrays))
+        sums = sums_of_bits(dict(arrays))
         with _reported(f"step {step} could not be saved", place):
             self._open().save(place / ARRAYS, args=_to_save(dict(arrays)))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
@@ -247,7 +247,7 @@ class Checkpoints:
         except Exception as error:  # Orbax and TensorStore raise many kinds
             fact = f"the checkpoint {place} is broken: {_first_line(error)}"
             raise CheckpointError(fact, fix=self._another(step)) from error
-        for path, value in _sums_of_bits(arrays).items():
+        for path, value in sums_of_bits(arrays).items():
             if int(value) != sums.get(path):
                 raise CheckpointError(
                     f"the checkpoint {place} is broken: `{path}` is not what was saved", fix=self._another(step)
@@ -344,7 +344,8 @@ def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any
 # Sums of bits: the same on every mesh, and other ones where a bit or a place is another.
 
 
-def _sums_of_bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def sums_of_bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """A sum of all bits of each array: equal where the arrays are."""
     places = [x.sharding.mesh for x in arrays.values() if isinstance(getattr(x, "sharding", None), NamedSharding)]
     summing = _summing(places[0] if places else None)
     if not any(map(is_on_host, arrays.values())):

@@ -40,6 +40,10 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
     What is made of texts is kept in the folder's cache.
     """
     if config.own_data is not None:
+        if config.is_dpo:
+            fact = '`train.objective` is "dpo", and the data are your own'
+            fix = 'give pairs as a file, with `format = "preferences"`; or write the loss yourself: `[model] call`'
+            raise ConfigError(fact, fix=fix, at=config.place("train.objective"))
         with _in_file(config, "data"):
             return RunData(None, config.own_data.training, config.own_data.held_out)
     cache = folder / CACHE
@@ -58,9 +62,9 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
     with _in_file(config, "tokenizer"):
         is_text = source.format != "tokens"
         tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
+    _check_objective(config, source)
     template = None
-    if source.format in data.WITH_ANSWERS:
-        _check_model_of_chats(config, source)
+    if source.format == "chat" or (source.format == "preferences" and _has_template(config, source)):
         with _in_file(config, "data", "template"):
             template = data.open_template(source.template, config.tokenizer.get("path"))
     dataset = functools.partial(_dataset, config, source, tokenizer, template, sliding, cache=cache, progress=progress)
@@ -85,17 +89,42 @@ def _dataset(
 ) -> Any:
     """The dataset of a part of a source: texts, pairs of them, or chats."""
     options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, **where}
-    if template is not None:
+    if source.format in data.WITH_ANSWERS:
         if sliding is not None:
             fact = f"windows slide over texts, and {source.files[0]} holds chats"
             raise ConfigError(fact, fix="leave `--window` out: chats are judged by their answers")
+        if source.format == "preferences":
+            return data.preference_dataset(source, tokenizer, template, length=config.length, **where)
+        assert template is not None
         return data.chat_dataset(source, tokenizer, template, **options)
     if source.is_pairs:
         return data.pair_dataset(source, tokenizer, buckets=config.train.buckets or None, **options)
     return data.lm_dataset(source, tokenizer, across=config.train.across, sliding=sliding, **options)
 
 
-def _check_model_of_chats(config: RunConfig, source: data.Source) -> None:
+def _has_template(config: RunConfig, source: data.Source) -> bool:
+    """Whether messages of preferences can be written; texts need no template."""
+    if source.template is not None:
+        return True
+    with contextlib.suppress(data.DataError):
+        return data.open_template(None, config.tokenizer.get("path")) is not None
+    return False
+
+
+def _check_objective(config: RunConfig, source: data.Source) -> None:
+    """Raises where what is to be learned cannot be learned from such data."""
+    if config.is_dpo != (source.format == "preferences"):
+        objective, fix = f'`train.objective` is "{config.train.objective}"', 'say `format = "preferences"` in `data`'
+        raise ConfigError(
+            f"{objective}, and {source.files[0]} is read as {source.format}",
+            fix=f"{fix}: prompt, chosen, rejected" if config.is_dpo else 'say `objective = "dpo"` in `train`',
+            at=config.place("train.objective", "data.format", "data"),
+        )
+    if config.is_dpo and isinstance(config.model, OwnModel):
+        fact = f'`train.objective` is "dpo", and `{config.model.name}` is your own model'
+        raise ConfigError(fact, fix="write its loss yourself, or train one of the library's by preferences")
+    if source.format not in data.WITH_ANSWERS:
+        return
     if not isinstance(config.model, LMConfig | OwnModel) or getattr(config.model, "prefix", False):
         raise ConfigError(
             f"`{config.model.name}` does not continue texts from left to right, and {source.files[0]} holds chats",

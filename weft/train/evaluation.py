@@ -30,6 +30,7 @@ from .interface import Listener
 from .metrics import Metrics
 from .own.evaluation import OwnEvaluator
 from .own.model import OwnModel
+from .preference_evaluation import PreferenceEvaluator
 from .step import evaluated_model, read_scalar
 from .stopping import Stop
 from .watchdog import Watchdog
@@ -106,10 +107,16 @@ class Evaluator:
         return count_words_and_bytes(np.concatenate(ids), self.tokenizer)
 
 
+AnyEvaluator = Evaluator | OwnEvaluator | PreferenceEvaluator
+
+
 def evaluator_of(
     config: RunConfig, feed: Feed, dataset: data.Dataset | OwnStream, tokenizer: data.Tokenizer | None
-) -> "Evaluator | OwnEvaluator":
+) -> AnyEvaluator:
     """What evaluates the models of a run by a dataset."""
+    if config.is_dpo:
+        assert not isinstance(dataset, OwnStream)  # `open_data` refuses it
+        return PreferenceEvaluator(config, feed, dataset)
     if not isinstance(config.model, OwnModel):
         return Evaluator(config, feed, dataset, tokenizer)
     if config.eval.metrics:
@@ -152,7 +159,7 @@ class PeriodicEvaluation:
         self,
         config: RunConfig,
         folder: Path,
-        evaluator: Evaluator | OwnEvaluator | None,
+        evaluator: AnyEvaluator | None,
         metrics: Metrics,
         listener: Listener,
         watchdog: Watchdog,

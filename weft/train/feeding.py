@@ -32,8 +32,11 @@ class Feed:
         *,
         seed: int,
         dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        beside: Mapping[str, Any] = MappingProxyType({}),
     ):
         self.model, self.mesh, self.layout, self.seed, self.dims = model, mesh, layout, seed, dims
+        self.beside = beside
+        """What goes with every batch, and lies on the mesh already."""
         self.region = Region(mesh, layout)
         self.rows = self._rows_here()
 
@@ -46,11 +49,12 @@ class Feed:
             return StreamBatches(dataset, batch=self.model.batch, rows=rows, put=self.place)
         return data.Batches(dataset, batch=self.model.batch, seed=self.seed, rows=rows, put=self.place)
 
-    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The batch of all processes on the mesh, given this one's rows."""
         if isinstance(self.model, EncoderConfig) and "inputs" in batch:  # it masks words of whole texts itself
             batch = {"tokens" if name == "targets" else name: x for name, x in batch.items() if name != "inputs"}
-        return {name: self._place(rows, self.dims.get(name, ("length",))) for name, rows in batch.items()}
+        placed = {name: self._place(rows, self.dims.get(name, ("length",))) for name, rows in batch.items()}
+        return {**placed, **self.beside}
 
     def _place(self, rows: np.ndarray, names: Sequence[str]) -> Tensor:
         """The tensor of all rows, of which each process holds some and reads no others."""

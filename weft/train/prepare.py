@@ -21,6 +21,7 @@ from .log import Log, is_due
 from .metrics import Metrics, Row
 from .nonfinite import NanSearch
 from .profiling import Profile
+from .reference import beside_batches, keep_reference
 from .rollback import Rollback
 from .saver import Saver
 from .stopping import Stop
@@ -70,7 +71,8 @@ def prepare(
 ) -> Prepared:
     """Opens the data, restores or makes the state, and writes the folder's files."""
     tokenizer, training, held_out, template = _open_data(config, folder, saver, listener)
-    feed = Feed(config.sized_model, *config.runs_on, seed=config.seed, dims=dims_of(training))
+    beside = beside_batches(config, *config.runs_on, folder.path, is_begun=bool(saver.checkpoints.steps))
+    feed = Feed(config.sized_model, *config.runs_on, seed=config.seed, dims=dims_of(training), beside=beside)
     evaluator = None if held_out is None else evaluator_of(config, feed, held_out, tokenizer)
     forecast = Forecast(config, listener) if options.plan else None
     if forecast is not None:
@@ -80,6 +82,8 @@ def prepare(
     if is_writer:
         with folder.reporting_errors():
             folder.write(tokenizer, template)
+    with folder.reporting_errors():
+        keep_reference(beside, folder.path)
     profile = Profile(folder.path, options.profile, at=at, steps=steps, say=listener.say)
     if at:
         listener.say(f"goes on from step {at}")

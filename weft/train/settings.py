@@ -64,6 +64,11 @@ class RunConfig:
         return self.data is not UNSAID_DATA
 
     @property
+    def is_dpo(self) -> bool:
+        """Whether it learns which of two answers is preferred."""
+        return self.train.objective == "dpo"
+
+    @property
     def is_tokenizer_said(self) -> bool:
         """Whether the run names its tokenizer."""
         return self.tokenizer is not UNSAID_TOKENIZER

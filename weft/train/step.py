@@ -13,6 +13,7 @@ import optax
 
 from .. import models, nn
 from .. import ops as wf
+from ..data.preferences import SIDES
 from ..dims import Dim
 from ..layout import Layout
 from ..leaves import array_of
@@ -24,6 +25,7 @@ from ..tensor import Tensor, is_tensor, make, tensor
 from .config import RunConfig
 from .optimizers import optimizer
 from .own.model import OwnModel, weight_of
+from .preferences import REFERENCE, dpo_loss, reference_of
 from .spikes import History, is_spike, no_history
 
 KEEP = "keep"  # what `train.spikes` is where none is looked for
@@ -87,6 +89,11 @@ def shapes_of_call(config: RunConfig, step: TrainStep) -> tuple[Any, ...]:
     ids, weights = (
         tensor(jax.ShapeDtypeStruct((config.batch, config.length), dtype), rows) for dtype in ("int32", "float32")
     )
+    if config.is_dpo:
+        names = [f"{side}_{name}" for side in SIDES for name in ("inputs", "targets")]
+        batch = dict.fromkeys(names, ids) | {f"{side}_weights": weights for side in SIDES}
+        batch["weights"] = tensor(jax.ShapeDtypeStruct((config.batch,), "float32"), "batch")
+        return state, {**batch, REFERENCE: reference_of(state.params)}, number
     batch = {"inputs": ids, "targets": ids, "weights": weights}
     if isinstance(config.model, OwnModel) and config.train.pack and not config.train.across:
         batch |= {"segments": ids, "positions": ids}  # of which a loss of one's own may ask
@@ -96,6 +103,8 @@ def shapes_of_call(config: RunConfig, step: TrainStep) -> tuple[Any, ...]:
 def loss_and_metrics(config: RunConfig, model: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Any]]:
     """The loss of a batch, and metrics."""
     own = config.model
+    if config.is_dpo:
+        return dpo_loss(model, batch, key, beta=config.train.beta)
     return own.loss_and_metrics(model, batch, key) if isinstance(own, OwnModel) else model.loss_and_metrics(batch, key)
 
 
@@ -114,12 +123,16 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
             value, metrics = loss_and_metrics(config, model, batch, key)
             return value * scale, metrics
 
-        def part(model: Any, rows: Any) -> tuple[Tensor, Tensor]:
-            value, metrics = loss_and_metrics(config, model, rows, key)
-            weight = weight_of(metrics, rows) if is_own else metrics["tokens"]
+        def part(held: Any, rows: Any) -> tuple[Tensor, Tensor]:
+            model, beside = held
+            value, metrics = loss_and_metrics(config, model, {**rows, **beside}, key)
+            weight = weight_of(metrics, rows) if is_own else metrics["pairs" if config.is_dpo else "tokens"]
             return value * weight, weight
 
-        return wf.accumulate(part, model, batch, over=Dim("batch", config.batch), count=microbatches) * scale, {}
+        beside = {name: batch[name] for name in (REFERENCE,) if name in batch}  # no rows: there is one for all
+        batch = {name: x for name, x in batch.items() if name not in beside}
+        rows = Dim("batch", config.batch)
+        return wf.accumulate(part, (model, beside), batch, over=rows, count=microbatches) * scale, {}
 
     return train_step(
         loss, update(config), has_aux=True, sum_dtype=config.train.sum_dtype, donate=True, mesh=mesh, layout=layout

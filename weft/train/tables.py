@@ -15,6 +15,10 @@ class Train:
     """How long and with how much at a time."""
 
     steps: int = 1000
+    objective: str = one_of("likelihood", "dpo")
+    """What is learned: to predict the data; or, by DPO, which answers are preferred (`data.format = "preferences"`)."""
+    beta: float = 0.1
+    """Of DPO: how dear it is to differ from the weights that the run began with."""
     batch: int | None = None
     """Sequences in a batch; by default the model's."""
     tokens: int | None = None
