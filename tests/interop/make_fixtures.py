@@ -70,7 +70,7 @@ def fill(model: Any, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         values = torch.randn(weight.shape, generator=random)
-        if "norm" in name or "ln_" in name:
+        if "norm" in name.lower() or "ln_" in name:
             values = values * 0.1 + (0.0 if name.endswith("bias") else 1.0)
         elif weight.ndim == 1:
             values = values * 0.1

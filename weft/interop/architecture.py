@@ -78,6 +78,14 @@ class Architecture:
     """What tensors are called that a file may hold and no model needs."""
     prefix: str = ""
     """How the names of tensors begin, which some files leave out."""
+    class_of: Callable[[Any], str] | None = None
+    """The class of a configuration, where there are several."""
+    older: Callable[[str], str] = str
+    """What older files call a tensor."""
+
+    def class_name_of(self, config: Any) -> str:
+        """The class of `transformers` that a model of this configuration is."""
+        return self.class_name if self.class_of is None else self.class_of(config)
 
     def no_form(self, config: Any, field: str, wanted: Any) -> WeightsError:
         """The error of a model that cannot be written."""

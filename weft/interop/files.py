@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +47,13 @@ class Stored:
 
 
 class Weights:
-    """The tensors of a folder, by name: what each is like, and slices of them."""
+    """The tensors of a folder, by name: what each is like, and slices of them.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Those whose names match `unused` may hold what is no float: they are left out.
+    """
+
+    def __init__(self, folder: Path, unused: str = ""):
+        self.folder, self._unused = folder, unused
         self.stored: dict[str, Stored] = {}
         self._file_of: dict[str, str] = {}
         self._open: dict[str, Any] = {}
@@ -75,6 +79,9 @@ class Weights:
         except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
             raise _unreadable(path, error) from None
         for name, part in slices.items():
+            if part.get_dtype() not in DTYPES and re.fullmatch(self._unused, name):
+                self._file_of[name] = file
+                continue
             if part.get_dtype() not in DTYPES:
                 raise WeightsError(
                     f"tensor `{name}` in {path} holds {part.get_dtype()}",

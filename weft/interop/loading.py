@@ -19,7 +19,7 @@ from ..tensor import parameter
 from .architecture import Architecture, Keys
 from .files import CONFIG, Weights, WeightsError, read_json
 from .mapping import Parameter, check_shapes, dtypes_of, parameters
-from .table import ARCHITECTURES
+from .table import ARCHITECTURES, choose
 
 _COMPARED = 2**24  # numbers of two tensors that are held at a time to compare them
 
@@ -31,8 +31,9 @@ class ModelFolder:
         if not folder.is_dir():
             raise WeightsError(f"there is no folder {folder}", fix="give the folder that holds config.json")
         self.keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
-        self.architecture: Architecture = ARCHITECTURES[self._model_type()]
-        self.weights = Weights(folder)
+        name = self._model_type()
+        self.weights = Weights(folder, ARCHITECTURES[name].unused)
+        self.architecture: Architecture = choose(name, self.weights.stored)
 
     def _model_type(self) -> str:
         name = self.keys.values.get("model_type")
@@ -87,7 +88,8 @@ class ModelFolder:
         originals = {original: copy for copy, original in copies.items() if copy in stored}
         names = {}
         for name in (name for param in params.values() for name in param.names()):
-            candidates = (name, name.removeprefix(prefix), originals.get(name))
+            older = self.architecture.older(name)
+            candidates = (name, name.removeprefix(prefix), older, older.removeprefix(prefix), originals.get(name))
             if in_file := next((candidate for candidate in candidates if candidate in stored), None):
                 names[name] = in_file
         return names

@@ -9,19 +9,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..models import LMConfig, Seq2SeqConfig
+from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
 from ..nn.freezing import tensors_by_path
 from ..spmd.place import check_values
 from ..spmd.together import wait_for_all
 from .architecture import Architecture
+from .bert import BERT
 from .companions import copy_beside, keys_beside
 from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
 from .llama import LLAMA
 from .mapping import Parameter, parameters, tensors_to_write
 from .switch import SWITCH
-from .t5 import T5, UMT5
-from .table import ARCHITECTURES
+from .t5 import T5, T5_ENCODER, UMT5, UMT5_ENCODER
+from .table import remembered
 
 
 def save_model(
@@ -49,9 +50,9 @@ def save_model(
             yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
 
     head = {
-        "architectures": [architecture.class_name],
+        "architectures": [architecture.class_name_of(config)],
         "model_type": architecture.model_type,
-        "torch_dtype": str(arrays["embedding.table"].dtype),
+        "torch_dtype": str(next(arrays[path] for path in params).dtype),
     }
     if jax.process_index() == 0:
         all_keys = of_config | beside | head | dict(keys)
@@ -64,19 +65,20 @@ def save_model(
 
 def _config_of(model: Any) -> Any:
     config = getattr(model, "config", None)
-    if not isinstance(config, LMConfig | Seq2SeqConfig):
+    if not isinstance(config, LMConfig | Seq2SeqConfig | EncoderConfig):
         raise WeightsError(
             f"{type(model).__name__} is no model that can be written",
-            fix="give a `weft.models.TransformerLM` or `Seq2Seq` with its weights, such as `load` returns",
+            fix="give a `weft.models.TransformerLM`, `Seq2Seq` or `Encoder` with its weights, such as `load` returns",
         )
     return config
 
 
 def _architecture_of(config: Any) -> Architecture:
     """The architecture whose form the model has, or nearly has."""
-    remembered = ARCHITECTURES.get(config.family or "")
-    if remembered is not None and remembered.kind is type(config):
-        return remembered
+    if (found := remembered(config)) is not None:
+        return found
+    if isinstance(config, EncoderConfig):
+        return {"relative": UMT5_ENCODER if config.relative_by_layer else T5_ENCODER}.get(config.positions, BERT)
     if isinstance(config, Seq2SeqConfig):
         return SWITCH if config.experts else UMT5 if config.relative_by_layer else T5
     if config.positions in ("learned", "rotary"):

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..models import Seq2SeqConfig
+from ..models import EncoderConfig, Seq2SeqConfig
 from .architecture import ACTIVATIONS, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
 from .mapping import FileEntry
@@ -37,9 +37,13 @@ FIXED: dict[str, Any] = {
 
 def sizes(keys: Keys) -> dict[str, Any]:
     """The fields that all encoder-decoders of this family have."""
+    keys.must_be("is_encoder_decoder", True)
+    return _shared_sizes(keys)
+
+
+def _shared_sizes(keys: Keys) -> dict[str, Any]:
     layers = keys.size("num_layers")
     others = keys.size("num_decoder_layers", layers)
-    keys.must_be("is_encoder_decoder", True)
     padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
     return {
         "layers": layers,
@@ -56,6 +60,14 @@ def sizes(keys: Keys) -> dict[str, Any]:
         "padding": padding,
         "start": keys.size("decoder_start_token_id", padding or 0),
     }
+
+
+def _encoder_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    """Of an encoder alone, whose files speak of a decoder too."""
+    gated = "relu" if keys.values.get("model_type") == "t5" else "gated-gelu"
+    left_out = ("decoder_layers", "start")
+    fields = {key: value for key, value in _shared_sizes(keys).items() if key not in left_out}
+    return {**fields, **_feed_forward(keys, gated), **_room(keys)}
 
 
 def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
@@ -124,17 +136,41 @@ def _room(keys: Keys) -> dict[str, Any]:
     return dict.fromkeys(("length", "max_length"), keys.size("n_positions", _LENGTH))
 
 
+def _encoder_keys(config: EncoderConfig) -> dict[str, Any]:
+    return _written_keys(
+        {
+            "num_layers": config.layers,
+            "d_model": config.d_model,
+            "num_heads": config.heads,
+            "d_kv": config.d_kv,
+            "d_ff": config.d_ff,
+            "vocab_size": config.vocab,
+            "relative_attention_num_buckets": config.buckets,
+            "relative_attention_max_distance": config.farthest,
+            "dropout_rate": config.dropout,
+            "layer_norm_epsilon": config.epsilon,
+            "pad_token_id": config.padding,
+        },
+        config,
+    )
+
+
 def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
+    keys = _written_keys(size_keys(config), config)
+    return keys if not config.tied or config.tied_scale else keys | {"scale_decoder_outputs": False}
+
+
+def _written_keys(sizes: dict[str, Any], config: Any) -> dict[str, Any]:
+    """The keys of sizes, with those of the feed-forward part and of positions."""
     written = {what: name for name, what in reversed(_FEED_FORWARD.items())}
     written["gelu_tanh", True] = "gated-gelu"
     if (config.activation, config.gated) not in written:
         raise T5.no_form(config, "activation", "gelu_tanh")
-    keys = size_keys(config) | {"feed_forward_proj": written[config.activation, config.gated]}
-    keys["n_positions"] = config.max_positions
-    return keys if not config.tied or config.tied_scale else keys | {"scale_decoder_outputs": False}
+    of_part = {"feed_forward_proj": written[config.activation, config.gated], "n_positions": config.max_positions}
+    return sizes | of_part
 
 
-def stacks(config: Seq2SeqConfig) -> list[tuple[str, str]]:
+def stacks(config: Any) -> list[tuple[str, str]]:
     """The two stacks, and where a layer of each has its feed-forward part."""
     return [("encoder", "encoder.block.{layers}.layer.1"), ("decoder", "decoder.block.{layers}.layer.2")]
 
@@ -168,11 +204,11 @@ def feed_forward_entries(
     ]
 
 
-def outer_entries(config: Seq2SeqConfig) -> list[FileEntry]:
+def outer_entries(config: Any, of_stacks: Sequence[str] = ("encoder", "decoder")) -> list[FileEntry]:
     """The embeddings, the last norms, and the relative position biases of layer 0."""
     bias = _BIAS.format(layers=0)
     entries = [FileEntry("embedding.table", "shared.weight", "vocab d_model")]
-    for stack in ("encoder", "decoder"):
+    for stack in of_stacks:
         entries.append(FileEntry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
         if not config.relative_by_layer:
             entries.append(FileEntry(f"{stack}.relative.table", f"{stack}.{bias}", "buckets heads"))
@@ -185,18 +221,26 @@ def copies(config: Seq2SeqConfig) -> dict[str, str]:
 
 
 def _entries(config: Seq2SeqConfig) -> list[FileEntry]:
+    return _entries_of(config, stacks(config))
+
+
+def _entries_of(config: Any, of_stacks: Sequence[tuple[str, str]]) -> list[FileEntry]:
     plain = {"w_in": "wi", "w_out": "wo"}
     names = {"w_gate": "wi_0", "w_in": "wi_1", "w_out": "wo"} if config.gated else plain
     names = {weight: f"DenseReluDense.{name}" for weight, name in names.items()}
-    entries = outer_entries(config)
-    for (stack, place), own in zip(stacks(config), (config, config.of_decoder), strict=True):
-        layers = range(own.layers)
+    entries = outer_entries(config, [stack for stack, _ in of_stacks])
+    for stack, place in of_stacks:
+        layers = range(config.layers if stack == "encoder" else config.of_decoder.layers)
         entries += attention_entries(stack, "layers", layers)
         entries += feed_forward_entries(stack, "layers", layers, place, names)
         if config.relative_by_layer:
             bias = FileEntry(f"{stack}.layers.relative.table", f"{stack}.{_BIAS}", "buckets heads", tuple(layers))
             entries.append(bias)
     return entries
+
+
+def _encoder_entries(config: EncoderConfig) -> list[FileEntry]:
+    return [entry for entry in _entries_of(config, stacks(config)[:1]) if not entry.path.startswith("softmax")]
 
 
 # Some files have a bias by distance for what the decoder takes from the encoder; no model ever used it.
@@ -233,3 +277,24 @@ UMT5 = dataclasses.replace(
     fixed={**T5.fixed, "relative_by_layer": True, "tied_scale": True},
     fields=_by_layer_fields,
 )
+
+
+def _alone(family: Architecture, class_name: str) -> Architecture:
+    """The encoder alone of a family."""
+    fixed = {**family.fixed, "head": "none", "pooler": "none", "embedding_norm": False, "token_types": 0}
+    return dataclasses.replace(
+        family,
+        class_name=class_name,
+        kind=EncoderConfig,
+        fixed={**{key: value for key, value in fixed.items() if key != "tied_scale"}, "tied": True},
+        fields=_encoder_fields,
+        keys=_encoder_keys,
+        entries=_encoder_entries,
+        copies=lambda config: {"encoder.embed_tokens.weight": "shared.weight"},
+        unused="",
+    )
+
+
+T5_ENCODER = _alone(T5, "T5EncoderModel")
+MT5_ENCODER = _alone(MT5, "MT5EncoderModel")
+UMT5_ENCODER = _alone(UMT5, "UMT5EncoderModel")

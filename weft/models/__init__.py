@@ -18,6 +18,7 @@ from .presets import PRESETS, fields, from_fields, preset
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .transformer import LMConfig, TransformerLM
 from .unet import UNet, UNetConfig
+from .vit import ViT, ViTConfig
 
 _show_as_source(__path__[0])
 
@@ -91,6 +92,8 @@ __all__ = [
     "decode_step",
     "UNet",
     "UNetConfig",
+    "ViT",
+    "ViTConfig",
     "fields",
     "from_fields",
     "init",

@@ -117,9 +117,11 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
     norm: str = one_of("rms", "layer")
-    norm_place: str = one_of("pre", "output", "sandwich")
-    """Where norms stand: before each part of a layer (`pre`-norm), after it, before its output is added (`output`, OLMo
-    2), or in both places (`sandwich`, Gemma 2)."""
+    norm_place: str = one_of("pre", "output", "sandwich", "post")
+    """Where norms stand: before each part of a layer (`pre`-norm); after it, before its output is added (`output`, OLMo
+    2); in both places (`sandwich`, Gemma 2); or after that, and none at the end (`post`-norm, BERT)."""
+    first_norm: bool = True
+    """Whether the first layer's attention has a norm before it (ModernBERT's has not: the embeddings have one)."""
     norm_offset: bool = False
     """Whether RMSNorm scales by one more than its weight, which begins at 0 (Gemma)."""
     epsilon: float = 1e-6
@@ -337,7 +339,7 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
         dims = [self._pad(Dim(name, size)) for name, size in sizes.items()] + self.stack_dims(self.group_size)
         if self.stages > 1:
             dims.append(self.microbatch)
-        dims += [Dim("memory_length", self.length), stream(self.length), self.vocab_dim]
+        dims += [Dim("memory_length", self.length), stream(self.length), *([self.vocab_dim] if self.vocab else [])]
         heads = next(dim for dim in dims if dim.name == "heads")
         dims.append(Dim("queries", heads.size, "heads", heads.valid))
         if self.group > 1:

@@ -89,6 +89,15 @@ def check_sizes(*tensors: Tensor) -> None:
     union(*(x.dims for x in tensors))
 
 
+def check_length(tokens: Tensor, most: int) -> None:
+    """Raises where a sequence is longer than there are learned positions."""
+    if tokens.dims.has("length") and tokens.size("length") > most:
+        raise DimError(
+            f"a sequence has {tokens.size('length')} tokens, and the model has learned {most} positions",
+            fix=f"give at most {most} tokens, or make the model with a larger `length`",
+        )
+
+
 def check_dropout_key(key: Any) -> Any:
     """The key of dropout, if it is one, or None."""
     return None if key is None else check_key(key)

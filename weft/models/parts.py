@@ -10,6 +10,7 @@ import jax
 
 from .. import nn
 from ..nn.weights import Weight, path_text
+from ..tensor import Tensor
 from .config import TransformerConfig
 
 
@@ -19,6 +20,11 @@ def make_norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
     if config.norm == "rms":
         return nn.RMSNorm(d_model, epsilon=config.epsilon, offset=float(config.norm_offset))
     return nn.LayerNorm(d_model, bias="norm" in config.bias.split(), epsilon=config.epsilon)
+
+
+def apply_norm(norm: nn.RMSNorm | nn.LayerNorm | None, x: Tensor) -> Tensor:
+    """The stream normed, where a block has a norm in that place."""
+    return x if norm is None else norm(x)
 
 
 def make_attention(config: TransformerConfig, *, is_self: bool) -> nn.Attention:

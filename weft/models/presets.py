@@ -10,6 +10,7 @@ from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
 from .transformer import LMConfig
 from .unet import UNetConfig
+from .vit import ViTConfig
 
 
 def _lm(name: str, heads: int) -> LMConfig:
@@ -66,10 +67,16 @@ def _llama(name: str, **sizes: Any) -> LMConfig:
     )  # fmt: skip
 
 
+def _vit(name: str, **sizes: Any) -> ViTConfig:
+    return ViTConfig(name=name, **sizes, d_kv=64, d_ff=4 * sizes["d_model"], classes=1000, epsilon=1e-12)
+
+
 _TINY: dict[str, Any] = {
     "layers": 8, "d_model": 32, "heads": 8, "d_kv": 8, "d_ff": 64, "vocab": 64, "vocab_multiple": 8, "batch": 8,
     "length": 16, "remat": False, "dtype": "float32", "dropout": 0.1,
 }  # fmt: skip
+
+_TINY_VIT = {name: value for name, value in _TINY.items() if name not in ("vocab", "vocab_multiple", "length")}
 
 _TINY_UNET: dict[str, Any] = {
     "classes": 8, "in_channels": 1, "channels": 8, "levels": 2, "batch": 8, "remat": False, "dtype": "float32",
@@ -99,6 +106,8 @@ _PRESETS: dict[str, ModelConfig] = {
         LMConfig(name="tiny-lm", **_TINY),
         Seq2SeqConfig(name="tiny-mt", **_TINY, padding=0),
         EncoderConfig(name="tiny-bert", **_TINY, tied=True, positions="learned", classes=8, hidden_id=1, padding=0),
+        _vit("vit-base", layers=12, d_model=768, heads=12), _vit("vit-large", layers=24, d_model=1024, heads=16),
+        ViTConfig(name="tiny-vit", **_TINY_VIT, height=16, width=16, patch_height=4, patch_width=4, classes=8),
         LMConfig(name="tiny-moe", **_TINY, experts=8, capacity=4.0),
         UNetConfig(name="unet", height=512, width=512, classes=2, channels=64, levels=5),
         UNetConfig(name="unet-3d", depth=128, height=128, width=128, classes=3, batch=2, levels=5),
@@ -113,6 +122,7 @@ KINDS: dict[str, type[ModelConfig]] = {
     "seq2seq": Seq2SeqConfig,
     "encoder": EncoderConfig,
     "unet": UNetConfig,
+    "vit": ViTConfig,
 }
 
 

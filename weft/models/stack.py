@@ -25,6 +25,7 @@ from ..ops.ring import is_long, is_ring
 from ..tensor import Tensor, is_tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig
+from .parts import apply_norm
 
 _MEANS = ("balance_loss", "router_z_loss")
 """Of what experts report, what is a mean over the rows they see."""
@@ -38,7 +39,7 @@ class Stack(eqx.Module):
 
     layers: Any
     dense: Any
-    norm: nn.RMSNorm | nn.LayerNorm
+    norm: nn.RMSNorm | nn.LayerNorm | None
     relative: nn.RelativeBias | None
     config: TransformerConfig = eqx.field(static=True)
 
@@ -72,7 +73,7 @@ class Stack(eqx.Module):
             if config.remat:
                 one = wf.remat(one, save=self._names_kept)
             x, report, _ = self._run_all(lambda x, block, past, turn: (*one(x, block, turn), None), x)
-        return apply_dropout(self.norm(x), config.output_drop, fold_key(key, config.layers)), report
+        return apply_dropout(apply_norm(self.norm, x), config.output_drop, fold_key(key, config.layers)), report
 
     @property
     def _names_kept(self) -> list[str]:
@@ -133,7 +134,7 @@ class Stack(eqx.Module):
             return block(x, mask=mask, bias=bias, drops=False, number=turn)
 
         x, _, past = self._run_all(one, x)
-        return self.norm(x), past
+        return apply_norm(self.norm, x), past
 
     def keys_and_values_of(self, memory: Tensor) -> KeysValues:
         """Every block's keys and values of cross-attention to what an encoder outputs."""
@@ -154,7 +155,7 @@ class Stack(eqx.Module):
             return block(x, mask=mask, bias=bias, drops=False, number=turn, **kept)
 
         x, _, new = self._run_all(one, x, (cache.past, cache.memory))
-        return self.norm(x), cache.after(new)
+        return apply_norm(self.norm, x), cache.after(new)
 
     def each_block(self) -> list[Any]:
         """The blocks of all layers in their order, each by itself."""

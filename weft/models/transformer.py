@@ -18,14 +18,14 @@ import equinox as eqx
 
 from .. import nn
 from .. import ops as wf
-from ..errors import DimError, TensorError, public
+from ..errors import TensorError, public
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, need_config, stream
-from .inputs import check_dropout_key, check_sizes, name_batch, shift_right
-from .parts import make_attention, make_experts, make_feed_forward, make_norm, make_relative
+from .inputs import check_dropout_key, check_length, check_sizes, name_batch, shift_right
+from .parts import apply_norm, make_attention, make_experts, make_feed_forward, make_norm, make_relative
 from .running import Runnable
 from .stack import Stack, as_length, deal_out, put_together, relative_bias
 
@@ -36,19 +36,22 @@ class Block(eqx.Module):
     """A Transformer block: self-attention, cross-attention, feed-forward.
 
     Cross-attention is only in a decoder that has an encoder; the feed-forward part may be a mixture of experts (MoE).
-    Norms stand before each part (pre-norm), after it, or both. A stack holds one such module, whose weights are those
-    of all its layers.
+    Norms stand before each part (pre-norm), after it, or both, or behind the sum (post-norm). A stack holds one such
+    module, whose weights are those of all its layers.
     """
 
     attention_norm: nn.RMSNorm | nn.LayerNorm | None
     attention: nn.Attention
     attention_out_norm: nn.RMSNorm | nn.LayerNorm | None
+    attention_post_norm: nn.RMSNorm | nn.LayerNorm | None
     memory_norm: nn.RMSNorm | nn.LayerNorm | None
+    memory_post_norm: nn.RMSNorm | nn.LayerNorm | None
     memory_attention: nn.Attention | None
     """To what the encoder gives (cross-attention)."""
     feed_forward_norm: nn.RMSNorm | nn.LayerNorm | None
     feed_forward: nn.FeedForward | nn.MixtureOfExperts
     feed_forward_out_norm: nn.RMSNorm | nn.LayerNorm | None
+    feed_forward_post_norm: nn.RMSNorm | nn.LayerNorm | None
     relative: nn.RelativeBias | None
     """Where each layer has its own (UMT5); one that all share is the stack's."""
     window: int | None = eqx.field(static=True)
@@ -59,16 +62,20 @@ class Block(eqx.Module):
     config: TransformerConfig = eqx.field(static=True)
 
     def __init__(self, config: TransformerConfig, *, causal: bool, has_memory: bool, has_experts: bool):
-        before, after = config.norm_place != "output", config.norm_place != "pre"
+        place = config.norm_place
+        before, after, behind = place in ("pre", "sandwich"), place in ("output", "sandwich"), place == "post"
         self.attention_norm = make_norm(config) if before else None
         self.attention = make_attention(config, is_self=True)
         self.attention_out_norm = make_norm(config) if after else None
-        self.memory_norm = make_norm(config) if has_memory else None
+        self.attention_post_norm = make_norm(config) if behind else None
+        self.memory_norm = make_norm(config) if has_memory and not behind else None
+        self.memory_post_norm = make_norm(config) if has_memory and behind else None
         self.memory_attention = make_attention(config, is_self=False) if has_memory else None
         self.feed_forward_norm = make_norm(config) if before else None
         self.feed_forward = make_experts(config) if has_experts else make_feed_forward(config)
         self.relative = make_relative(config, causal) if config.relative_by_layer else None
         self.feed_forward_out_norm = make_norm(config) if after else None
+        self.feed_forward_post_norm = make_norm(config) if behind else None
         self.config, self.window = config, config.window
         self.dropout = config.dropout
         self.attention_dropout, self.hidden_dropout = config.attention_drop, config.hidden_drop
@@ -96,7 +103,7 @@ class Block(eqx.Module):
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
 
         bias = self.bias(x, mask, bias)
-        h = self._enter(apply_norm(self.attention_norm, x), self.attention.q)
+        h = self._enter(self.norm_first(x, number), self.attention.q)
         position = mask.query_positions(h) if self.attention.rotary is not None else None
         q, *made = self.attention.project(h, position)
         q = self.scale_queries(q, number)
@@ -107,10 +114,12 @@ class Block(eqx.Module):
         y = wf.name(self.attention.out(mixed, rename=back), "attention")
         y = apply_norm(self.attention_out_norm, y)
         before, x = x, wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
+        x = apply_norm(self.attention_post_norm, x)
 
         if self.memory_attention is not None:
             y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
+            x = apply_norm(self.memory_post_norm, x)
 
         h = apply_norm(self.feed_forward_norm, before if self.config.parallel else x)
         report: dict[str, Tensor] = {}
@@ -123,7 +132,15 @@ class Block(eqx.Module):
         y = wf.name(y, "feed_forward")
         y = apply_norm(self.feed_forward_out_norm, y)
         x = wf.add(x, apply_dropout(y, self.dropout, keys[5]), names="subset")
-        return x, report, new
+        return apply_norm(self.feed_forward_post_norm, x), report, new
+
+    def norm_first(self, x: Tensor, number: Any) -> Tensor:
+        """What attention reads of the stream, in the layer of that number."""
+        h = apply_norm(self.attention_norm, x)
+        if self.config.first_norm:
+            return h
+        is_first = number == 0
+        return (x if is_first else h) if isinstance(is_first, bool) else wf.where(is_first, x, h)
 
     def bias(self, x: Tensor, mask: nn.Mask, shared: Any) -> Any:
         """T5's relative bias of this layer: its own, or the one that all share."""
@@ -158,8 +175,8 @@ class Block(eqx.Module):
     def cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
-        assert attention is not None and self.memory_norm is not None and memory is not None
-        q = attention.query(self._enter(self.memory_norm(x), attention.q), None)
+        assert attention is not None and memory is not None
+        q = attention.query(self._enter(apply_norm(self.memory_norm, x), attention.q), None)
         k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
         mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.attention_dropout)
         return wf.name(attention.out(mixed, rename=back), "memory_attention")
@@ -170,17 +187,13 @@ class Block(eqx.Module):
         return KeysValues(*self.memory_attention.keys_and_values(memory, None))
 
 
-def apply_norm(norm: nn.RMSNorm | nn.LayerNorm | None, x: Tensor) -> Tensor:
-    """The stream normed, where a block has a norm in that place."""
-    return x if norm is None else norm(x)
-
-
 def make_stack(config: TransformerConfig, *, causal: bool, has_memory: bool = False) -> Stack:
     """An encoder, or a decoder (`causal`), which may have an encoder's memory."""
     is_shared = config.positions == "relative" and not config.relative_by_layer
     relative = make_relative(config, causal) if is_shared else None
     make_block = functools.partial(Block, config, causal=causal, has_memory=has_memory)
-    return Stack(config, make_block, norm=make_norm(config), relative=relative)
+    norm = None if config.norm_place == "post" else make_norm(config)
+    return Stack(config, make_block, norm=norm, relative=relative)
 
 
 # From token ids to vectors, from vectors to logits, and the loss. A model here has `embedding`, `positions`, `softmax`.
@@ -194,18 +207,21 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
     return nn.Embedding(vocab, d_model, stddev=config.embedding_stddev), positions, softmax
 
 
-def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None) -> Tensor:
-    """Words (and positions) embedded: [batch stream d_model]; one token, no `stream`."""
+def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None, types: Tensor | None = None) -> Tensor:
+    """Words (and positions, types) embedded: [batch stream d_model], or of a token."""
     config = model.config
     back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
     x = model.embedding(tokens, config.dtype, rename=back)
     x = x * config.d_model**0.5 if config.embedding_scale else x
     if model.positions is not None:
-        _check_length(tokens, config)
+        check_length(tokens, config.max_positions)
         x = wf.add(x, model.positions(mask.query_positions(tokens), config.dtype, rename=back), names="subset")
     if config.positions == "sinusoid":
         here = _as_stream(mask.query_positions(tokens))
         x = wf.cast(wf.add(x, nn.sinusoids(here, x.dim("d_model"), x), names="subset"), config.dtype)
+    if types is not None:
+        x = wf.add(x, model.types(types, config.dtype, rename=back), names="subset")
+    x = apply_norm(getattr(model, "embedding_norm", None), x)
     return apply_dropout(x, config.dropout, fold_key(key, 0))
 
 
@@ -214,21 +230,13 @@ def _as_stream(x: Tensor) -> Tensor:
     return x.rename(length=stream(x.size("length"))) if x.dims.has("length") else x
 
 
-def _check_length(tokens: Tensor, config: TransformerConfig) -> None:
-    """Raises where a sequence is longer than there are learned positions."""
-    most = config.max_positions
-    if tokens.dims.has("length") and tokens.size("length") > most:
-        raise DimError(
-            f"a sequence has {tokens.size('length')} tokens, and the model has learned {most} positions",
-            fix=f"give at most {most} tokens, or make the model with a larger `length`",
-        )
-
-
 def predict(model: Any, x: Tensor, dtype: str = "float32") -> Tensor:
     """The logits: [.. vocab]."""
     if model.softmax is None and model.config.tied_scale:
         x = x * model.config.d_model**-0.5
     logits = (model.embedding if model.softmax is None else model.softmax).logits(x, dtype)
+    if (bias := getattr(model, "logits_bias", None)) is not None:
+        logits = wf.add(logits, wf.cast(bias, logits.dtype), names="subset")
     most = model.config.logits_softcap
     return logits if most is None else most * wf.tanh(logits / most)
 

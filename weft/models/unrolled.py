@@ -23,8 +23,9 @@ from ..ops.block_case import chip_of
 from ..tensor import Tensor
 from .cache import KeysValues, KVCache
 from .config import TransformerConfig, stream
+from .parts import apply_norm
 from .stack import Stack, as_length
-from .transformer import Block, apply_norm
+from .transformer import Block
 
 _WIDTH = f"{UNSHOWN}width"
 _BOTH = f"{UNSHOWN}both"
@@ -98,7 +99,7 @@ class DecodingBlock(eqx.Module):
         """
         block = self.block
         bias = block.bias(x, mask, bias)
-        h = as_length(apply_norm(block.attention_norm, x))
+        h = as_length(block.norm_first(x, number))
         position = mask.query_positions(h) if block.attention.rotary is not None else None
         q, new = self._project(h, position)
         q = block.scale_queries(q, number)
@@ -110,11 +111,13 @@ class DecodingBlock(eqx.Module):
         back = {"length": stream(x.size("stream"))} if x.dims.has("stream") else {}
         y = apply_norm(block.attention_out_norm, block.attention.out(mixed, rename=back))
         before, x = x, wf.add(x, y, names="subset")
+        x = apply_norm(block.attention_post_norm, x)
         if block.memory_attention is not None:
             x = wf.add(x, block.cross_attend(x, memory, memory_mask, None, back), names="subset")
+            x = apply_norm(block.memory_post_norm, x)
         h = as_length(apply_norm(block.feed_forward_norm, before if block.config.parallel else x))
         y = apply_norm(block.feed_forward_out_norm, self._feed_forward(h, back))
-        return wf.add(x, y, names="subset"), past
+        return apply_norm(block.feed_forward_post_norm, wf.add(x, y, names="subset")), past
 
     def _project(self, h: Tensor, position: Tensor | None) -> tuple[Tensor, KeysValues]:
         """Queries, and new keys and values, with RoPE."""
@@ -175,7 +178,9 @@ class UnrolledDecoder(eqx.Module):
                 x, number, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask
             )
             pasts.append(past)
-        return self.stack.norm(x), cache.moved(tuple(pasts), x.size("stream") if x.dims.has("stream") else 1)
+        return apply_norm(self.stack.norm, x), cache.moved(
+            tuple(pasts), x.size("stream") if x.dims.has("stream") else 1
+        )
 
 
 # Attention of one token to the cache, by one kernel that puts its key and value there too.

@@ -1,0 +1,144 @@
+"""Encoders against `transformers`, where it is installed: logits, losses, gradients, layouts, what is written."""
+
+import numpy as np
+import pytest
+
+import weft as wf
+from tests.interop.folders import TOLERANCE, tensors
+from weft import interop, models
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from tests.interop import make_fixtures  # noqa: E402  (it needs both)
+
+VOCAB, CLASSES = 43, 3
+T5 = dict(d_kv=4, num_heads=2, d_ff=10, d_model=8, num_layers=2, relative_attention_num_buckets=8, vocab_size=VOCAB)
+SIZES = dict(vocab_size=VOCAB, hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=2)
+SIZES |= dict(max_position_embeddings=16, num_labels=CLASSES, pad_token_id=0)
+MADE = {
+    "t5": ("T5EncoderModel", "T5", T5),
+    "t5-gated": ("T5EncoderModel", "T5", T5 | dict(feed_forward_proj="gated-gelu", num_layers=3)),
+    "t5-silu": ("T5EncoderModel", "T5", T5 | dict(feed_forward_proj="gated-silu", num_heads=3, d_kv=5)),
+    "mt5": ("MT5EncoderModel", "MT5", T5),
+    "umt5": ("UMT5EncoderModel", "UMT5", T5 | dict(num_layers=3)),
+    "umt5-one": ("UMT5EncoderModel", "UMT5", T5 | dict(num_layers=1, feed_forward_proj="relu")),
+    "bert-words": ("BertForMaskedLM", "Bert", SIZES),
+    "bert-untied": ("BertForMaskedLM", "Bert", SIZES | dict(tie_word_embeddings=False)),
+    "bert-pretraining": ("BertForPreTraining", "Bert", SIZES | dict(hidden_act="gelu_new", type_vocab_size=3)),
+    "bert-classes": ("BertForSequenceClassification", "Bert", SIZES | dict(num_hidden_layers=3)),
+    "bert-token-classes": (
+        "BertForTokenClassification",
+        "Bert",
+        SIZES | dict(num_attention_heads=4, hidden_act="relu"),
+    ),
+    "bert-alone": ("BertModel", "Bert", SIZES | dict(layer_norm_eps=1e-3)),
+}
+LAYOUTS = {
+    "batch:rows,heads:cols,d_ff:cols": "rows=2,cols=2",
+    "length:rows,params.d_model:cols": "rows=2,cols=2",
+}
+
+
+def made(name, seed=3):
+    kind, family, sizes = MADE[name]
+    model = getattr(transformers, kind)(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    make_fixtures.fill(model, seed)
+    return model
+
+
+def inputs_of(seed=5):
+    """Ids with padding behind the words of some, and types of them."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(2, VOCAB, (4, 8))
+    ids[1, 6:], ids[2, 3:] = 0, 0
+    return {"tokens": ids, "types": np.sort(random.integers(0, 2, (4, 8)))}
+
+
+def has_types(name):
+    return name.startswith("bert")
+
+
+def their_arguments(name, given):
+    ids = torch.tensor(given["tokens"])
+    arguments = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    return arguments | ({"token_type_ids": torch.tensor(given["types"])} if has_types(name) else {})
+
+
+def theirs(model, name, given):
+    """The logits, or without any what the encoder makes; and which places count."""
+    with torch.no_grad():
+        out = model(**their_arguments(name, given))
+    found = out.prediction_logits if "pretraining" in name else getattr(out, "logits", None)
+    return (out.last_hidden_state if found is None else found).numpy()
+
+
+def ours(model, name, given):
+    arguments = {"types": given["types"]} if has_types(name) else {}
+    call = model.hidden if model.config.head == "none" else model.logits
+    out = np.asarray(call(given["tokens"], **arguments).array)
+    return out[..., : model.config.vocab] if model.config.head == "words" else out
+
+
+def compare(found, wanted, given, **tolerance):
+    """The same where there is a word: what padding gets is nobody's."""
+    if found.ndim == 3:
+        found, wanted = found[given["tokens"] != 0], wanted[given["tokens"] != 0]
+    np.testing.assert_allclose(found, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_logits_are_those_of_transformers_and_so_are_those_of_what_is_written(name, tmp_path):
+    first, given = made(name), inputs_of()
+    first.save_pretrained(tmp_path / "first")
+    model = interop.load(tmp_path / "first")
+    assert isinstance(model, models.Encoder)
+    wanted = theirs(first, name, given)
+    compare(ours(model, name, given), wanted, given, atol=TOLERANCE, rtol=0)
+    interop.save(model, tmp_path / "ours", shard_bytes=10_000)
+    again, report = type(first).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    np.testing.assert_allclose(theirs(again.eval(), name, given), wanted, atol=1e-5, rtol=0)
+    assert again.config.architectures == [MADE[name][0]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["t5-gated", "umt5", "bert-pretraining", "bert-classes", "bert-token-classes"])
+def test_a_layout_changes_no_logits(name, layout, tmp_path):
+    made(name).save_pretrained(tmp_path / "first")
+    given = inputs_of()
+    whole = interop.load(tmp_path / "first", vocab_multiple=4)
+    split = interop.load(tmp_path / "first", LAYOUTS[layout], layout, vocab_multiple=4)
+    compare(ours(split, name, given), ours(whole, name, given), given, atol=2e-5, rtol=0)
+
+
+def batch_of(name, given, random):
+    """Labels of some words, or of each sequence: as `transformers` takes them, and as ours."""
+    ids = given["tokens"]
+    types = {"types": given["types"]} if has_types(name) else {}
+    if "token" in name:
+        labels = np.where((random.random(ids.shape) < 0.7) & (ids != 0), random.integers(0, CLASSES, ids.shape), -100)
+        return labels, {"inputs": ids, "labels": labels, **types}
+    if "classes" in name:
+        labels = random.integers(0, CLASSES, len(ids))
+        return labels, {"inputs": ids, "labels": labels, **types}
+    labels = np.where((random.random(ids.shape) < 0.3) & (ids != 0), random.integers(0, VOCAB, ids.shape), -100)
+    weights = (labels >= 0).astype("float32")
+    return labels, {"inputs": ids, "targets": np.maximum(labels, 0), "weights": weights, **types}
+
+
+@pytest.mark.parametrize("name", ["bert-words", "bert-untied", "bert-classes", "bert-token-classes"])
+def test_the_loss_and_its_gradients_are_those_of_transformers(name, tmp_path):
+    model, given = made(name), inputs_of()
+    model.save_pretrained(tmp_path / "first")
+    labels, batch = batch_of(name, given, np.random.default_rng(9))
+    loss = model(**their_arguments(name, given), labels=torch.tensor(labels)).loss
+    loss.backward()
+    ours = interop.load(tmp_path / "first", vocab_multiple=1)
+    value, gradients = wf.value_and_grad(lambda model: model.loss(batch))(ours)
+    np.testing.assert_allclose(float(value), float(loss.detach()), rtol=1e-5)
+    interop.save(gradients, tmp_path / "gradients")  # under the names of the weights
+    wanted = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
+    compared = {key: value for key, value in tensors(tmp_path / "gradients").items() if key in wanted}
+    assert len(compared) > 0.9 * len(wanted)
+    for key, gradient in compared.items():
+        np.testing.assert_allclose(gradient, wanted[key].numpy(), atol=2e-5, rtol=2e-4, err_msg=key)
