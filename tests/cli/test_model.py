@@ -3,10 +3,11 @@
 import re
 
 import pytest
+import typer
 
-from weft.cli import model
+from weft.cli import app, model
 
-from .command import NETS, ON, error_of, weft
+from .command import NETS, ON, ROOT, error_of, weft
 
 
 def test_a_module_of_the_working_directory(here):
@@ -155,3 +156,31 @@ def test_an_error_of_wefts_own_is_shown_whole(monkeypatch):
         "  layout: batch:rows   mesh: rows=2   at weft itself",
         "  fix: report all of the above: weft should have said what is wrong",
     ]
+
+
+# One set of flags.
+
+
+def test_commands_that_read_a_program_take_the_same_flags():
+    commands = typer.main.get_command(app).commands
+    shared = {"--batch", "--length", "--optimizer", "--loss", "--decode", "--set", "--trust", "--mesh", "--json"}
+    for name in ("show", "plan", "search", "profile"):
+        (said, *_), *options = commands[name].params[0].opts, *commands[name].params[1:]
+        assert shared <= {word for option in options for word in option.opts}, name
+        assert "folder" in commands[name].params[0].help and said
+
+
+def test_the_folder_of_a_run_is_the_run_and_options_change_it(here):
+    (here / "runs").mkdir()
+    (here / "runs" / "tiny").mkdir()
+    config = here / "runs" / "tiny" / "config.toml"
+    config.write_text((ROOT / "configs" / "tiny.toml").read_text())
+    printed = weft("show", "runs/tiny")[0]
+    assert "batch=16 length=64" in printed and "runs/tiny/config.toml train_step" in printed
+    options = ("--batch", 8, "--length", 32, "--optimizer", "sgd", "--set", "model.layers=1")
+    changes = ("train.batch=8", "train.length=32", "optimizer.name=sgd", "model.layers=1")
+    changed = weft("show", "runs/tiny", *options)[0]
+    assert changed == weft("show", "runs/tiny", *(word for change in changes for word in ("--set", change)))[0]
+    assert "batch=8 length=32" in changed and changed != printed
+    (here / "empty").mkdir()
+    assert error_of("plan", "empty", *ON)[0] == "there is no run in empty: no config.toml"

@@ -10,8 +10,9 @@ import jax
 import pytest
 
 import weft as wf
+import weft_command
 from weft.cli import main
-from weft.cli.model import PresetOptimizer, load_preset
+from weft.cli.model import OPTIMIZERS, load_preset
 from weft.cli.terminal import colour
 from weft.program.lines import Printed
 
@@ -89,8 +90,11 @@ def test_a_preset_is_shown_as_its_train_step_with_adam():
 def test_the_optimizer_is_the_one_asked_for():
     rows = json.loads(weft(*TINY, "--optimizer", "adafactor", "--json")[0])["ledger"]
     assert any(row["phase"] == "update" for row in rows)  # its row and column means; the other two send nothing
-    states = [load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in PresetOptimizer]
-    assert len({str(jax.tree.structure(state)) for state in states}) == len(PresetOptimizer)
+    assert weft(*TINY, "--optimizer", "adamw")[0] == weft(*TINY)[0]  # which is adam where nothing decays
+    states = {name: load_preset("tiny-lm", optimizer=name).args[0].optimizer for name in OPTIMIZERS}
+    kinds = {str(jax.tree.structure(state)) for name, state in states.items() if name not in ("adamw", "adamw8bit")}
+    assert len(kinds) == len(OPTIMIZERS) - 2
+    assert "there is no optimizer `adamm`: did you mean `adam" in misuse_of(*TINY, "--optimizer", "adamm")
 
 
 def test_loss_shows_the_forward_part_of_the_train_step():
@@ -148,7 +152,8 @@ def test_options_that_do_not_go_together():
     assert misuse_of(*TINY, "--loss", "--optimizer", "sgd").startswith("Invalid value for --optimizer")
     for option in (["--batch", "8"], ["--length", "8"], ["--loss"], ["--optimizer", "sgd"]):
         said = misuse_of("show", f"{NETS}:example", *ON, *option)
-        assert said == f"Invalid value for {option[0]}: is for presets; your function says it itself"
+        assert said == f"Invalid value for {option[0]}: is for presets and runs; your function says it itself"
+    assert misuse_of(*TINY, "--set", "seed=1") == "Invalid value for --set: is for runs, by their file or folder"
 
 
 def test_a_mesh_and_a_layout_are_needed():
@@ -223,7 +228,7 @@ def test_version_and_help():
 
 def test_the_console_script_is_main():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"weft": "weft.cli:main"} and callable(main)
+    assert project["scripts"] == {"weft": "weft_command:main"} and callable(weft_command.main) and callable(main)
 
 
 @pytest.mark.slow

@@ -9,19 +9,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 import jax
-import optax
 import typer
 
 from .. import models
 from ..decode.prompts import drop_undivided
 from ..errors import LayoutError, WeftError, closest
+from ..fields import choices_of
 from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
 from ..models.running import without_rules
@@ -29,20 +28,20 @@ from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
 from ..train.config import AUTO, CONFIG, RunConfig, read
+from ..train.optimizers import transformation
 from ..train.own.code import UsersError, find_function, import_file, users_code
 from ..train.own.model import OwnModel
 from ..train.own.trust import Trust
 from ..train.step import first_model, make_step, shapes_of_call
+from ..train.tables import Optimizer
 from ..train.wording import reword_size
 from .terminal import trusting
 
-
-class PresetOptimizer(StrEnum):
-    """The optimizers a preset can be read with, by their names in Optax."""
-
-    adam = "adam"
-    adafactor = "adafactor"
-    sgd = "sgd"
+OPTIMIZERS: tuple[str, ...] = next(
+    tuple(map(str, choices_of(field) or ())) for field in fields(Optimizer) if field.name == "name"
+)
+"""Those of the trainer, by the names that a run's file has for them."""
+ADAM = "adam"  # the one of a preset that says none
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -59,16 +58,24 @@ MODEL = Annotated[
     typer.Argument(
         metavar="MODEL",
         autocompletion=complete_model,
-        help="A preset of weft.models, a run's TOML file, or `package.module:function` or `file.py:function`: a"
-        " function of no arguments that returns `(fn, args)`.",
+        help="A preset of weft.models, a run's TOML file or folder, or `package.module:function` or"
+        " `file.py:function`: a function of no arguments that returns `(fn, args)`.",
     ),
 ]
 MESH = Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")]
 LAYOUT = Annotated[str | None, typer.Option(metavar="LAYOUT", help="The layout, like `batch:rows`.")]
-BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of the preset.")]
-LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of the preset.")]
+BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of a preset or a run.")]
+LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of a preset or a run.")]
 OPTIMIZER = Annotated[
-    PresetOptimizer | None, typer.Option(help="The optimizer of the preset's train step; adam if not said.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=lambda incomplete: [name for name in OPTIMIZERS if name.startswith(incomplete)],
+        help=f"The optimizer of a train step: {', '.join(OPTIMIZERS)}; a run's own, or adam of a preset, if not said.",
+    ),
+]
+CHANGES = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of a run, like model.layers=4.")
 ]
 LOSS = Annotated[bool, typer.Option("--loss", help="The preset's loss alone, not its train step.")]
 DECODE = Annotated[
@@ -142,24 +149,46 @@ def load(
     *,
     batch: int | None,
     length: int | None,
-    optimizer: PresetOptimizer | None,
+    optimizer: str | None,
     loss: bool,
     decode: int | None = None,
+    changes: Sequence[str] | None = None,
     trust: bool = False,
 ) -> Model:
-    """What MODEL names; of presets sizes, an optimizer, the loss or decoding."""
+    """What MODEL names, with its sizes, its optimizer, its loss alone or decoding."""
+    name, changes = find_run(name), list(changes or ())
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        fix = closest(optimizer, OPTIMIZERS)
+        raise typer.BadParameter(f"there is no optimizer `{optimizer}`: {fix}", param_hint="--optimizer")
+    if changes and not is_run(name):
+        raise typer.BadParameter("is for runs, by their file or folder", param_hint="--set")
     chosen = decode is not None and "--decode"
     check_only_one(chosen, loss and "--loss", optimizer is not None and "--optimizer")
     if decode is not None:
-        return load_decoding(name, decode, batch=batch, length=length, trust=trusting(trust))
+        return load_decoding(name, decode, batch=batch, length=length, changes=changes, trust=trusting(trust))
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
-    if is_function(name) or is_run(name):
+    if is_run(name):
+        if loss:
+            raise typer.BadParameter("is for presets; a run is read as it trains", param_hint="--loss")
+        changes += [f"train.{word}={size}" for word, size in sizes.items()]
+        return load_run(name, [*changes, *([f"optimizer.name={optimizer}"] if optimizer else [])], trusting(trust))
+    if is_function(name):
         for option in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
             if isinstance(option, str):
-                what = "file" if is_run(name) else "function"
-                raise typer.BadParameter(f"is for presets; your {what} says it itself", param_hint=f"--{option}")
-        return load_run(name, trusting(trust)) if is_run(name) else load_function(name)
-    return load_preset(name, optimizer=None if loss else optimizer or PresetOptimizer.adam, **sizes)
+                what = "is for presets and runs; your function says it itself"
+                raise typer.BadParameter(what, param_hint=f"--{option}")
+        return load_function(name)
+    return load_preset(name, optimizer=None if loss else optimizer or ADAM, **sizes)
+
+
+def find_run(name: str) -> str:
+    """The file of a run where MODEL names its folder; any other MODEL as it is."""
+    if is_function(name) or name in models.PRESETS or not Path(name).is_dir():
+        return name
+    file = Path(name) / CONFIG
+    if not file.is_file():
+        raise WeftError(f"there is no run in {name}: no {CONFIG}", fix="give the folder of a run")
+    return str(file)
 
 
 def check_only_one(*options: str | bool) -> None:
@@ -195,9 +224,9 @@ def is_run(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def load_run(name: str, trust: Trust = False) -> Model:
+def load_run(name: str, changes: Sequence[str] = (), trust: Trust = False) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
-    return _model_of_run(name, read(Path(name), trust=trust))
+    return _model_of_run(name, read(Path(name), changes, trust=trust))
 
 
 def _model_of_run(name: str, config: RunConfig) -> Model:
@@ -218,7 +247,7 @@ def _model_of_run(name: str, config: RunConfig) -> Model:
 
 
 def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **sizes: Any) -> Model:
-    """The train step of a preset with an optimizer of Optax's, or its loss alone."""
+    """The train step of a preset with one of the optimizers, or its loss alone."""
     config = find_preset(name, **sizes)
     batch, key = config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0))
 
@@ -238,7 +267,8 @@ def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **si
     more: dict[str, Any] = dict(sizes=_TRAINED, change=change, **_values(config))
     if optimizer is None:
         return Model(name, loss, (models.shapes(config), batch, key), **more)
-    step = train_step(loss, getattr(optax, optimizer)(1e-3))  # the rate is a number in the program, nothing more
+    # The rate is a number in the program, nothing more.
+    step = train_step(loss, transformation(Optimizer(name=optimizer), config, 1e-3))
     return Model(name, step, (step.init(models.shapes(config)), batch, key), **more)
 
 
@@ -251,11 +281,19 @@ def _values(config: models.ModelConfig) -> dict[str, Any]:
     return {"start": start, "vocab": getattr(config, "vocab", 1)}
 
 
-def load_decoding(name: str, context: int, *, batch: int | None, length: int | None, trust: Trust = False) -> Model:
+def load_decoding(
+    name: str,
+    context: int,
+    *,
+    batch: int | None,
+    length: int | None,
+    changes: Sequence[str] = (),
+    trust: Trust = False,
+) -> Model:
     """A step of decoding of a preset, on one processor, or of a run, on its own."""
     if is_function(name):
         raise typer.BadParameter("is for presets and runs; your function says what it does", param_hint="--decode")
-    run = read(Path(name), trust=trust) if is_run(name) else None
+    run = read(Path(name), changes, trust=trust) if is_run(name) else None
     config = find_preset(name) if run is None else run.model
     if isinstance(config, OwnModel):
         raise typer.BadParameter("is for models of the library; yours says itself what it does", param_hint="--decode")

@@ -15,7 +15,21 @@ from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import hardware as find_hardware
 from ..plan.remedies import OPTIONS, Remedies, find_remedies
 from ..program import Program
-from .model import BATCH, DECODE, LAYOUT, LENGTH, LOSS, MESH, MODEL, OPTIMIZER, TRUST, Model, load, need_mesh_and_layout
+from .model import (
+    BATCH,
+    CHANGES,
+    DECODE,
+    LAYOUT,
+    LENGTH,
+    LOSS,
+    MESH,
+    MODEL,
+    OPTIMIZER,
+    TRUST,
+    Model,
+    load,
+    need_mesh_and_layout,
+)
 from .terminal import reported, titled, write, write_program
 
 EXAMPLES = """Examples:
@@ -55,6 +69,7 @@ def plan(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    changes: CHANGES = None,
     trust: TRUST = False,
     memory: MEMORY = None,
     share: SHARE = None,
@@ -81,7 +96,8 @@ def plan(
             expect_no_driver()  # JAX starts before anything is compiled
         conditions = [Condition(text) for text in fail_if or []]
         machine, capacity = find_hardware(hardware), memory_bytes(memory)
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
+        how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        chosen = load(model, changes=changes, trust=trust, **how)
         need_mesh_and_layout(chosen, mesh, layout)
         planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity, share=share)
         other = None

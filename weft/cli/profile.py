@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import typer
 
-from ..errors import WeftError
 from ..layout import as_layout
 from ..mesh import as_mesh
 from ..plan import Measured
@@ -19,16 +18,17 @@ from ..program.profile import PROGRAMS
 from ..program.profiling import fill_shapes, keep_own_scopes, profile_calls
 from ..spmd import Bound, TrainState, TrainStep, bind, put
 from ..text import time_text
-from ..train.config import CONFIG
 from ..train.own.code import users_code
 from ..train.profiling import PROFILE
 from .model import (
     BATCH,
+    CHANGES,
     DECODE,
     LAYOUT,
     LENGTH,
     LOSS,
     MESH,
+    MODEL,
     OPTIMIZER,
     TRUST,
     Model,
@@ -57,14 +57,7 @@ _STEPS = 5
 
 
 def profile(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's folder or TOML file, a preset of weft.models, or `package.module:function` or"
-            " `file.py:function`: a function of no arguments that returns `(fn, args)`.",
-        ),
-    ],
+    what: MODEL,
     mesh: MESH = None,
     layout: LAYOUT = None,
     steps: Annotated[
@@ -78,6 +71,7 @@ def profile(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    changes: CHANGES = None,
     trust: TRUST = False,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Print only the N rows that took longest.")
@@ -96,11 +90,9 @@ def profile(
     with reported(layout=layout):
         folder = Path(what)
         kept = folder / PROFILE if folder.is_dir() and steps is None else None
-        name = str(folder / CONFIG) if folder.is_dir() else what
-        if folder.is_dir() and not Path(name).is_file():
-            raise WeftError(f"there is no run in {folder}: no {CONFIG}", fix="give the folder of a run")
         keep_own_scopes()
-        chosen = load(name, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
+        how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        chosen = load(what, changes=changes, trust=trust, **how)
         need_mesh_and_layout(chosen, mesh, layout)
         bound = _bind(chosen, mesh, layout)
         program = _trace(chosen, bound)

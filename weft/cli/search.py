@@ -19,14 +19,16 @@ from ..text import plural, time_text
 from ..train.own.code import users_code
 from .choices import preset_builder, read_choices
 from .model import (
+    ADAM,
     BATCH,
+    CHANGES,
     DECODE,
     LENGTH,
     LOSS,
     MODEL,
     OPTIMIZER,
     TRUST,
-    PresetOptimizer,
+    find_run,
     is_function,
     is_run,
     load,
@@ -76,6 +78,7 @@ def search(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    changes: CHANGES = None,
     trust: TRUST = False,
     seconds: Annotated[
         float | None,
@@ -94,12 +97,11 @@ def search(
         raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
         machine = find_hardware(hardware)
-        how = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
-        fn, args, wanted = _program(model, choices, how)
-        named = None if dims is None else [name for name in dims.replace(",", " ").split() if name]
+        how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        fn, args, wanted = _program(model, choices, how | dict(changes=changes, trust=trust))
         options: dict[str, Any] = dict(
-            mesh=mesh, processors=processors, dims=named, memory=memory_bytes(memory), keep=top, seconds=seconds,
-            most_axes=axes, choices=wanted,
+            mesh=mesh, processors=processors, dims=dims and dims.replace(",", " ").split(), keep=top, seconds=seconds,
+            memory=memory_bytes(memory), most_axes=axes, choices=wanted,
         )  # fmt: skip
         try:
             with users_code(f"`{model}` failed while it was traced"), Reporter(stderr_console()) as bar:
@@ -123,6 +125,7 @@ def _program(
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Choice]]:
     """What is searched, with its arguments; or what builds it, with the choices."""
     wanted = {}
+    model = find_run(model)
     sizes = {name: how[name] for name in ("batch", "length") if how[name] is not None}
     if not is_run(model) and how["decode"] is None:
         wanted = read_choices(model, choices, **sizes)
@@ -133,7 +136,7 @@ def _program(
     chosen = load(model, **how)
     if not wanted:
         return chosen.fn, chosen.args, {}
-    return preset_builder(model, None if how["loss"] else how["optimizer"] or PresetOptimizer.adam, sizes), (), wanted
+    return preset_builder(model, None if how["loss"] else how["optimizer"] or ADAM, sizes), (), wanted
 
 
 def _tell(reporter: Reporter, at: SearchProgress) -> None:

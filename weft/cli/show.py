@@ -1,11 +1,12 @@
 """`weft show`: the SPMD program a model becomes, traced with no devices."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .model import (
     BATCH,
+    CHANGES,
     DECODE,
     LAYOUT,
     LENGTH,
@@ -48,6 +49,7 @@ def show(
     optimizer: OPTIMIZER = None,
     loss: LOSS = False,
     decode: DECODE = None,
+    changes: CHANGES = None,
     trust: TRUST = False,
 ) -> None:
     """Print the SPMD program a model becomes on a mesh under a layout.
@@ -57,7 +59,8 @@ def show(
     """
     check_only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
     with reported(layout=layout):
-        chosen = load(model, batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode, trust=trust)
+        how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
+        chosen = load(model, changes=changes, trust=trust, **how)
         need_mesh_and_layout(chosen, mesh, layout)
         program = chosen.traced(mesh=mesh, layout=layout)
         if json:

@@ -60,7 +60,11 @@ def _rsqrt(rate: float, warmup: int, steps: int, cooldown: int) -> Callable[[Any
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer, with its rate by step, and decay where it belongs."""
-    options, rate = config.optimizer, schedule(config.schedule, config.train.steps)
+    return transformation(config.optimizer, config.model, schedule(config.schedule, config.train.steps))
+
+
+def transformation(options: Optimizer, model: Any, rate: Any) -> optax.GradientTransformation:
+    """An optimizer by its options, for a model's configuration, with a rate or its rate by step."""
     parts: list[optax.GradientTransformation] = []
     if options.name in ("adamw", "adam"):
         parts.append(optax.scale_by_adam(options.b1, options.b2, options.epsilon))
@@ -75,7 +79,7 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
             )
         )
     elif options.name == "muon":
-        parts.append(scale_by_muon_and_adam(options, config.model))
+        parts.append(scale_by_muon_and_adam(options, model))
     elif options.name == "lion":
         parts.append(optax.scale_by_lion(options.b1, options.b2))
     elif options.name == "momentum":
