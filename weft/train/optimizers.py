@@ -64,7 +64,7 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
 
 
 def transformation(options: Optimizer, model: Any, rate: Any) -> optax.GradientTransformation:
-    """An optimizer by its options, for a model's configuration, with a rate or its rate by step."""
+    """An optimizer for a model's configuration, with a rate or a rate by step."""
     parts: list[optax.GradientTransformation] = []
     if options.name in ("adamw", "adam"):
         parts.append(optax.scale_by_adam(options.b1, options.b2, options.epsilon))
