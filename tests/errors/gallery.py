@@ -1,8 +1,8 @@
 """The gallery of errors, docs/errors.md: programs that fail, what they print, and the same programs mended.
 
 `python -m tests.errors.gallery` writes the page from gallery.txt anew; test_gallery.py holds the two together, and runs
-every mended program. In gallery.txt `##` begins a group and `###` a case: the program that fails, `---`, and the same mended;
-the first is what comes before all of them.
+every mended program. In gallery.txt `##` begins a group and `###` a case: the program that fails, `---`, and the same
+mended; the first is what comes before all of them.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ FILE = "program.py"
 
 HEAD = """# Errors, and what to do
 
-Programs that fail, what they print, and the program mended. This page is written by `python -m tests.errors.gallery` from
-a table that the tests run: each error is the one that is printed today, and each mended program runs.
+Programs that fail, what they print, and the program mended. This page is written by `python -m tests.errors.gallery`
+from a table that the tests run: each error is the one that is printed today, and each mended program runs.
 [How an error reads](how-to/read-an-error.md).
 
 What comes before each program:
