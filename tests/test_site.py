@@ -6,7 +6,7 @@ import re
 import pytest
 import typer
 
-from docs.site import reference, stage
+from docs.site import gallery, reference, stage
 from weft.cli import app
 
 
@@ -66,3 +66,13 @@ def test_what_a_page_loads_from_elsewhere_is_found(tmp_path):
     (tmp_path / "bad.html").write_text('<script src="https://example.org/x.js"></script>')
     (tmp_path / "bad.css").write_text("body { background: url(//example.org/x.png) }")
     assert stage.external_links(tmp_path) == ["bad.css", "bad.html"]
+
+
+def test_pictures_of_the_gallery_are_drawn_from_what_examples_print(tmp_path):
+    printed = "\n".join(f"step {step:5}  loss {2 / step:.4f}" for step in (1, 30, 60))
+    gallery.draw("04_mnist", printed, tmp_path / "picture.svg")
+    assert gallery.PICTURES["04_mnist"][0] in (tmp_path / "picture.svg").read_text()
+    page = (stage.ROOT / "docs" / "gallery.md").read_text()
+    drawn = sorted(gallery.FOLDER.glob("*.svg"))
+    assert drawn and all(f"gallery/{file.name})" in page and file.stem in gallery.PICTURES for file in drawn)
+    assert all(file.stat().st_size < 40_000 for file in drawn)

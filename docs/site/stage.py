@@ -35,6 +35,7 @@ def lay_out(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for path in texts():
         _write(folder / path.relative_to(ROOT), _with_links(path, folder))
+    _write(folder / "README.md", f"---\nhide: [navigation]\n---\n{(folder / 'README.md').read_text(encoding='utf-8')}")
     for path in (ROOT / "docs" / "site").glob("*.css"):
         _write(folder / "docs" / "site" / path.name, path.read_text(encoding="utf-8"))
     reference.write(folder / "reference")
