@@ -224,3 +224,16 @@ def test_keys_that_change_nothing_learned_are_told_apart(tmp_path):
     changed, free = changes_of(old, new.to_dict())
     assert changed == ["optimizer.clip: 1.0, now 0.0", "train.average: None, now 0.9"]
     assert free == ["checkpoint.keep: 3, now 9", "mesh: rows=2,cols=4, now rows=2,cols=2"]
+
+
+def test_a_mixture_is_read_with_the_lines_of_its_parts(tmp_path):
+    path = tmp_path / "run.toml"
+    parts = '[[data.mixture]]\npath = "a.txt"\nweight = 3\n\n[[data.mixture]]\npath = "b.txt"\n'
+    path.write_text(f'model = "tiny-lm"\n\n[data]\nheld_out = 0.1\n\n{parts}')
+    config = read(path)
+    assert config.data == {"held_out": 0.1, "mixture": [{"path": "a.txt", "weight": 3}, {"path": "b.txt"}]}
+    assert config.place("data.mixture") == f"{path}:6"
+    (tmp_path / "again.toml").write_text(config.to_toml())
+    assert read(tmp_path / "again.toml").data == config.data
+    with pytest.raises(ConfigError, match=r"`data.mixture` is \['a.txt'\]"):
+        read(path, ['data.mixture=["a.txt"]'])

@@ -201,7 +201,7 @@ def _is_of_same_data(trained: RunConfig, changed: RunConfig) -> bool:
 def _nothing_held_out(run: Run) -> EvaluationError:
     other = f"judge by data that it has not seen: `weft eval {run.folder} --data FILE`"
     source = texts.open_source(run.settings.data)
-    if source.held_out or source.held_apart is not None:
+    if source.has_evaluation:
         return EvaluationError(
             f"nothing is held out of the data of {run.folder} so", fix=f"leave --set out, or {other}"
         )

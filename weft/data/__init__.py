@@ -16,6 +16,7 @@ from .errors import DataError
 from .files import Progress
 from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
+from .mixtures import Concatenated, Mixture
 from .opening import open_source
 from .pairs import BucketedPairs, PackedPairs, pair_dataset
 from .preferences import Preferences, preference_dataset
@@ -63,6 +64,8 @@ __all__ = [
     "BucketedPairs",
     "Images",
     "Conversations",
+    "Mixture",
+    "Concatenated",
     "Preferences",
     "check_vocab_of",
     "Batches",

@@ -16,7 +16,7 @@ import numpy as np
 
 from .datasets import Dataset
 from .errors import DataError
-from .order import Bucketed, Shuffled
+from .order import BatchOrder, Bucketed, Shuffled
 
 Batch = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -40,11 +40,7 @@ class Batches:
         self.dataset, self.batch, self.seed = dataset, batch, seed
         self.process, self.processes = process, processes
         self._put = put
-        self.order: Shuffled | Bucketed = (
-            Shuffled(len(dataset), batch, seed)
-            if dataset.bucket_of is None
-            else Bucketed(dataset.bucket_of, batch, seed)
-        )
+        self.order = _order_of(dataset, batch, seed)
         share = batch // processes
         self._rows = np.arange(process * share, (process + 1) * share) if rows is None else rows
         self._step = 0
@@ -102,6 +98,15 @@ class Batches:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
+
+
+def _order_of(dataset: Dataset, batch: int, seed: int) -> BatchOrder:
+    """The order of a dataset's rows: its own, in buckets, or shuffled."""
+    if (order_by := getattr(dataset, "order_by", None)) is not None:
+        return order_by(batch, seed)
+    if dataset.bucket_of is not None:
+        return Bucketed(dataset.bucket_of, batch, seed)
+    return Shuffled(len(dataset), batch, seed)
 
 
 def _check(dataset: Dataset, batch: int, process: int, processes: int) -> None:

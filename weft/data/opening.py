@@ -3,6 +3,7 @@
 Imports the errors of the house alone. Files are read only later.
 """
 
+import math
 import os
 import re
 import sysconfig
@@ -39,6 +40,8 @@ def open_source(spec: Any) -> Source:
     table = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
     if (unknown := next((key for key in table if key not in SOURCE_KEYS), None)) is not None:
         raise DataError(f"`{unknown}` says nothing about data", fix=closest(unknown, SOURCE_KEYS))
+    if "mixture" in table:
+        return _open_mixture(table)
     if "path" not in table:
         raise DataError("the data have no `path`", fix='say `path = "folder"`, or `path = "python"`')
     form = table.get("format")
@@ -48,6 +51,57 @@ def open_source(spec: Any) -> Source:
         files, names = _python_files()
         return _make_source("bytes", files, names, {"held_out": HELD_OUT} | table)
     return _open_paths(table, form)
+
+
+def _open_mixture(table: dict[str, Any]) -> Source:
+    """The parts of a mixture as one source; keys beside them are those of each."""
+    listed, beside = table.pop("mixture"), table.pop("evaluation", None)
+    if "path" in table or not isinstance(listed, list | tuple) or not listed:
+        fact = "`mixture` has no parts" if "path" not in table else "the data have a `path` and a `mixture`"
+        raise DataError(fact, fix="name what is mixed: `[[data.mixture]]` with a `path` and a `weight`, several times")
+    parts: list[Source] = []
+    weights: list[float] = []
+    for number, each in enumerate(listed, 1):
+        part = dict(each) if isinstance(each, Mapping) else {"path": each}
+        if (unknown := next((key for key in part if key not in (*SOURCE_KEYS, "weight")), None)) is not None:
+            fact = f"`{unknown}` in part {number} of `mixture` says nothing about data"
+            raise DataError(fact, fix=closest(str(unknown), (*SOURCE_KEYS, "weight")))
+        weight = part.pop("weight", 1.0)
+        if not is_real(weight) or not math.isfinite(weight) or weight <= 0:
+            fix = "give a number above 0, or leave the part out: shares are weights over their sum"
+            raise DataError(f"`weight` of part {number} of `mixture` is {weight!r}", fix=fix)
+        if "mixture" in part:
+            raise DataError(f"part {number} of `mixture` is a mixture itself", fix="list its parts with the others")
+        try:
+            parts.append(open_source(table | part))
+        except DataError as error:
+            fact = f"in part {number} of `mixture`: {error.fact}"
+            raise DataError(fact, state=error.given_state, fix=error.fix) from None
+        weights.append(float(weight))
+    first = parts[0]
+    for number, other in enumerate(parts[1:], 2):
+        if _kind_of(other) != _kind_of(first):
+            raise DataError(
+                f"part 1 of `mixture` holds {_kind_of(first)}, and part {number} {_kind_of(other)}",
+                fix="mix what a model can learn from at once: texts and chats, or pairs, or preferences",
+            )
+    beside = dict(beside) if isinstance(beside, Mapping) else {"path": beside}
+    return Source(
+        format=next((part.format for part in parts if part.format == "chat"), first.format),
+        files=tuple(file for part in parts for file in part.files),
+        names=tuple(name for part in parts for name in part.names),
+        held_apart=open_source(table | beside) if beside.get("path") is not None else None,
+        fields=first.fields,
+        template=next((part.template for part in parts if part.template is not None), None),
+        parts=tuple(parts),
+        weights=tuple(weights),
+    )
+
+
+def _kind_of(source: Source) -> str:
+    if source.format in ("images", "preferences"):
+        return source.format
+    return "pairs" if source.is_pairs else "texts"
 
 
 def _open_paths(table: dict[str, Any], form: str | None) -> Source:

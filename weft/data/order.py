@@ -10,6 +10,7 @@ of a library, since runs go on from where they were.
 
 import hashlib
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -54,6 +55,20 @@ def _splitmix(x: np.ndarray) -> np.ndarray:
 def _keys(key: tuple[int | str, ...]) -> np.ndarray:
     written = "|".join(map(str, key)).encode()
     return np.frombuffer(hashlib.blake2b(written, digest_size=16 * _ROUNDS).digest(), "<u8")
+
+
+class BatchOrder(Protocol):
+    """Which examples a batch holds, by its step."""
+
+    def rows(self, step: int) -> tuple[np.ndarray, int]:
+        """The numbers of the examples in a batch, and their bucket."""
+
+    def once(self) -> Iterator[tuple[np.ndarray, int]]:
+        """The batches of one epoch in order, filled up with rows -1."""
+
+    @property
+    def steps(self) -> float:
+        """How many batches are an epoch."""
 
 
 class Shuffled:

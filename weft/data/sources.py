@@ -46,6 +46,7 @@ class SourceTable:
     evaluation: str | list[str] | dict[str, Any]
     template: str
     answers: str = one_of("all", "last")
+    mixture: list[dict]
     longest_line: int
     expansion: int
 
@@ -76,20 +77,39 @@ class Source:
     range: tuple[int, int] | None = None
     template: str | None = None
     answers: str = "all"
+    parts: tuple["Source", ...] = ()
+    """Of a mixture: each with its weight."""
+    weights: tuple[float, ...] = ()
 
     @property
     def is_pairs(self) -> bool:
         """Whether its examples have two sides."""
         return self.format in ("pairs", "tsv") or (self.format in RECORDS and self.fields is not None)
 
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether some of it, or another source, is there to judge by."""
+        return bool(self.held_out) or self.held_apart is not None or any(part.has_evaluation for part in self.parts)
+
+    @property
+    def apart(self) -> list["Source"]:
+        """The other sources that are there to judge by."""
+        own = [] if self.held_apart is None else [self.held_apart]
+        return own or [source for part in self.parts for source in part.apart]
+
     def key(self, cache: Path | None = None) -> str:
         """A hash of all in it: its files' names and contents, and how they are read."""
+        if self.parts:
+            return content_key([part.key(cache) for part in self.parts], self.weights)
         reading: tuple[Any, ...] = (self.format, self.field, self.fields, self.longest_line, self.dtype, self.end)
         reading = (*reading, self.range) if self.answers == "all" else (*reading, self.range, self.answers)
         return content_key(self.names, Hashes(cache).of(self.files), reading)
 
     def prints(self, cache: Path | None = None) -> list[tuple[str, str]]:
         """Fingerprints of its files by name: hashes of contents (arrays: sizes and ends)."""
+        if self.parts:
+            prints = [(i, *each) for i, part in enumerate(self.parts, 1) for each in part.prints(cache)]
+            return [(f"{i}: {name}", each) for i, name, each in prints]
         hashes = [ends_key(file) for file in self.files] if self.format == "tokens" else Hashes(cache).of(self.files)
         return list(zip(self.names, hashes, strict=True))
 
@@ -126,7 +146,10 @@ class Source:
 
     def texts(self, watch: Watch | None = None) -> Iterator[str]:
         """All there is as text: both sides of pairs, and documents in pieces."""
-        if self.is_pairs:
+        if self.parts:
+            for part in self.parts:
+                yield from part.texts(watch)
+        elif self.is_pairs:
             for pair in self.pairs(watch):
                 yield from pair
         elif self.format == "preferences":

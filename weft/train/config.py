@@ -89,7 +89,7 @@ def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"`{name}` is {values!r}", fix=f'write  {name} = "..."  or a table', at=where(name))
     read = _values(name, values, OPEN_TABLES[name], where)
-    if name == "data" and "path" not in values:
+    if name == "data" and "path" not in values and "mixture" not in values:
         raise ConfigError("`data` has no `path`", fix='say  path = "folder"  or  path = "python"', at=where("data"))
     for key, value in values.items():
         if isinstance(value, Mapping):

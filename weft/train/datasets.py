@@ -60,19 +60,16 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
             fix="choose a model of the other kind, or other data (`data.format` says how they are read)",
         )
     with _in_file(config, "tokenizer"):
-        is_text = source.format != "tokens"
+        is_text = any(part.format != "tokens" for part in source.parts or [source])
         tokenizer = data.open_tokenizer(config.tokenizer, source, cache, progress) if is_text else None
     _check_objective(config, source)
-    template = None
-    if source.format == "chat" or (source.format == "preferences" and _has_template(config, source)):
-        with _in_file(config, "data", "template"):
-            template = data.open_template(source.template, config.tokenizer.get("path"))
-    dataset = functools.partial(_dataset, config, source, tokenizer, template, sliding, cache=cache, progress=progress)
-    is_held_out = bool(source.held_out) or source.held_apart is not None
+    template = _template_of(config, source)
+    where = {"cache": cache, "progress": progress}
+    dataset = functools.partial(_dataset, config, source, tokenizer, sliding, where)
     stride = _stride(config, source)
     with _in_file(config, "data"):
         training = dataset(part="train", **stride)
-        held_out = dataset(part="evaluation") if is_held_out else None
+        held_out = dataset(part="evaluation") if source.has_evaluation else None
     with _in_file(config, "model", "vocab"):
         if not isinstance(config.model, OwnModel):
             data.check_vocab_of(training, config.model.vocab)
@@ -83,18 +80,31 @@ def _dataset(
     config: RunConfig,
     source: data.Source,
     tokenizer: Any,
-    template: data.ChatTemplate | None,
     sliding: data.Sliding | None,
-    **where: Any,
+    where: Mapping[str, Any],
+    *,
+    part: str,
+    **how: int,
 ) -> Any:
-    """The dataset of a part of a source: texts, pairs of them, or chats."""
-    options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, **where}
+    """The dataset of a part of a source: texts, pairs of them, chats, or a mixture."""
+    if source.parts:
+
+        def open_each(each: data.Source, part: str) -> Any:
+            return _dataset(config, each, tokenizer, sliding, where, part=part, **how)
+
+        if part == "train":
+            return data.Mixture([open_each(each, part=part) for each in source.parts], source.weights)
+        if source.held_apart is not None:
+            return open_each(source.held_apart, part="all")
+        return data.Concatenated([open_each(each, part=part) for each in source.parts if each.has_evaluation])
+    options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "part": part, **where, **how}
+    template = _template_of(config, source)
     if source.format in data.WITH_ANSWERS:
         if sliding is not None:
             fact = f"windows slide over texts, and {source.files[0]} holds chats"
             raise ConfigError(fact, fix="leave `--window` out: chats are judged by their answers")
         if source.format == "preferences":
-            return data.preference_dataset(source, tokenizer, template, length=config.length, **where)
+            return data.preference_dataset(source, tokenizer, template, length=config.length, part=part, **where)
         assert template is not None
         return data.chat_dataset(source, tokenizer, template, **options)
     if source.is_pairs:
@@ -102,13 +112,17 @@ def _dataset(
     return data.lm_dataset(source, tokenizer, across=config.train.across, sliding=sliding, **options)
 
 
-def _has_template(config: RunConfig, source: data.Source) -> bool:
-    """Whether messages of preferences can be written; texts need no template."""
-    if source.template is not None:
-        return True
-    with contextlib.suppress(data.DataError):
-        return data.open_template(None, config.tokenizer.get("path")) is not None
-    return False
+def _template_of(config: RunConfig, source: data.Source) -> data.ChatTemplate | None:
+    """How messages are written, where there are some; preferences may be plain texts."""
+    if source.format not in data.WITH_ANSWERS:
+        return None
+    try:
+        with _in_file(config, "data", "template"):
+            return data.open_template(source.template, config.tokenizer.get("path"))
+    except data.DataError:
+        if source.format == "chat" or source.template is not None:
+            raise
+        return None
 
 
 def _check_objective(config: RunConfig, source: data.Source) -> None:

@@ -204,6 +204,9 @@ class TranslationScores:
                 f"`eval.metrics` names {name!r}, which is of translations, and the data are no pairs",
                 fix="leave `eval.metrics` out, or give pairs of texts",
             )
+        if "mixture" in config.data and "evaluation" not in config.data:
+            fact = f"`eval.metrics` names {config.eval.metrics[0]!r}, and the data are a mixture"
+            raise ConfigError(fact, fix="name the pairs to judge by: `evaluation = FILE` in `data`")
         self.tokenizer: data.Tokenizer = tokenizer
         self.count: int = len(dataset.pairs)
         import_library("sacrebleu", "a score of translations")

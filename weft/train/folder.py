@@ -172,8 +172,9 @@ class Folder:
         if self.config.own_data is not None:
             return {"learned": [], "evaluation": []}
         source = data.open_source(self.config.data)
-        cache, apart = self.path / CACHE, source.held_apart
-        return {"learned": source.prints(cache), "evaluation": [] if apart is None else apart.prints(cache)}
+        cache = self.path / CACHE
+        judged = [each for apart in source.apart for each in apart.prints(cache)]
+        return {"learned": source.prints(cache), "evaluation": judged}
 
     def _data_before(self) -> dict[str, Any] | None:
         path = self.path / DATA

@@ -47,7 +47,7 @@ def _lines(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w.\-]+)\s*\]", line):
+        if header := re.match(r"\s*\[\[?\s*([\w.\-]+)\s*\]", line):
             table = header[1] + "."
             lines.setdefault(header[1], number)
         elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
