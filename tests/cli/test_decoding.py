@@ -241,7 +241,7 @@ def test_a_file_of_prompts_that_cannot_be(lm, prompt_file, tmp_path):
     )[0]  # fmt: skip
     out.write_text('{"id": 0, "prompt": "another", "text": "another one"}\n')
     fact, state, _ = error_of(*words, "--out", out)
-    assert fact == f"line 1 of {out} is not of prompt 1 of {prompt_file}" and "another" in state
+    assert fact == f"line 1 of {out} is not of line 1 of the prompts in {prompt_file}" and "another" in state
     assert out.read_text().endswith('one"}\n')
     bad = tmp_path / "bad.jsonl"
     for line, told in [

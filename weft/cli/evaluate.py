@@ -26,6 +26,7 @@ from ..train.folder import learned_files
 from ..train.own.data import OwnData
 from ..train.reference import beside_batches
 from ..train.sliding import size_of_windows, slide
+from .harness import BeginId, Examples, Judging, Out, Shots, Tasks, table
 from .model import TRUST
 from .progress import Reporter, stderr_console
 from .terminal import reported, trusting, write
@@ -38,7 +39,9 @@ EXAMPLES = """Examples:
   weft eval runs/tiny --best --json
   weft eval runs/tiny --data other.txt --set eval.batches=100
   weft eval runs/tiny --data enwik8 --range 95_000_000:100_000_000 --window 1024 --stride 512
+  weft eval runs/tiny --harness tasks.jsonl --shots 5 --out results.jsonl
 """
+_Judged = tuple[RunConfig, texts.Tokenizer | None, texts.Dataset | OwnStream]
 _ELSEWHERE = ("held_out", "evaluation", "range")  # what the run's data say of their own files only
 
 
@@ -65,12 +68,17 @@ def evaluate(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, like eval.batches=100.")
     ] = None,
+    harness: Tasks = None,
+    examples: Examples = None,
+    shots: Shots = 0,
+    begin: BeginId = None,
+    out: Out = None,
     mesh: Mesh = None,
     layout: Layout = None,
     trust: TRUST = False,
     json: Json = False,
 ) -> None:
-    """Evaluate a checkpoint of a run on its held-out data, or on other data."""
+    """Evaluate a checkpoint of a run on held-out or other data, or by tasks."""
     with reported(layout=layout):
         opened = Run(run, trusting(trust))
         trained = settings = opened.settings  # raises where there is no run
@@ -81,22 +89,37 @@ def evaluate(
         place = place_for(settings, mesh, layout)
         on, under = (as_mesh(ONE[0]), as_layout(ONE[1])) if place[0] is None else place
         Region(on, under)  # raises where the layout is none of the mesh
-        if window is None and stride is not None:
-            raise EvaluationError("--stride was given, and no --window that it moves", fix="say `--window 1024` too")
-        sliding = None if window is None else slide(settings, window, stride, on, under)
-        settings, tokenizer, dataset = _open_judged(settings, opened, _data_of(data, part), sliding)
-        sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(batch or settings.batch, on, under))
-        if sliding is not None:
-            sized = size_of_windows(settings, sliding, batch, on, under)
-        beside = beside_batches(settings, on, under, run)
-        feed = Feed(sized, on, under, seed=settings.seed, dims=dims_of(dataset), beside=beside)
-        evaluator = evaluator_of(settings, feed, dataset, tokenizer)
-        model = opened.load(on, under, at, average=average)
-        with Reporter(stderr_console()) as reporter:
-            found = evaluator(model, between=_telling(reporter, evaluator))
-        slid = {} if sliding is None else {"window": sliding.window, "stride": sliding.stride}
-        result = {"run": str(run), "step": at, **slid, **found}
-    write(json_format.dumps(_without_nan(result)) if json else result_text(result))
+        judging = Judging(harness, examples, shots, begin, out)
+        judging.check({"--data": data, "--range": part, "--window": window, "--stride": stride, "--set": changes})
+        result: dict[str, Any] = {"run": str(run), "step": at}
+        if harness is not None:
+            result |= judging.run(opened, at, average, on, under, batch)
+        else:
+            if window is None and stride is not None:
+                fact = "--stride was given, and no --window that it moves"
+                raise EvaluationError(fact, fix="say `--window 1024` too")
+            sliding = None if window is None else slide(settings, window, stride, on, under)
+            judged = _open_judged(settings, opened, _data_of(data, part), sliding)
+            model = opened.load(on, under, at, average=average)
+            result |= _judge(opened, model, judged, sliding, batch, on, under)
+    text = table(result) if harness is not None else result_text(result)
+    write(json_format.dumps(_without_nan(result)) if json else text)
+
+
+def _judge(
+    run: Run, model: Any, judged: _Judged, sliding: texts.Sliding | None, batch: int | None, mesh: Any, layout: Any
+) -> dict[str, Any]:
+    """What is found of a model by data."""
+    settings, tokenizer, dataset = judged
+    sized = dataclasses.replace(settings.sized_model, batch=round_up_batch(batch or settings.batch, mesh, layout))
+    if sliding is not None:
+        sized = size_of_windows(settings, sliding, batch, mesh, layout)
+    beside = beside_batches(settings, mesh, layout, run.folder)
+    feed = Feed(sized, mesh, layout, seed=settings.seed, dims=dims_of(dataset), beside=beside)
+    evaluator = evaluator_of(settings, feed, dataset, tokenizer)
+    with Reporter(stderr_console()) as reporter:
+        found = evaluator(model, between=_telling(reporter, evaluator))
+    return {**({} if sliding is None else {"window": sliding.window, "stride": sliding.stride}), **found}
 
 
 def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
@@ -114,9 +137,7 @@ def _check_unseen(trained: RunConfig, changed: RunConfig, run: Path) -> None:
         )
 
 
-def _open_judged(
-    settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sliding: texts.Sliding | None
-) -> tuple[RunConfig, texts.Tokenizer | None, texts.Dataset | OwnStream]:
+def _open_judged(settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sliding: texts.Sliding | None) -> _Judged:
     """How the data are read, the tokenizer of the run, and the data."""
     if settings.own_data is not None:
         return _open_own(settings, settings.own_data, run, elsewhere)
@@ -209,9 +230,11 @@ def _nothing_held_out(run: Run) -> EvaluationError:
     return EvaluationError(fact, fix=other)
 
 
-def _without_nan(result: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nan(result: Any) -> Any:
     """The same with null in place of numbers that JSON has not."""
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in result.items()}
+    if isinstance(result, Mapping):
+        return {key: _without_nan(value) for key, value in result.items()}
+    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 _LINES = {

@@ -7,14 +7,13 @@ Batches are the same wherever it goes on from, and so is what is drawn.
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..data.atomic import lock
 from ..data.files import lines
+from ..data.resumable import ResumableLines
 from ..small_files import is_text
 from .continuation import Continued
 from .translate import DecodingError
@@ -48,8 +47,8 @@ class PromptFile:
         `go_on` is given a batch's number and its prompts, always as many.
         """
         records = self.records
-        with self._open() as file:
-            done = self._find_done(file, records)
+        with ResumableLines(self.target, self._is_of, f"the prompts in {self.source}") as file:
+            done = len(file.done)
             yield done
             for number in range(done // batch, -(-len(records) // batch)):
                 some = records[number * batch : (number + 1) * batch]
@@ -59,52 +58,26 @@ class PromptFile:
                     self._line(record, texts[place * self.samples : (place + 1) * self.samples])
                     for place, record in enumerate(some)
                 ]
-                file.write("".join(new[done - number * batch :]).encode())
-                file.flush()
-                os.fsync(file.fileno())
+                file.add(new[done - number * batch :])
                 done = number * batch + len(some)
                 yield done
 
-    def _open(self) -> IO[bytes]:
-        try:
-            file = self.target.open("a+b")
-        except OSError as error:
-            raise DecodingError(f"{self.target} cannot be written: {error.strerror}", fix="name another file") from None
-        if lock(file.fileno()) is False:
-            file.close()
-            raise DecodingError(f"another process writes {self.target}", fix="wait for it, or name another file")
-        return file
-
-    def _find_done(self, file: IO[bytes], records: Sequence[Record]) -> int:
-        """How many lines are whole; what there is of another is cut off."""
-        file.seek(0)
-        done = size = 0
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            if done == len(records) or not self._is_of(line, records[done]):
-                raise DecodingError(
-                    f"line {done + 1} of {self.target} is not of prompt {done + 1} of {self.source}",
-                    state=f"it begins {line[:40]!r}",
-                    fix="name another file with --out, or remove this one to begin anew",
-                )
-            done, size = done + 1, size + len(line)
-        if size != file.seek(0, os.SEEK_END):
-            file.truncate(size)
-        return done
-
-    def _is_of(self, line: bytes, record: Record) -> bool:
+    def _is_of(self, number: int, line: bytes) -> bool:
+        """Whether a line is what a prompt became."""
+        if number >= len(self.records):
+            return False
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
             return False
+        record = self.records[number]
         is_whole = isinstance(found, dict) and ("samples" if self.samples > 1 else "text") in found
         return is_whole and all(found.get(key) == value for key, value in record.items() if key not in _WRITTEN)
 
     def _line(self, record: Record, texts: Sequence[Continued]) -> str:
         written = [{"text": text.text, "tokens": text.tokens, "is_ended": text.is_ended} for text in texts]
         more: Record = written[0] if self.samples == 1 else {"samples": written}
-        return json.dumps({**record, **more}, ensure_ascii=False) + "\n"
+        return json.dumps({**record, **more}, ensure_ascii=False)
 
 
 _WRITTEN = ("text", "tokens", "is_ended", "samples")
