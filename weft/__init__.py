@@ -43,7 +43,7 @@ if _TYPE_CHECKING:
     from .plan import Plan, search
     from .program import Program, trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckError", "Dim", "DimError", "Layout", "LayoutError", "Mesh", "MeshError", "Plan", "Program", "RegionError",

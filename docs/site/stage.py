@@ -26,7 +26,15 @@ FROM_ELSEWHERE = re.compile(
 
 def texts() -> list[Path]:
     """The texts that the site is made of."""
-    tops = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "benchmarks/README.md"]
+    tops = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "RELEASING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "examples/README.md",
+        "benchmarks/README.md",
+    ]
     return [*(ROOT / top for top in tops), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
