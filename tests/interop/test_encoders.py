@@ -9,12 +9,14 @@ from tests.errors.raised import error_of
 from tests.interop.folders import FIXTURES, TOLERANCE, changed, config, expected, loaded, same_bits, tensors
 from weft import interop, models
 
-NAMES = ("bert", "bert-classes", "t5-encoder")
+NAMES = ("bert", "bert-classes", "t5-encoder", "vit")
 LAYOUTS = ["batch:rows,heads:cols,d_ff:cols", "length:rows,stream:rows,params.d_model:cols"]
 
 
 def outputs(model, given):
     """What the model makes of the inputs, by the name of the expectation."""
+    if "images" in given:
+        return {"logits": np.asarray(model.logits(given["images"]).array)}
     types = {"types": given["types"]} if model.config.token_types else {}
     calls = {"logits": model.logits, "classes": model.classify, "hidden": model.hidden}
     found = {name: np.asarray(calls[name](given["tokens"], **types).array) for name in calls if name in given}
@@ -30,14 +32,14 @@ def compare(model, given, **tolerance):
         np.testing.assert_allclose(found[counts], given[name][counts], **tolerance)
 
 
-@pytest.mark.quick("bert", "t5-encoder")
+@pytest.mark.quick("bert", "t5-encoder", "vit")
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_those_of_transformers(name):
-    assert isinstance(loaded(name), models.Encoder)
+    assert isinstance(loaded(name), models.ViT if name == "vit" else models.Encoder)
     compare(loaded(name), expected(name), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.quick("bert-batch:rows,heads:cols,d_ff:cols")
+@pytest.mark.quick("bert-batch:rows,heads:cols,d_ff:cols", "vit-length:rows,stream:rows,params.d_model:cols")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layout_changes_no_number(name, layout):
@@ -92,6 +94,9 @@ def test_older_names_and_numbers_of_places_are_read(tmp_path):
         ("bert", {"hidden_size": 9}, "`hidden_size` is 9 and `num_attention_heads` 4"),
         ("bert", {"model_type": "roberta"}, "says that it is 'roberta', which weft cannot read"),
         ("bert", {"architectures": ["RobertaForMaskedLM"]}, "`architectures` 'RobertaForMaskedLM'"),
+        ("vit", {"pooler_output_size": 4}, "`pooler_output_size` is 4 and `hidden_size` 8"),
+        ("vit", {"image_size": 10}, "`image_size` is [10, 10] and `patch_size` [4, 4]"),
+        ("vit", {"image_size": [8]}, "`image_size` is [8]"),
         ("bert-classes", {"id2label": {}, "num_labels": 0}, "`num_labels` is 0"),
     ],
 )

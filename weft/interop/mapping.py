@@ -34,6 +34,8 @@ class FileEntry:
     part: int = 0
     parts: int = 1
     """The tensor holds so many parameters side by side along its last axis; this is the `part`-th, from 0."""
+    ones: int = 0
+    """How many axes of size 1 the tensor begins with."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ class Parameter:
     def shape(self) -> tuple[int, ...]:
         """That of each of the file's tensors."""
         sizes = [math.prod(dim.count for dim in axis) for axis in self.axes]
-        return (*sizes[:-1], sizes[-1] * self.entry.parts)
+        return (*self._ones, *sizes[:-1], sizes[-1] * self.entry.parts)
+
+    @property
+    def _ones(self) -> tuple[int, ...]:
+        return (1,) * self.entry.ones
 
     def name(self, places: Sequence[int]) -> str:
         """The tensor that holds these places of the counted dims."""
@@ -107,7 +113,8 @@ class Parameter:
             for block in itertools.product(*ranges):
                 index_there: tuple[Any, ...] = (*at, *(part for _, targets in block for part in targets))
                 target = in_files_order[index_there]
-                read = weights.read(names.get(name, name), [part for part, _ in block])
+                ranges_there = [*map(slice, self._ones), *(part for part, _ in block)]
+                read = weights.read(names.get(name, name), ranges_there)
                 target[...] = read.reshape(target.shape)
         return values
 
@@ -116,7 +123,7 @@ class Parameter:
         left = [dim for dim in self.dims if dim not in self.counted]
         inside = [dim for axis in self.axes for dim in axis]
         values = layer[tuple(slice(dim.count) for dim in left)].transpose([left.index(dim) for dim in inside])
-        return values.reshape([math.prod(dim.count for dim in axis) for axis in self.axes])
+        return values.reshape([*self._ones, *(math.prod(dim.count for dim in axis) for axis in self.axes)])
 
 
 def _file_ranges(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:

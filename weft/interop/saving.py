@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ..models import EncoderConfig, LMConfig, Seq2SeqConfig, ViTConfig
 from ..nn.freezing import tensors_by_path
 from ..spmd.place import check_values
 from ..spmd.together import wait_for_all
@@ -23,6 +23,7 @@ from .mapping import Parameter, parameters, tensors_to_write
 from .switch import SWITCH
 from .t5 import T5, T5_ENCODER, UMT5, UMT5_ENCODER
 from .table import remembered
+from .vit import VIT
 
 
 def save_model(
@@ -65,10 +66,10 @@ def save_model(
 
 def _config_of(model: Any) -> Any:
     config = getattr(model, "config", None)
-    if not isinstance(config, LMConfig | Seq2SeqConfig | EncoderConfig):
+    if not isinstance(config, LMConfig | Seq2SeqConfig | EncoderConfig | ViTConfig):
         raise WeightsError(
             f"{type(model).__name__} is no model that can be written",
-            fix="give a `weft.models.TransformerLM`, `Seq2Seq` or `Encoder` with its weights, such as `load` returns",
+            fix="give a `weft.models.TransformerLM`, `Seq2Seq`, `Encoder` or `ViT` with its weights, as `load` gives",
         )
     return config
 
@@ -77,6 +78,8 @@ def _architecture_of(config: Any) -> Architecture:
     """The architecture whose form the model has, or nearly has."""
     if (found := remembered(config)) is not None:
         return found
+    if isinstance(config, ViTConfig):
+        return VIT
     if isinstance(config, EncoderConfig):
         return {"relative": UMT5_ENCODER if config.relative_by_layer else T5_ENCODER}.get(config.positions, BERT)
     if isinstance(config, Seq2SeqConfig):

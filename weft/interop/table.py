@@ -9,8 +9,9 @@ from .gpt2 import GPT2
 from .llama import LLAMA
 from .switch import SWITCH
 from .t5 import MT5, MT5_ENCODER, T5, T5_ENCODER, UMT5, UMT5_ENCODER
+from .vit import VIT
 
-ARCHITECTURES = {family.model_type: family for family in (T5, MT5, UMT5, BERT, GPT2, LLAMA, SWITCH)}
+ARCHITECTURES = {family.model_type: family for family in (T5, MT5, UMT5, BERT, VIT, GPT2, LLAMA, SWITCH)}
 ENCODERS = {family.model_type: family for family in (T5_ENCODER, MT5_ENCODER, UMT5_ENCODER)}
 """Encoders alone of families whose models have a decoder too."""
 
