@@ -99,7 +99,12 @@ def as_read(text):
 
 
 WITH_PROGRAMS = [path for path in FILES if path != OF_ERRORS and programs_of(path)]
-SLOW = {"models.md", "tutorial.md", "choose-a-layout.md"}  # what they do tests/models, tests/nn and tests/plan do too
+SLOW = {
+    "models.md",
+    "tutorial.md",
+    "choose-a-layout.md",
+    "does-not-fit.md",
+}  # what they do tests of models and plans do too
 
 
 @pytest.fixture(scope="module")
