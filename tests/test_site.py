@@ -76,3 +76,17 @@ def test_pictures_of_the_gallery_are_drawn_from_what_examples_print(tmp_path):
     drawn = sorted(gallery.FOLDER.glob("*.svg"))
     assert drawn and all(f"gallery/{file.name})" in page and file.stem in gallery.PICTURES for file in drawn)
     assert all(file.stat().st_size < 40_000 for file in drawn)
+
+
+def test_what_experts_send_is_drawn_under_its_own_name():
+    printed = (
+        "sizes\n\nbatch:x: all stay\n  forward  all_reduce  1,024 bytes\n\n"
+        "batch:x,experts:x: they travel\n  forward  all_to_all  2,048 bytes\n  backward  all_reduce  4,096 bytes\n"
+    )
+    _, axes = gallery.plt.subplots()
+    gallery.draw_experts(printed, axes)
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    stay, travel = ([bar.get_height() for bar in bars] for bars in axes.containers)
+    gallery.plt.close(axes.figure)
+    assert dict(zip(names, stay, strict=True)) == {"all_reduce": 1, "all_to_all": 0}
+    assert dict(zip(names, travel, strict=True)) == {"all_reduce": 4, "all_to_all": 2}

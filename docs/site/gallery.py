@@ -77,14 +77,13 @@ def draw_halos(text: str, axes: Any) -> None:
 
 def draw_experts(text: str, axes: Any) -> None:
     """Bytes sent where tokens stay and where they travel, by collective."""
-    for n, part in enumerate(text.split("\n\n")[1:3]):
-        sent = re.findall(r"^  (\w+) +(\w+) +([\d,]+) bytes$", part, re.MULTILINE)
-        sizes: dict[str, float] = {}
-        for _, kind, size in sent:
-            sizes[kind] = sizes.get(kind, 0) + number(size) / 1024
-        at = [position + 0.36 * n for position in range(len(sizes))]
-        axes.bar(at, list(sizes.values()), width=0.34, label=part.split(":  ")[0].splitlines()[0].split(": ")[0])
-        axes.set_xticks(at, list(sizes))
+    parts = text.split("\n\n")[1:3]
+    sent = [re.findall(r"^  \w+ +(\w+) +([\d,]+) bytes$", part, re.MULTILINE) for part in parts]
+    kinds = list(dict.fromkeys(kind for rows in sent for kind, _ in rows))
+    for n, (part, rows) in enumerate(zip(parts, sent, strict=True)):
+        sizes = [sum(number(size) for each, size in rows if each == kind) / 1024 for kind in kinds]
+        axes.bar([at + 0.36 * n for at in range(len(kinds))], sizes, width=0.34, label=part.split(": ")[0])
+    axes.set_xticks([at + 0.18 for at in range(len(kinds))], kinds)
     axes.legend()
     axes.set_ylabel("KiB a step")
 

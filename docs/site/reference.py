@@ -237,7 +237,9 @@ def run_file() -> str:
     parts = ["# The keys of a run's file",
              "A run is one TOML file; [training](../docs/training.md) tells how it is used. "
              "`weft train file.toml --set train.steps=100` sets a key from the command line."]  # fmt: skip
-    top = [f for f in dataclasses.fields(RunConfig) if f.name not in {"where", *tables.TABLES, *tables.OPEN_TABLES}]
+    top = [
+        f for f in dataclasses.fields(RunConfig) if f.compare and f.name not in {*tables.TABLES, *tables.OPEN_TABLES}
+    ]
     parts += ["## Top level", _keys(RunConfig, only={f.name for f in top} - {"model"})]
     configs = (wf.models.LMConfig, wf.models.Seq2SeqConfig, wf.models.EncoderConfig)
     parts += ["## `[model]`", "`preset` names one of `weft.models.PRESETS`; every other key changes a field of it. The "

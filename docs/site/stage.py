@@ -43,6 +43,8 @@ def lay_out(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for path in texts():
         _write(folder / path.relative_to(ROOT), _with_links(path, folder))
+    errors = folder / "docs" / "errors.md"  # its long lines are read, not compared
+    _write(errors, errors.read_text(encoding="utf-8").replace("\n```text\n", "\n``` { .text .wrap }\n"))
     _write(folder / "README.md", f"---\nhide: [navigation]\n---\n{(folder / 'README.md').read_text(encoding='utf-8')}")
     for path in (ROOT / "docs" / "site").glob("*.css"):
         _write(folder / "docs" / "site" / path.name, path.read_text(encoding="utf-8"))
