@@ -207,3 +207,56 @@ def test_a_library_that_is_not_there_is_named_with_the_line_that_installs_it(mon
     with pytest.raises(data.DataError) as caught:
         SentencePieceTokenizer(b"")
     assert caught.value.fix == "run `pip install sentencepiece`"
+
+
+def gpt2_files(folder, merges=("h e", "l l", "he ll", "hell o", "Ġ w"), **config):
+    """A vocabulary of all bytes and what these merges make, in the two files of GPT-2."""
+    from tokenizers import pre_tokenizers
+
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in merges]
+    (folder / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2TokenizerFast"])
+def test_a_vocabulary_and_its_merges_are_a_tokenizer(kind, tmp_path):
+    added = {"261": {"content": "<|im_end|>", "special": True}}
+    gpt2_files(tmp_path, tokenizer_class=kind, added_tokens_decoder=added, eos_token="<|im_end|>")
+    tokenizer = data.load_tokenizer(tmp_path)
+    assert (tokenizer.vocab, tokenizer.end) == (262, 261)
+    for text in ("hello world", "  日本 hé\n\n 1234", "hello<|im_end|>hello"):
+        assert tokenizer.decode_with_specials(tokenizer.encode(text)) == text
+    assert tokenizer.encode("hello<|im_end|>") == [259, 261]
+    tokenizer.save(tmp_path / "saved")
+    assert data.load_tokenizer(tmp_path / "saved").encode("hello world") == tokenizer.encode("hello world")
+
+
+def test_numbers_are_parted_as_the_kind_does(tmp_path):
+    gpt2_files(tmp_path, ["1 2"], tokenizer_class="GPT2Tokenizer")
+    assert len(data.load_tokenizer(tmp_path).encode("12")) == 1
+    gpt2_files(tmp_path, ["1 2"], tokenizer_class="Qwen2Tokenizer")
+    assert len(data.load_tokenizer(tmp_path).encode("12")) == 2  # each digit is a word
+
+
+def test_what_is_wrong_with_a_vocabulary_and_its_merges_is_told(tmp_path):
+    def problem(**config):
+        with pytest.raises(data.DataError) as caught:
+            data.load_tokenizer(gpt2_files(tmp_path, **config))
+        return caught.value
+
+    error = problem(tokenizer_class="CLIPTokenizer")
+    assert "is of a CLIPTokenizer" in error.fact and "tokenizer.json" in error.fix
+    added = {"999": {"content": "<|x|>", "special": True}}
+    assert "gives '<|x|>' the id 999" in problem(tokenizer_class="GPT2Tokenizer", added_tokens_decoder=added).fact
+    gpt2_files(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nq z\n")
+    with pytest.raises(data.DataError, match=r"merges.txt:3 is no merge of two pieces of vocab.json: 'q z'"):
+        data.load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    with pytest.raises(data.DataError, match=r"has no piece for 254 of the 256 bytes"):
+        data.load_tokenizer(tmp_path)

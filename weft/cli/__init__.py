@@ -12,7 +12,22 @@ import typer
 from ..record import show_as_source as _show_as_source
 from ..train.processes import failing_at_once
 from ..train.stopping import ending_at_once
-from . import decoding, doctor, evaluate, hardware, launch, new, plan, plot, profile, search, show, train, weights
+from . import (
+    batches,
+    decoding,
+    doctor,
+    evaluate,
+    hardware,
+    launch,
+    new,
+    plan,
+    plot,
+    profile,
+    search,
+    show,
+    train,
+    weights,
+)
 from .groups import ASK, MACHINE, PLAN, READ, TRAIN, WEIGHTS, CommandMap, map_text
 
 _show_as_source(__path__[0])
@@ -32,6 +47,7 @@ app.command(epilog=doctor.EXAMPLES, rich_help_panel=MACHINE)(doctor.doctor)
 app.command(epilog=hardware.EXAMPLES, rich_help_panel=MACHINE)(hardware.hardware)
 app.command(epilog=new.EXAMPLES, rich_help_panel=TRAIN)(new.new)
 app.command(epilog=train.EXAMPLES, rich_help_panel=TRAIN)(train.train)
+app.command(epilog=batches.EXAMPLES, rich_help_panel=TRAIN)(batches.data)
 app.command(epilog=profile.EXAMPLES, rich_help_panel=READ)(profile.profile)
 app.command(epilog=plot.EXAMPLES, rich_help_panel=TRAIN)(plot.plot)
 app.command(epilog=launch.EXAMPLES, rich_help_panel=TRAIN, context_settings={"allow_interspersed_args": False})(

@@ -6,46 +6,37 @@ the same `key` give the same ids.
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import WeftError, closest
+from ..errors import closest
 from ..fields import one_of
 from ..small_files import Reader, is_file, short
 from .atomic import write_atomic
 from .bpe import train_bpe
 from .cache import make_once
+from .encoding import FETCH, Places, hash_of, id_or_none, join, library_errors, text_of
 from .errors import DataError, import_library
 from .files import Progress, content_key
-from .sources import Source, as_text
+from .json_tokenizer import JSON, MERGES, VOCAB, JsonTokenizer, read_merges
+from .sources import Source
 
 PAD, END, UNKNOWN = 0, 1, 2
-NAMES = BYTES, PIECES, JSON = "tokenizer.bytes.json", "tokenizer.model", "tokenizer.json"
+BYTES, PIECES = "tokenizer.bytes.json", "tokenizer.model"
+NAMES = (BYTES, PIECES, JSON)
 _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
 """Characters that SentencePiece learns from unless told otherwise: some twenty seconds of a core for unigrams."""
 KINDS, MODELS = ("bytes", "sentencepiece", "bpe", "json"), ("unigram", "bpe")
-_FETCH = "fetch it again, or train one"
-_LONGEST_TOKEN = 4096  # letters; the library keeps a node for each, and ends the process when it frees too many
-_LONG_TOKEN = re.compile(
-    rf'(?P<map>"precompiled_charsmap"\s*:\s*)?"(?P<token>(?:[^"\\]|\\.){{{_LONGEST_TOKEN + 1},}})"', re.DOTALL
-)
 _LONGEST_SENTENCE = 16_384
-_ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
-_PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
-
-
-Places = tuple[Sequence[int], np.ndarray]
-"""The ids of a text, and for each the letters where it begins and where it ends, [ids 2]."""
 
 
 @dataclass(kw_only=True)
@@ -119,7 +110,7 @@ class ByteTokenizer:
         return self.encode_all([text])[0].tolist()
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        with _library_errors("bytes cannot be made of this text"):
+        with library_errors("bytes cannot be made of this text"):
             encoded = [text if isinstance(text, bytes) else text.encode("utf-8") for text in texts]
         ids = np.frombuffer(b"".join(encoded), np.uint8)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -156,25 +147,25 @@ class SentencePieceTokenizer:
         self._model, self._name = model, name
         pieces = import_library("sentencepiece", "a tokenizer of SentencePiece")
         if not model:  # the library takes it for a model not given yet
-            raise DataError(f"{name} has 0 bytes, and is no model of SentencePiece", fix=_FETCH)
+            raise DataError(f"{name} has 0 bytes, and is no model of SentencePiece", fix=FETCH)
         with self._errors("is no model of SentencePiece"):
             self._processor = pieces.SentencePieceProcessor(model_proto=model)
             self.vocab = self._processor.vocab_size()
-            self.end = _id_or_none(self._processor.eos_id())
-            self.pad = _id_or_none(self._processor.pad_id())
+            self.end = id_or_none(self._processor.eos_id())
+            self.pad = id_or_none(self._processor.pad_id())
             whole, first, second = self._encode(["a\na", "a\n", "a"])
         self._is_by_line = whole == first + second
 
     @property
     def key(self) -> str:
-        return content_key("sentencepiece", _hash(self._model))
+        return content_key("sentencepiece", hash_of(self._model))
 
     def encode(self, text: str | bytes) -> list[int]:
         return self.encode_all([text])[0].tolist()
 
     def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        lines = [_LINE.findall(_text(text)) if self._is_by_line else [_text(text)] for text in texts]
-        ids, lengths = _join(self._encode([line for text in lines for line in text]))
+        lines = [_LINE.findall(text_of(text)) if self._is_by_line else [text_of(text)] for text in texts]
+        ids, lengths = join(self._encode([line for text in lines for line in text]))
         ends = np.cumsum([0, *lengths])
         return ids, np.diff(ends[np.cumsum([0, *map(len, lines)])])
 
@@ -202,7 +193,7 @@ class SentencePieceTokenizer:
             return self._processor.decode([int(i) for i in ids])
 
     def _errors(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _library_errors(f"{self._name} {what}")
+        return library_errors(f"{self._name} {what}")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8")
@@ -210,99 +201,6 @@ class SentencePieceTokenizer:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / PIECES, self._model)
-
-
-class JsonTokenizer:
-    """A `tokenizer.json` of Hugging Face; `end` and `pad` are found by common names."""
-
-    def __init__(self, content: str, *, end: str | None = None, pad: str | None = None, name: str = JSON):
-        self._content, self._name = content, name
-        tokenizers = import_library("tokenizers", "a `tokenizer.json`")
-        if long := next((match for match in _LONG_TOKEN.finditer(content) if not match["map"]), None):
-            token = f"{long['token'][:20]!r}... of {len(long['token']):,} letters"
-            raise DataError(f"{name} has a token {token}, and at most {_LONGEST_TOKEN:,} are read", fix=_FETCH)
-        with self._errors("is no `tokenizer.json`"):
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
-            # Datasets cut texts and fill them up, and know the length; what the file says of that would lose text.
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
-            ids = self._tokenizer.get_vocab().values()
-            # Some vocabularies have holes: an id may be larger than the number of tokens.
-            self.vocab = max(self._tokenizer.get_vocab_size(), max(ids, default=-1) + 1)
-            self.end, self.pad = self._special(end, _ENDS, name), self._special(pad, _PADS, name)
-        if not self.vocab:
-            raise DataError(f"{name} has no tokens", fix=_FETCH)
-
-    @property
-    def key(self) -> str:
-        return content_key("tokenizer.json", _hash(self._content.encode()), self.end)
-
-    def encode(self, text: str | bytes) -> list[int]:
-        with self._errors("cannot encode this text"):
-            return self._tokenizer.encode(_text(text), add_special_tokens=False).ids
-
-    def encode_all(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
-        with self._errors("cannot encode these texts"):
-            encodings = self._tokenizer.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
-        return _join([encoding.ids for encoding in encodings])
-
-    def encode_places(self, texts: Sequence[str]) -> list[Places]:
-        with self._errors("cannot encode these texts"):
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        with self._errors("cannot decode these ids"):
-            return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.decode(ids).encode("utf-8")
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / JSON, self._content.encode())
-
-    def _errors(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _library_errors(f"{self._name} {what}")
-
-    def _special(self, said: str | None, common: Sequence[str], name: str) -> int | None:
-        if said is None:
-            return next((i for token in common if (i := self._tokenizer.token_to_id(token)) is not None), None)
-        token = self._tokenizer.token_to_id(said)
-        if token is None:
-            raise DataError(f"{name} has no token {said!r}", fix=closest(said, self._tokenizer.get_vocab()))
-        return token
-
-
-@contextlib.contextmanager
-def _library_errors(fact: str) -> Iterator[None]:
-    """Turns what a library raises, panics too, into a DataError."""
-    try:
-        yield
-    except WeftError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # somebody stops the program
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise DataError(f"{fact}: {why}", fix=_FETCH) from None
-
-
-def _text(content: str | bytes) -> str:
-    return content if isinstance(content, str) else as_text(content)
-
-
-def _id_or_none(token: int) -> int | None:
-    return token if token >= 0 else None
-
-
-def _hash(content: bytes) -> str:
-    return content_key(content.hex())
-
-
-def _join(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    return np.fromiter(itertools.chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
 
 # Opening and training.
@@ -348,20 +246,22 @@ def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None 
     """The tokenizer in a file, or in a folder where one was saved."""
     place = Path(path).expanduser()
     file = next((file for file in (place, *(place / name for name in NAMES)) if is_file(file)), None)
+    if file is None and is_file(place / VOCAB) and is_file(place / MERGES):
+        return read_merges(place, end=end, pad=pad)
     if file is None:
         raise DataError(
             f"there is no tokenizer at {short(place)}",
-            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
+            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}, and `{VOCAB}` with `{MERGES}`",
             fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
         )
     if file.name == BYTES:
-        return ByteTokenizer(specials=Reader(DataError, _FETCH).json(file, {"specials": bool})["specials"])
+        return ByteTokenizer(specials=Reader(DataError, FETCH).json(file, {"specials": bool})["specials"])
     try:
         if file.suffix == ".model":
             return SentencePieceTokenizer(file.read_bytes(), str(file))
         return JsonTokenizer(file.read_text(encoding="utf-8"), end=end, pad=pad, name=str(file))
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}", fix=_FETCH) from None
+        raise DataError(f"{file} cannot be read: {error}", fix=FETCH) from None
 
 
 def train_sentencepiece(
