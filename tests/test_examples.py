@@ -329,6 +329,44 @@ def test_a_long_sequence_has_one_loss_and_is_held_in_ever_smaller_parts():
     assert "train_step on x=64 under length:x,memory_length:x,params.d_model:x" in printed and ": it fits" in printed
 
 
+def table_of(printed):
+    """What stands on the lines of each layout: the losses printed."""
+    return [re.findall(r"(?<=[ s])\d+\.\d{4}", line.partition("loss")[2]) for line in printed.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layouts", "falls_to"), [("18_vit.py", 3, 0.9), ("20_graph_net.py", 4, 0.1), ("21_state_space.py", 3, 0.5)]
+)
+def test_a_model_of_ones_own_learns_the_same_under_every_layout(name, layouts, falls_to):
+    printed, _ = run(name)
+    found = [[float(loss) for loss in losses] for losses in table_of(printed)]
+    assert len(found) == layouts
+    for losses in found:
+        assert losses == pytest.approx(found[0], abs=2e-3) and losses[-1] < falls_to * losses[0]
+    if name == "20_graph_net.py":
+        sent = [int(each.replace(",", "")) for each in re.findall(r"([\d,]+) bytes a step", printed)]
+        assert sent[0] == 0 and min(sent[1:]) > 0
+
+
+@pytest.mark.slow
+def test_a_vit_reads_mnist(tmp_path):
+    draw = np.random.default_rng(0)
+    images, labels = draw.integers(0, 256, (40, 28, 28), dtype="uint8"), draw.integers(0, 10, 40, dtype="uint8")
+    for part in ("train", "t10k"):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    printed, _ = run("18_vit.py", "--data", tmp_path)
+    assert len(table_of(printed)) == 3
+
+
+@pytest.mark.slow
+def test_an_lstm_in_the_trainer_goes_on_with_the_same_bits():
+    printed, _ = run("19_lstm.py")
+    assert len(set(re.findall(r"loss .*", printed))) == 1 and len(re.findall(r"loss ", printed)) == 3
+    assert "the same bits at the end: True" in printed
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 80

@@ -18,7 +18,7 @@ import jax
 
 from .. import ops as wf
 from ..checks import is_real
-from ..dims import Dim, Dims, Shape, new_dims
+from ..dims import Dim, Dims, Shape, list_dims, new_dims
 from ..dtypes import is_key
 from ..errors import DimError, RegionError, TensorError, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
@@ -172,7 +172,7 @@ def init(
     """The module with values for its weights.
 
     On a mesh each processor makes only its own slices of them; the values do not depend on the layout. `dims` are those
-    that rules of the layout may name, if not only those of the weights.
+    that rules of the layout may name beside those of the weights: `dims="batch length"`.
     """
     check_key(key)
     if (mesh is None) != (layout is None):
@@ -183,7 +183,9 @@ def init(
         raise RegionError("init was called on a mesh inside a region", fix="call it outside, or without a mesh")
     mesh, layout = as_mesh(mesh), as_layout(layout)
     stored = [dim for leaf in jax.tree.leaves(module) if isinstance(leaf, Weight) for dim in leaf.stored_dims]
-    layout.check_dims({dim.name: dim for dim in stored}.values() if dims is None else dims)
+    known = {dim.name: dim for dim in stored}
+    more = [] if dims is None else list_dims(dims, "dims")
+    layout.check_dims([*known.values(), *(dim for dim in more if getattr(dim, "name", dim) not in known)])
     return _init_each(functools.partial(init_sharded, region=Region(mesh, layout)), module, key)
 
 
