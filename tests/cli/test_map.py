@@ -1,5 +1,6 @@
 """`weft` alone is the map: every command, by what it is for; `--help` has an example that the command would take."""
 
+import inspect
 import itertools
 import re
 import shlex
@@ -55,9 +56,29 @@ def test_a_word_that_is_no_command_names_the_closest():
     assert "Did you mean 'search'" in weft("serch", status=2)[1]
 
 
-def test_presets_complete():
-    found = weft("show", _WEFT_COMPLETE="complete_bash", COMP_WORDS="weft show tiny-", COMP_CWORD="2")[0]
-    assert {"tiny-lm", "tiny-mt"} <= set(found.split())
+def completed(*words):
+    line = " ".join(words)
+    return weft(_WEFT_COMPLETE="complete_bash", COMP_WORDS=f"weft {line}", COMP_CWORD=str(len(words)))[0].split()
+
+
+def test_words_complete(here):
+    (here / "runs" / "first").mkdir(parents=True)
+    (here / "runs" / "first" / "config.toml").touch()
+    (here / "mine.toml").touch()
+    assert {"tiny-lm", "tiny-mt"} <= set(completed("show", "tiny-"))
+    assert completed("plan", "mi") == ["mine.toml"]
+    for typed in ("r", "runs", "runs/", "runs/f"):
+        assert completed("eval", typed) == completed("show", typed) == ["runs/first"]
+    assert "h100" in completed("plan", "tiny-lm", "--hardware", "h")
+    assert completed("show", "tiny-lm", "--optimizer", "adaf") == ["adafactor"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_and_errors_are_told_by_every_command(name):
+    """`reported` tells an error by its fix, and ends with 130 where Ctrl-C came."""
+    command = COMMANDS[name]
+    for one in getattr(command, "commands", {"": command}).values():
+        assert "with reported(" in inspect.getsource(inspect.unwrap(one.callback)), f"`weft {name}`: with reported():"
 
 
 def test_ctrl_c_while_weft_begins_is_no_traceback():

@@ -36,6 +36,7 @@ from ..train.step import first_model, make_step, shapes_of_call
 from ..train.tables import Optimizer
 from ..train.wording import reword_size
 from .terminal import trusting
+from .trained import complete_run
 
 OPTIMIZERS: tuple[str, ...] = next(
     tuple(map(str, choices_of(field) or ())) for field in fields(Optimizer) if field.name == "name"
@@ -46,11 +47,8 @@ ADAM = "adam"  # the one of a preset that says none
 
 def complete_model(incomplete: str) -> list[str]:
     """What a shell may complete MODEL to: presets, files of runs, folders of runs."""
-    names = [*models.PRESETS, *(str(path) for path in Path().glob("*.toml"))]
-    if folder := os.path.dirname(incomplete):
-        names += [str(path) for path in Path(folder).glob("*.toml")]
-    names += [str(path.parent) for path in Path(folder or "runs").glob(f"*/{CONFIG}")]
-    return sorted(name for name in set(names) if name.startswith(incomplete))
+    names = [*models.PRESETS, *(str(path) for path in Path(os.path.dirname(incomplete)).glob("*.toml"))]
+    return [*(name for name in names if name.startswith(incomplete)), *complete_run(incomplete)]
 
 
 MODEL = Annotated[

@@ -12,6 +12,7 @@ import typer
 from ..compat import expect_no_driver
 from ..errors import WeftError, closest
 from ..plan import DecodePlan, Plan, compiled_for
+from ..plan.hardware import HARDWARE as MACHINES
 from ..plan.hardware import hardware as find_hardware
 from ..plan.remedies import OPTIONS, Remedies, find_remedies
 from ..program import Program
@@ -45,8 +46,19 @@ EXAMPLES = """Examples:
 Exit codes: 0 it was planned, 1 an error, 2 the command was written wrong, 3 a --fail-if condition holds.
 """
 
+
+def complete_hardware(incomplete: str) -> list[str]:
+    """The machines of the table that begin so, and this one."""
+    return [name for name in (*MACHINES, "this") if name.startswith(incomplete)]
+
+
 HARDWARE = Annotated[
-    str, typer.Option(metavar="NAME", help="What `weft hardware` lists, a TOML file, or `this` machine.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=complete_hardware,
+        help="What `weft hardware` lists, a TOML file, or `this` machine.",
+    ),
 ]
 MEMORY = Annotated[
     float | None,

@@ -3,6 +3,7 @@
 Everything told goes to stderr: stdout is for what was asked for.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,17 @@ from ..layout import as_layout
 from ..mesh import Mesh as Processors
 from ..mesh import as_mesh
 from ..train import Run
-from ..train.config import RunConfig
+from ..train.config import CONFIG, RunConfig
 
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+def complete_run(incomplete: str) -> list[str]:
+    """The folders of runs that a shell may complete a word to: below `runs`, or below what is typed."""
+    folders = {os.path.dirname(incomplete), os.path.dirname(incomplete.rstrip(os.sep)) or "runs"}
+    found = {str(path.parent) for folder in folders for path in Path(folder).glob(f"*/{CONFIG}")}
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The folder of a run.")]
 Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="The checkpoint's step; the last if not said.")]
 Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the lowest loss in evaluation.")]
 Average = Annotated[int, typer.Option(min=1, metavar="K", help="The mean of so many checkpoints, up to that step.")]
