@@ -23,7 +23,7 @@ from ..train.config import CONFIG, RunConfig
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """The folders of runs that a shell may complete a word to: below `runs`, or below what is typed."""
+    """The folders of runs that a word may be completed to; below `runs` at first."""
     folders = {os.path.dirname(incomplete), os.path.dirname(incomplete.rstrip(os.sep)) or "runs"}
     found = {str(path.parent) for folder in folders for path in Path(folder).glob(f"*/{CONFIG}")}
     return sorted(name for name in found if name.startswith(incomplete))
