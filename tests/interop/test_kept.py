@@ -137,7 +137,7 @@ def test_changes_that_make_another_kind_of_model_are_refused(changes):
     assert "with these changes the model" in refused(FIXTURES / "llama", **changes).fact
 
 
-@pytest.mark.parametrize("name", ["longt5", "gemma", "gptj", "llama4", "mistral", [], {}, 3, None])
+@pytest.mark.parametrize("name", ["longt5", "gemma3n", "gptj", "llama4", "ministral", [], {}, 3, None])
 def test_an_unknown_kind_of_model_gets_no_hint_that_leads_to_wrong_numbers(name, tmp_path):
     error = refused(changed(tmp_path, "llama", keys={"model_type": name}))
     assert "which weft cannot read" in error.fact and "did you mean" not in error.fix

@@ -184,7 +184,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
         ("gpt2", {"group": 2}, "group=2"),
         ("gpt2", {"d_kv": 16}, "d_kv=16"),
         ("llama-1b", {"gated": False}, "gated=False"),
-        ("llama-1b", {"bias": "q k v"}, "bias='q k v'"),
+        ("llama-1b", {"bias": "q k"}, "bias='q k'"),
         ("llama-1b", {"scale_scores": False}, "scale_scores=False"),
         ("llama-1b", {"tied_scale": True}, "tied_scale=True"),
         ("gpt2", {"embedding_scale": True}, "embedding_scale=True"),

@@ -65,7 +65,7 @@ def check_same(found, wanted):
         np.testing.assert_allclose(a, b, rtol=0, atol=20 * SCRATCH * max(np.abs(b).max(), 1e-3))
 
 
-@pytest.mark.quick("local and global")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_in_a_loop_are_layers_written_out(kind):
     check_same(value_and_gradients(as_configured(kind, scanned=False)), alone(kind))

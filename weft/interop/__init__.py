@@ -1,4 +1,4 @@
-"""Hugging Face weights: T5, GPT-2, Llama and Switch Transformers, in safetensors.
+"""Hugging Face weights in safetensors, of the families in `table`.
 
 Reading is streamed: each processor reads its own slices of the files and nothing else. Writing gathers one tensor of
 the file at a time. Everything that can be wrong with a folder or a model is said before the first array is made.

@@ -38,19 +38,34 @@ _COMPUTED_ELSEWHERE: dict[str, tuple[Any, ...]] = {
         "query_pre_attn_scalar hidden_activation qk_norm use_qk_norm qk_layernorm clip_qkv alibi use_parallel_residual "
         "parallel_attn no_rope_layers no_rope_layer_interval attn_temperature_tuning rotary_dim rope_interleave "
         "rope_local_base_freq sliding_window_pattern n_routed_experts num_local_experts kv_lora_rank "
-        "quantization_config".split(),
+        "quantization_config attention_bias mlp_bias qkv_bias use_bias add_qkv_bias use_bidirectional_attention "
+        "num_experts n_shared_experts shared_expert_intermediate_size first_k_dense_replace mlp_only_layers "
+        "q_lora_rank altup_num_inputs attn_output_gate layer_norm_type rope_scaling rope_parameters "
+        "scale_attn_by_inverse_layer_idx add_cross_attention router_jitter_noise multi_query new_decoder_architecture "
+        "normalize_embeddings use_post_norm interleaved".split(),
         (),
     ),
     **dict.fromkeys(
         "partial_rotary_factor rotary_pct logit_scale logits_scaling embedding_multiplier residual_multiplier "
-        "attention_multiplier scale_emb scale_depth".split(),
+        "attention_multiplier scale_emb scale_depth routed_scaling_factor".split(),
         (1,),
     ),
+    "scale_attn_weights": (True,),
+    "rope_type": ("default",),
 }
 """Keys of other families that change numbers, with the values that do not beside those that leave them out.
 
-A file may be one of those families under another's name.
+A file may be one of those families under another's name. Those that an architecture reads are its own.
 """
+
+NEUTRAL: dict[str, Any] = {
+    "bias": "", "group": 1, "gated": False, "experts": 0, "scale_scores": True, "prefix": False, "tied_scale": False,
+    "norm_place": "pre", "norm_offset": False, "qk_norm": "none", "query_scalar": None, "scale_by_layer": False,
+    "softcap": None, "logits_softcap": None, "window": None, "pattern": "", "local_base": None, "parallel": False,
+    "rotary_share": 1.0, "stretch": None, "embedding_scale": False, "relative_by_layer": False, "gating": "switch",
+    "normalised": None, "expert_ff": None, "shared_experts": 0,
+}  # fmt: skip
+"""What fields that change numbers must be, where an architecture neither fixes nor chooses them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,8 @@ class Architecture:
     """Those of them that a file must hold for `transformers` to find them."""
     unused: str
     """What tensors are called that a file may hold and no model needs."""
+    chosen: Collection[str] = ()
+    """Fields that `config.json` says, of those that change numbers."""
     prefix: str = ""
     """How the names of tensors begin, which some files leave out."""
     class_of: Callable[[Any], str] | None = None
@@ -105,9 +122,17 @@ class Architecture:
                     fix=f"weft computes {self.class_name} and no other of this type; under another name numbers are "
                     "wrong, so take the file as it was written",
                 )
-        windows = {"sliding_window"} if keys.values.get("use_sliding_window") is False else set()
-        for key in keys.values.keys() & _COMPUTED_ELSEWHERE.keys() - windows:
-            if (value := keys.values[key]) not in _OFF and value not in _COMPUTED_ELSEWHERE[key]:
+
+    def check_unread(self, keys: "Keys") -> None:
+        """Raises where a key that was not read changes numbers in other families."""
+        idle = {"sliding_window"} if keys.values.get("use_sliding_window") is False else set()
+        for key in sorted(keys.values.keys() - keys.seen - idle):
+            value = keys.values[key]
+            if key == "layer_types":
+                is_harmless = isinstance(value, list) and all(kind == "full_attention" for kind in value)
+            else:
+                is_harmless = key not in _COMPUTED_ELSEWHERE or value in _OFF or value in _COMPUTED_ELSEWHERE[key]
+            if not is_harmless:
                 raise WeightsError(
                     f"`{key}` is {value!r:.60} in {keys.path}, which a {self.model_type} in weft does not compute",
                     fix=f"only models without `{key}` are read so: numbers would be wrong",
@@ -115,8 +140,9 @@ class Architecture:
 
     def check_fixed(self, config: Any) -> None:
         """Raises where the configuration is not one of this architecture's."""
-        for field, wanted in self.fixed.items():
-            if field == "tied_scale" and not config.tied:
+        neutral = {field: value for field, value in NEUTRAL.items() if field not in self.chosen}
+        for field, wanted in (dict(self.fixed) | {k: v for k, v in neutral.items() if k not in self.fixed}).items():
+            if (field == "tied_scale" and not config.tied) or not hasattr(config, field):
                 continue  # says nothing then
             value = getattr(config, field)
             is_same = set(value.split()) == set(wanted.split()) if field == "bias" else value == wanted
@@ -124,14 +150,14 @@ class Architecture:
                 raise self.no_form(config, field, wanted)
 
 
-def with_softmax(config: Any, entries: Sequence[FileEntry]) -> list[FileEntry]:
+def with_softmax(config: Any, entries: Sequence[FileEntry], head: str = LM_HEAD) -> list[FileEntry]:
     """The entries, and that of the embedding of the logits where it is not tied."""
-    return [*entries, *([] if config.tied else [FileEntry("softmax.table", LM_HEAD, "vocab d_model")])]
+    return [*entries, *([] if config.tied else [FileEntry("softmax.table", head, "vocab d_model")])]
 
 
-def tied_copy(table: str) -> Callable[[Any], Mapping[str, str]]:
+def tied_copy(table: str, head: str = LM_HEAD) -> Callable[[Any], Mapping[str, str]]:
     """The copy that a file of a tied model may hold of its embedding."""
-    return lambda config: {LM_HEAD: table} if config.tied else {}
+    return lambda config: {head: table} if config.tied else {}
 
 
 class Keys:
@@ -139,10 +165,23 @@ class Keys:
 
     def __init__(self, values: Mapping[str, Any], path: Path):
         self.values, self.path = values, path
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, which then is read."""
+        self.seen.add(key)
+        return self.values.get(key, default)
+
+    def within(self, key: str) -> "Keys":
+        """The keys of an object in this one; none of one that is not there."""
+        values = self.get(key)
+        if values is not None and not isinstance(values, Mapping):
+            raise self.wrong(key, "an object")
+        return Keys(values or {}, self.path)
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number; it must be there unless there is a default."""
-        value = self.values.get(key)
+        value = self.get(key)
         value = default if value is None else value
         if value is None:
             raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
@@ -151,13 +190,21 @@ class Keys:
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         if not is_real(value) or not math.isfinite(value):
             raise self.wrong(key, "a finite number")
         return float(value)
 
+    def maybe_size(self, key: str, default: int | None = None) -> int | None:
+        """A whole number, or None where the file says null."""
+        return None if self.get(key, default) is None else self.size(key, default)
+
+    def maybe_number(self, key: str, default: float | None = None) -> float | None:
+        """A number, or None where the file says null."""
+        return None if self.get(key, default) is None else self.number(key, default or 0.0)
+
     def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
@@ -167,7 +214,7 @@ class Keys:
 
     def one_of(self, key: str, known: Mapping[str, Any], default: str) -> Any:
         """What a word stands for."""
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         if not isinstance(value, str) or value not in known:
             raise WeightsError(
                 f"`{key}` is {value!r} in {self.path}, which weft does not compute", fix=closest(str(value), known)
@@ -176,6 +223,7 @@ class Keys:
 
     def must_be(self, key: str, *wanted: Any) -> None:
         """Raises unless a key has one of these values, or is not there."""
+        self.seen.add(key)
         if key in self.values and self.values[key] not in wanted:
             values = " or ".join(repr(value) for value in wanted)
             raise WeightsError(

@@ -11,14 +11,12 @@ from ..errors import WeftWarning, user_stacklevel
 from ..models import LMConfig
 from .architecture import ACTIVATION_NAMES, Architecture, Keys, tied_copy, with_softmax
 from .files import WeightsError
-from .mapping import FileEntry
+from .mapping import FileEntry, Share
 
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    keys.must_be("scale_attn_weights", True)
-    keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("add_cross_attention", False)
     d_model, heads = keys.size("n_embd"), keys.size("n_head")
     if not heads or d_model % heads:
@@ -45,6 +43,8 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "epsilon": keys.number("layer_norm_epsilon", 1e-5),
         "dropout": dropout,
         "tied": keys.flag("tie_word_embeddings", True),
+        "scale_scores": keys.flag("scale_attn_weights", True),
+        "scale_by_layer": keys.flag("scale_attn_by_inverse_layer_idx", False),
     }
 
 
@@ -62,6 +62,8 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "layer_norm_epsilon": config.epsilon,
         **dict.fromkeys(_DROPOUTS, config.dropout),
         "tie_word_embeddings": config.tied,
+        "scale_attn_weights": config.scale_scores,
+        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -83,10 +85,10 @@ def _entries(config: LMConfig) -> list[FileEntry]:
     }
     entries = [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
     for part, letter in enumerate("qkv"):
-        fused = f"{block}.attn.c_attn"
+        fused, share = f"{block}.attn.c_attn", Share(-1, part * config.d_model, 3 * config.d_model)
         entries += [
-            FileEntry(f"{ours}.attention.{letter}", f"{fused}.weight", "d_model heads*d_kv", layers, part, 3),
-            FileEntry(f"{ours}.attention.{letter}_bias", f"{fused}.bias", "heads*d_kv", layers, part, 3),
+            FileEntry(f"{ours}.attention.{letter}", f"{fused}.weight", "d_model heads*d_kv", layers, share),
+            FileEntry(f"{ours}.attention.{letter}_bias", f"{fused}.bias", "heads*d_kv", layers, share),
         ]
     entries += [
         FileEntry("embedding.table", "transformer.wte.weight", "vocab d_model"),
@@ -102,21 +104,8 @@ GPT2 = Architecture(
     "GPT2LMHeadModel",
     LMConfig,
     family="GPT2",
-    fixed={
-        "norm": "layer",
-        "positions": "learned",
-        "tied_scale": False,
-        "embedding_scale": False,
-        "scale_scores": True,
-        "qk_norm": "none",
-        "softcap": None,
-        "window": None,
-        "bias": "q k v o in out norm",
-        "gated": False,
-        "group": 1,
-        "experts": 0,
-        "prefix": False,
-    },
+    fixed={"norm": "layer", "positions": "learned", "tied_scale": False, "bias": "q k v o in out norm"},
+    chosen=("scale_scores", "scale_by_layer"),
     fields=_fields,
     keys=_keys,
     entries=_entries,

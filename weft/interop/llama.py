@@ -1,156 +1,170 @@
-"""Llama: RoPE, RMSNorm, SwiGLU, grouped-query attention (GQA).
+"""Llama, Mistral, Qwen 2 and 3, OLMo 2.
 
-In RoPE channel i of a head turns with channel i + half in both, so nothing is reordered.
+RoPE, RMSNorm, SwiGLU and grouped-query attention (GQA). They differ in biases, windows, QK-norm and where norms stand.
+Imports `decoder`, what they share.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from ..models import LMConfig
-from .architecture import ACTIVATION_NAMES, Architecture, Keys, tied_copy, with_softmax
-from .files import WeightsError
+from .architecture import Architecture, Keys, tied_copy, with_softmax
+from .decoder import (
+    CHOSEN,
+    FIXED,
+    UNUSED,
+    WINDOWS,
+    attention_names,
+    base_keys,
+    entries_of,
+    feed_forward_names,
+    fields_with_rope,
+    layer_types,
+    norm_names,
+    outer_entries,
+    window_fields,
+)
 from .mapping import FileEntry
+from .rope import check_amplitude
 
-_BIASES = {"q": "heads*group*d_kv", "k": "heads*d_kv", "v": "heads*d_kv", "o": "d_model"}
-_ROPE_SCALING = {
-    "rotary_stretch": "factor",
-    "rotary_low": "low_freq_factor",
-    "rotary_high": "high_freq_factor",
-    "rotary_length": "original_max_position_embeddings",
-}
+ATTENTION, FEED_FORWARD = "q k v o", "in gate out"
 
 
-def _rope(keys: Keys) -> dict[str, Any]:
-    """The base of RoPE, and its scaling; older files keep the two apart."""
-    values = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
-    if not isinstance(values, Mapping):
-        raise keys.wrong("rope_parameters" if keys.values.get("rope_parameters") else "rope_scaling", "an object")
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise WeightsError(
-            f"rotations are scaled by {kind!r} (`rope_type`) in {keys.path}, which weft does not compute",
-            fix="only `default` and `llama3` are read",
-        )
-    rope = Keys(values, keys.path)
-    rope.must_be("partial_rotary_factor", 1, 1.0)
-    base = rope.number("rope_theta", keys.number("rope_theta", 10_000.0))
-    if kind == "default":
-        return {"rotary_base": base}
-    if missing := next((key for key in _ROPE_SCALING.values() if key not in values), None):
-        raise WeightsError(f"{keys.path} has no `{missing}` beside its `rope_type`", fix="add it")
-    scaling = {field: rope.number(key, 0) for field, key in _ROPE_SCALING.items() if field != "rotary_length"}
-    low, high = scaling["rotary_low"], scaling["rotary_high"]
-    if low >= high:
-        raise WeightsError(
-            f"`low_freq_factor` is {low} and `high_freq_factor` {high} in {keys.path}",
-            fix="give a low one below the high one",
-        )
-    return {"rotary_base": base, **scaling, "rotary_length": rope.size(_ROPE_SCALING["rotary_length"])}
+def bias_of(keys: Keys, *, has_feed_forward: bool = False) -> str:
+    """The biases that `attention_bias` and `mlp_bias` say."""
+    attention = ATTENTION if keys.flag("attention_bias", False) else ""
+    return f"{attention} {FEED_FORWARD if has_feed_forward and keys.flag('mlp_bias', False) else ''}".strip()
 
 
-def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    keys.must_be("mlp_bias", False)
-    d_model, queries = keys.size("hidden_size"), keys.size("num_attention_heads")
-    heads = keys.size("num_key_value_heads", queries)
-    if not heads or queries % heads:
-        raise WeightsError(
-            f"`num_attention_heads` is {queries} and `num_key_value_heads` {heads} in {keys.path}",
-            fix="give a number of heads of keys and values that divides that of queries",
-        )
+def bias_keys(architecture: Architecture, config: LMConfig, *, has_feed_forward: bool = False) -> dict[str, Any]:
+    """The keys of biases; an error where a file cannot say them."""
+    attention, forward = set(ATTENTION.split()), set(FEED_FORWARD.split())
+    said = set(config.bias.split())
+    known = [set(), attention, *([forward, attention | forward] if has_feed_forward else [])]
+    if said not in known:
+        raise architecture.no_form(config, "bias", "")
+    keys = {"attention_bias": attention <= said}
+    return keys | ({"mlp_bias": forward <= said} if has_feed_forward else {})
+
+
+def dense_entries(config: LMConfig) -> list[FileEntry]:
+    """Every tensor of a model without experts."""
+    names = norm_names(config) | attention_names(config) | feed_forward_names(config)
+    return with_softmax(config, [*entries_of(names, range(config.layers)), *outer_entries()])
+
+
+def _plain(name: str, family: str, *, fixed: dict[str, Any], chosen: Collection[str], **how: Any) -> Architecture:
+    """An architecture of this shape."""
+    return Architecture(
+        name,
+        f"{family}ForCausalLM",
+        LMConfig,
+        family=family,
+        fixed=FIXED | fixed,
+        chosen=(*CHOSEN, *chosen),
+        entries=dense_entries,
+        copies=tied_copy("model.embed_tokens.weight"),
+        repeated=lambda config: {},
+        unused=UNUSED,
+        **how,
+    )
+
+
+# Llama: biases of attention, and of the feed-forward part.
+
+
+def _llama_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    return fields_with_rope(keys) | {"bias": bias_of(keys, has_feed_forward=True)}
+
+
+def _llama_keys(config: LMConfig) -> dict[str, Any]:
+    check_amplitude(LLAMA, config)
+    return base_keys(config) | bias_keys(LLAMA, config, has_feed_forward=True)
+
+
+LLAMA = _plain("llama", "Llama", fixed={}, chosen=("bias",), fields=_llama_fields, keys=_llama_keys)
+
+
+# Mistral: a window in every layer.
+
+
+def _mistral_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    return fields_with_rope(keys, length=131_072) | {"window": keys.maybe_size("sliding_window", 4096)}
+
+
+def _mistral_keys(config: LMConfig) -> dict[str, Any]:
+    check_amplitude(MISTRAL, config)
+    return base_keys(config) | {"sliding_window": config.window}
+
+
+MISTRAL = _plain("mistral", "Mistral", fixed={}, chosen=("window",), fields=_mistral_fields, keys=_mistral_keys)
+
+
+# Qwen 2: biases of q, k and v; Qwen 3: QK-norm of each head. Windows in both, from some layer on.
+
+
+def _qwen_windows(keys: Keys, layers: int) -> dict[str, Any]:
+    window = keys.maybe_size("sliding_window", 4096) if keys.flag("use_sliding_window", False) else None
+    full = layers if window is None else min(keys.size("max_window_layers", 28), layers)
+    keys.get("max_window_layers")
+    return window_fields(keys, ["full_attention"] * full + ["sliding_attention"] * (layers - full), window)
+
+
+def _qwen_window_keys(config: LMConfig) -> dict[str, Any]:
+    kinds = layer_types(config)
     return {
-        "layers": keys.size("num_hidden_layers"),
-        "d_model": d_model,
-        "heads": heads,
-        "group": queries // heads,
-        "d_kv": keys.size("head_dim", d_model // queries),
-        "d_ff": keys.size("intermediate_size"),
-        "vocab": keys.size("vocab_size"),
-        "length": keys.size("max_position_embeddings", 2048),
-        "max_length": keys.size("max_position_embeddings", 2048),
-        "activation": keys.activation("hidden_act", "silu"),
-        "epsilon": keys.number("rms_norm_eps", 1e-6),
-        "dropout": keys.number("attention_dropout", 0.0),
-        "bias": "q k v o" if keys.flag("attention_bias", False) else "",
-        "tied": keys.flag("tie_word_embeddings", False),
-        **_rope(keys),
+        "use_sliding_window": config.window is not None,
+        "sliding_window": config.window,
+        "max_window_layers": kinds.index("sliding_attention") if "sliding_attention" in kinds else config.layers,
+        "layer_types": kinds,
     }
 
 
-def _keys(config: LMConfig) -> dict[str, Any]:
-    if config.bias and set(config.bias.split()) != set("qkvo"):
-        raise LLAMA.no_form(config, "bias", "")
-    if config.stretch is None:
-        rotary: dict[str, Any] = {"rope_type": "default"}
-    else:
-        rotary = {"rope_type": "llama3", **{key: getattr(config, field) for field, key in _ROPE_SCALING.items()}}
-    return {
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.heads * config.group,
-        "num_key_value_heads": config.heads,
-        "head_dim": config.d_kv,
-        "intermediate_size": config.d_ff,
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.max_positions,
-        "hidden_act": ACTIVATION_NAMES[config.activation],
-        "rms_norm_eps": config.epsilon,
-        "attention_dropout": config.dropout,
-        "attention_bias": bool(config.bias),
-        "mlp_bias": False,
-        "tie_word_embeddings": config.tied,
-        "rope_theta": config.rotary_base,
-        "rope_scaling": None if config.stretch is None else rotary,
-        "rope_parameters": rotary | {"rope_theta": config.rotary_base},
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+def _qwen2_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    fields = fields_with_rope(keys, length=32_768)
+    return fields | _qwen_windows(keys, fields["layers"])
 
 
-def _entries(config: LMConfig) -> list[FileEntry]:
-    layers, block, ours = tuple(range(config.layers)), "model.layers.{layers}", "decoder.layers"
-    names = {
-        "attention_norm.scale": ("input_layernorm.weight", "d_model"),
-        "attention.q": ("self_attn.q_proj.weight", "heads*group*d_kv d_model"),
-        "attention.k": ("self_attn.k_proj.weight", "heads*d_kv d_model"),
-        "attention.v": ("self_attn.v_proj.weight", "heads*d_kv d_model"),
-        "attention.o": ("self_attn.o_proj.weight", "d_model heads*group*d_kv"),
-        "feed_forward_norm.scale": ("post_attention_layernorm.weight", "d_model"),
-        "feed_forward.w_gate": ("mlp.gate_proj.weight", "d_ff d_model"),
-        "feed_forward.w_in": ("mlp.up_proj.weight", "d_ff d_model"),
-        "feed_forward.w_out": ("mlp.down_proj.weight", "d_model d_ff"),
-    }
-    for letter in (name for name in config.bias.split() if name in _BIASES):
-        names[f"attention.{letter}_bias"] = (f"self_attn.{letter}_proj.bias", _BIASES[letter])
-    entries = [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
-    entries += [
-        FileEntry("embedding.table", "model.embed_tokens.weight", "vocab d_model"),
-        FileEntry("decoder.norm.scale", "model.norm.weight", "d_model"),
-    ]
-    return with_softmax(config, entries)
+def _qwen2_keys(config: LMConfig) -> dict[str, Any]:
+    check_amplitude(QWEN2, config)
+    return base_keys(config) | _qwen_window_keys(config)
 
 
-LLAMA = Architecture(
-    "llama",
-    "LlamaForCausalLM",
-    LMConfig,
-    family="Llama",
-    fixed={
-        "norm": "rms",
-        "positions": "rotary",
-        "tied_scale": False,
-        "embedding_scale": False,
-        "scale_scores": True,
-        "qk_norm": "none",
-        "softcap": None,
-        "window": None,
-        "gated": True,
-        "experts": 0,
-        "prefix": False,
-    },
-    fields=_fields,
-    keys=_keys,
-    entries=_entries,
-    copies=tied_copy("model.embed_tokens.weight"),
-    repeated=lambda config: {},
-    unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+QWEN2 = _plain("qwen2", "Qwen2", fixed={"bias": "q k v"}, chosen=WINDOWS, fields=_qwen2_fields, keys=_qwen2_keys)
+
+
+def _qwen3_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    fields = fields_with_rope(keys, length=32_768) | {"bias": bias_of(keys), "d_kv": keys.size("head_dim", 128)}
+    return fields | _qwen_windows(keys, fields["layers"])
+
+
+def _qwen3_keys(config: LMConfig) -> dict[str, Any]:
+    check_amplitude(QWEN3, config)
+    return base_keys(config) | bias_keys(QWEN3, config) | _qwen_window_keys(config)
+
+
+QWEN3 = _plain(
+    "qwen3", "Qwen3", fixed={"qk_norm": "head"}, chosen=("bias", *WINDOWS), fields=_qwen3_fields, keys=_qwen3_keys
+)
+
+
+# OLMo 2: norms of what the parts give, QK-norm of all heads together.
+
+
+def _olmo2_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
+    return fields_with_rope(keys, epsilon=1e-5) | {"bias": bias_of(keys)}
+
+
+def _olmo2_keys(config: LMConfig) -> dict[str, Any]:
+    check_amplitude(OLMO2, config)
+    return base_keys(config) | bias_keys(OLMO2, config)
+
+
+OLMO2 = _plain(
+    "olmo2",
+    "Olmo2",
+    fixed={"qk_norm": "all", "norm_place": "output"},
+    chosen=("bias",),
+    fields=_olmo2_fields,
+    keys=_olmo2_keys,
 )

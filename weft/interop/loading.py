@@ -19,7 +19,7 @@ from ..tensor import parameter
 from .architecture import Architecture, Keys
 from .files import CONFIG, Weights, WeightsError, read_json
 from .mapping import Parameter, check_shapes, dtypes_of, parameters
-from .table import ARCHITECTURES, choose
+from .table import ARCHITECTURES, DIFFERS, choose
 
 _COMPARED = 2**24  # numbers of two tensors that are held at a time to compare them
 
@@ -40,8 +40,9 @@ class ModelFolder:
         if not isinstance(name, str) or name not in ARCHITECTURES:
             said = f"says that it is {name!r:.60}" if "model_type" in self.keys.values else "has no `model_type`"
             known = ", ".join(f"`{family}`" for family in sorted(ARCHITECTURES))
+            why = f" ({DIFFERS[name]})" if isinstance(name, str) and name in DIFFERS else ""
             raise WeightsError(
-                f"{self.keys.path} {said}, which weft cannot read",
+                f"{self.keys.path} {said}, which weft cannot read{why}",
                 fix=f"only these are read: {known}; another kind under one of these names computes wrong numbers",
             )
         return name
@@ -60,6 +61,7 @@ class ModelFolder:
         fields: dict[str, Any] = {"name": self.weights.folder.resolve().name, "family": made.model_type}
         fields |= {**made.fixed, **self._dtypes()}
         fields |= made.fields(self.keys, self.weights.stored) | dict(changes)
+        made.check_unread(self.keys)
         self._check_counts(fields)
         return made.kind(**fields)
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,18 @@ import numpy as np
 from ..dims import Dim, Shape
 from ..nn.weights import STACKED, Weight, path_text
 from .files import Weights, WeightsError
+
+
+class Share(NamedTuple):
+    """A part of a file's tensor: of `total` numbers along `axis`, from `start`.
+
+    So it is for each place of the first `outer` dims of that axis: in GPT-NeoX for each head.
+    """
+
+    axis: int
+    start: int
+    total: int
+    outer: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,8 @@ class FileEntry:
     dims: str
     layers: tuple[int, ...] = ()
     """The number in the file of each of the stacked layers."""
-    part: int = 0
-    parts: int = 1
-    """The tensor holds so many parameters side by side along its last axis; this is the `part`-th, from 0."""
+    share: "Share | None" = None
+    """The part of the tensor that is this parameter, where it holds several side by side."""
     ones: int = 0
     """How many axes of size 1 the tensor begins with."""
 
@@ -62,7 +73,12 @@ class Parameter:
     def shape(self) -> tuple[int, ...]:
         """That of each of the file's tensors."""
         sizes = [math.prod(dim.count for dim in axis) for axis in self.axes]
-        return (*self._ones, *sizes[:-1], sizes[-1] * self.entry.parts)
+        if (share := self.entry.share) is not None:
+            sizes[share.axis] = self._outer_count(share) * share.total
+        return (*self._ones, *sizes)
+
+    def _outer_count(self, share: Share) -> int:
+        return math.prod(dim.count for dim in self.axes[share.axis][: share.outer])
 
     @property
     def _ones(self) -> tuple[int, ...]:
@@ -102,8 +118,9 @@ class Parameter:
         order = [self.dims.names.index(dim.name) for dim in (*self.counted, *inside)]
         in_files_order = values.transpose(order)
         ranges = [list(_file_ranges(axis, [wanted[dim.name] for dim in axis])) for axis in self.axes]
-        shift = self.entry.part * (self.shape[-1] // self.entry.parts)
-        ranges[-1] = [(slice(part.start + shift, part.stop + shift), targets) for part, targets in ranges[-1]]
+        if (share := self.entry.share) is not None:
+            axis = self.axes[share.axis]
+            ranges[share.axis] = list(_shared_ranges(share, axis, [wanted[dim.name] for dim in axis]))
         held = [range(wanted[dim.name].start, min(wanted[dim.name].stop, dim.count)) for dim in self.counted]
         for places in itertools.product(*held):
             if self._is_padding(places):
@@ -118,12 +135,37 @@ class Parameter:
                 target[...] = read.reshape(target.shape)
         return values
 
+    def put(self, tensor: np.ndarray, layer: np.ndarray) -> None:
+        """Puts values at some places into the part of a file's tensor that is theirs."""
+        share, values = self.entry.share, self.to_file(layer)
+        assert share is not None
+        axis, outer = share.axis % values.ndim, self._outer_count(share)
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        values = values.reshape(*before, outer, -1, *after)
+        there = tensor.reshape(*before, outer, share.total, *after)  # a view: the tensor is new, and whole
+        there[(*(slice(None),) * (axis + 1), slice(share.start, share.start + values.shape[axis + 1]))] = values
+
     def to_file(self, layer: np.ndarray) -> np.ndarray:
         """One tensor of the file, or its part of one, from values at some places."""
         left = [dim for dim in self.dims if dim not in self.counted]
         inside = [dim for axis in self.axes for dim in axis]
         values = layer[tuple(slice(dim.count) for dim in left)].transpose([left.index(dim) for dim in inside])
         return values.reshape([*self._ones, *(math.prod(dim.count for dim in axis) for axis in self.axes)])
+
+
+def _shared_ranges(share: Share, dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:
+    """As `_file_ranges`, of a part of an axis."""
+    outer, inner = dims[: share.outer], dims[share.outer :]
+    inside = list(_file_ranges(inner, wanted[share.outer :])) if inner else [(slice(0, 1), [])]
+    held = [range(part.start, min(part.stop, dim.count)) for dim, part in zip(outer, wanted, strict=False)]
+    for places in itertools.product(*held):
+        start = 0
+        for place, dim in zip(places, outer, strict=True):
+            start = start * dim.count + place
+        start = start * share.total + share.start
+        targets = [slice(place - part.start, place - part.start + 1) for place, part in zip(places, held, strict=True)]
+        for part, rest in inside:
+            yield slice(part.start + start, part.stop + start), targets + rest
 
 
 def _file_ranges(dims: Sequence[Dim], wanted: Sequence[range]) -> Iterator[tuple[slice, list[slice]]]:
@@ -197,9 +239,9 @@ def check_shapes(params: Mapping[str, Parameter], weights: Weights, names: Mappi
 def tensors_to_write(
     params: Mapping[str, Parameter], dtypes: Mapping[str, np.dtype]
 ) -> dict[str, list[tuple[str, Any]]]:
-    """The parameters and places each tensor is made of, in the order they are joined."""
+    """The parameters and places each tensor is made of."""
     made_of: dict[str, list[tuple[str, Any]]] = {}
-    for path, parameter in sorted(params.items(), key=lambda item: item[1].entry.part):
+    for path, parameter in params.items():
         for places in parameter.places():
             made_of.setdefault(parameter.name(places), []).append((path, places))
     in_files_order = sorted(made_of, key=lambda name: (-dtypes[made_of[name][0][0]].itemsize, _natural(name)))

@@ -22,7 +22,7 @@ from .llama import LLAMA
 from .mapping import Parameter, parameters, tensors_to_write
 from .switch import SWITCH
 from .t5 import T5, T5_ENCODER, UMT5, UMT5_ENCODER
-from .table import remembered
+from .table import DECODERS, remembered
 from .vit import VIT
 
 
@@ -47,8 +47,14 @@ def save_model(
 
     def values() -> Iterator[np.ndarray]:
         for parts in made_of.values():
-            pieces = [params[path].to_file(_gather(arrays[path], places)) for path, places in parts]
-            yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
+            first = params[parts[0][0]]
+            if first.entry.share is None:
+                yield first.to_file(_gather(arrays[parts[0][0]], parts[0][1]))
+                continue
+            tensor = np.zeros(first.shape, arrays[parts[0][0]].dtype)
+            for path, places in parts:
+                params[path].put(tensor, _gather(arrays[path], places))
+            yield tensor
 
     head = {
         "architectures": [architecture.class_name_of(config)],
@@ -84,6 +90,8 @@ def _architecture_of(config: Any) -> Architecture:
         return {"relative": UMT5_ENCODER if config.relative_by_layer else T5_ENCODER}.get(config.positions, BERT)
     if isinstance(config, Seq2SeqConfig):
         return SWITCH if config.experts else UMT5 if config.relative_by_layer else T5
+    if fitting := next((family for family in DECODERS if _fits(family, config)), None):
+        return fitting
     if config.positions in ("learned", "rotary"):
         return GPT2 if config.positions == "learned" else LLAMA
     raise WeightsError(
@@ -91,6 +99,16 @@ def _architecture_of(config: Any) -> Architecture:
         state=f"model: {config.name}",
         fix="only `learned` positions (GPT-2) and `rotary` ones (Llama) can be written",
     )
+
+
+def _fits(architecture: Architecture, config: Any) -> bool:
+    """Whether a file of that architecture can say all that the configuration does."""
+    try:
+        architecture.check_fixed(config)
+        architecture.keys(config)
+    except WeightsError:
+        return False
+    return True
 
 
 def _arrays_of(model: Any, params: Mapping[str, Parameter]) -> dict[str, Any]:

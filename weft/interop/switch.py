@@ -121,6 +121,7 @@ SWITCH = Architecture(
     family="SwitchTransformers",
     fixed=t5.FIXED
     | {"gated": False, "gating": "switch", "shared_experts": 0, "relative_by_layer": False, "decoder_layers": None},
+    chosen=("experts", "tied_scale"),
     fields=_fields,
     keys=_keys,
     entries=_entries,

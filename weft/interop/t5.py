@@ -252,6 +252,7 @@ T5 = Architecture(
     Seq2SeqConfig,
     family="T5",
     fixed=FIXED | {"experts": 0, "relative_by_layer": False},
+    chosen=("gated", "tied_scale"),
     fields=_fields,
     keys=_keys,
     entries=_entries,

@@ -1,19 +1,61 @@
-"""The architectures that can be read and written, by their `model_type`."""
+"""What can be read and written, by `model_type`; what cannot, and why."""
 
 from collections.abc import Collection
 from typing import Any
 
 from .architecture import Architecture
 from .bert import BERT
+from .fused import NEOX, PHI3
+from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
-from .llama import LLAMA
+from .llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from .mixtral import MIXTRAL, QWEN3_MOE
 from .switch import SWITCH
 from .t5 import MT5, MT5_ENCODER, T5, T5_ENCODER, UMT5, UMT5_ENCODER
 from .vit import VIT
 
-ARCHITECTURES = {family.model_type: family for family in (T5, MT5, UMT5, BERT, VIT, GPT2, LLAMA, SWITCH)}
+DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, MIXTRAL, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, NEOX)
+"""Language models; where several could hold a model, the first does."""
+ARCHITECTURES: dict[str, Architecture] = {
+    family.model_type: family for family in (T5, MT5, UMT5, BERT, VIT, *DECODERS, SWITCH)
+}
 ENCODERS = {family.model_type: family for family in (T5_ENCODER, MT5_ENCODER, UMT5_ENCODER)}
 """Encoders alone of families whose models have a decoder too."""
+DIFFERS = {
+    "gptj": "its RoPE turns neighbouring channels, and both parts of a layer read one norm",
+    "gpt_neo": "its scores are not scaled, and windows lie in every second layer",
+    "codegen": "its RoPE turns neighbouring channels, and q, k, v lie in four blocks",
+    "llama4": "layers without RoPE, chunked attention and sigmoid routing",
+    "llama4_text": "layers without RoPE, chunked attention and sigmoid routing",
+    "mllama": "cross-attention to images",
+    "gemma3": "it holds a text model beside one of images; the text model alone is a `gemma3_text`",
+    "gemma3n": "alternating updates and embeddings of each layer",
+    "gemma3n_text": "alternating updates and embeddings of each layer",
+    "phi": "both parts of a layer read one norm, and RoPE turns a share of the channels",
+    "phimoe": "its router draws experts by sparse mixing",
+    "olmo": "its norms have no weights, and q, k, v may be clipped",
+    "olmoe": "QK-norm over all heads beside experts, q, k, v may be clipped",
+    "cohere": "norms without a mean's weights, both parts read one norm, and logits are scaled",
+    "cohere2": "layers without RoPE, both parts read one norm, and logits are scaled",
+    "falcon": "both parts of a layer may read one norm, and ALiBi biases",
+    "mpt": "ALiBi biases",
+    "bloom": "ALiBi biases and a norm of the embedding",
+    "opt": "learned positions that begin at 2, and ReLU",
+    "stablelm": "LayerNorm beside RoPE of a share of the channels",
+    "starcoder2": "LayerNorm beside RoPE and windows",
+    "qwen2_moe": "a shared expert behind a gate of its own",
+    "qwen3_next": "linear attention in most layers",
+    "granite": "embeddings, residuals, scores and logits are multiplied by numbers of its own",
+    "gpt_oss": "attention sinks, and experts whose gate is clipped",
+    "deepseek_v2": "keys and values of low rank (MLA)",
+    "deepseek_v3": "keys and values of low rank (MLA)",
+    "glm4": "its RoPE turns neighbouring channels",
+    "smollm3": "layers without RoPE",
+    "mamba": "a state space in place of attention",
+    "jamba": "state spaces in most layers",
+    "recurrent_gemma": "recurrent layers between those of attention",
+}  # fmt: skip
+"""Of families that are not read, in what they differ from those that are."""
 
 
 def choose(model_type: str, names: Collection[str]) -> Architecture:

@@ -141,6 +141,7 @@ VIT = Architecture(
         "experts": 0,
         "head_bias": True,
     },
+    chosen=("bias",),
     fields=_fields,
     keys=_keys,
     entries=_entries,
