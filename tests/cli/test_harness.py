@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.train.toys import untrained
 from weft.train import Run
 
 from .command import error_of, weft
@@ -132,7 +133,7 @@ def test_long_contexts_lose_their_begin_and_it_is_said(lm, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"context": "the cat sat on the mat " * 4 + "and the", "target": "dog"}) + "\n")
     printed, said = weft("eval", lm.folder, "--harness", path)
-    assert said == "warning: 1 contexts are longer than the model's sequences, and lost their begin\n"
+    assert said == "warning: 1 requests are longer than the model's sequences, and lost their begin\n"
     assert printed.splitlines()[0].split() == ["task", "count", "metric", "value", "±", "error"]
     assert printed.splitlines()[1].split()[:3] == ["long", "1", "acc"]
     path.write_text(json.dumps({"context": "the", "target": "dog" * 20}) + "\n")
@@ -167,3 +168,20 @@ def test_options_that_do_not_go_together(lm, tasks, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     assert error_of("eval", lm.folder, "--harness", empty)[0] == f"there is no task in {empty}"
+
+
+@pytest.mark.slow
+def test_models_that_do_not_go_on_with_texts_are_not_asked(tasks, tmp_path):
+    run = untrained(tmp_path / "run", "tiny-mt")
+    words = ("eval", run.folder, "--harness", tasks)
+    assert error_of(*words)[0] == "`tiny-mt` is no language model, and tasks ask what follows"
+    fact = error_of("eval", run.folder, "--data", tasks, "--window", 8)[0]
+    assert fact == "windows slide over texts, and `tiny-mt` is no language model"
+
+
+@pytest.mark.slow
+def test_how_many_are_judged_at_once_changes_nothing(lm, tasks, found):
+    few = judged(lm, tasks, "--batch", 2)["tasks"]
+    for name, numbers in found["tasks"].items():
+        for key, value in numbers.items():
+            assert few[name][key] == (value if value is None else pytest.approx(value, rel=1e-4))

@@ -69,7 +69,7 @@ class Judging:
                 scorer, self.out, step, lambda done: reporter.progress("judging tasks", done, len(tasks))
             )
         if scorer.cut:
-            say(f"warning: {scorer.cut:,} contexts are longer than the model's sequences, and lost their begin")
+            say(f"warning: {scorer.cut:,} requests are longer than the model's sequences, and lost their begin")
         found = summarise(tasks, scored)
         return {"shots": self.shots, "tasks": found, "seconds": time.perf_counter() - began}
 

@@ -128,14 +128,16 @@ def _stream(
     """The same continuations, a turn at a time; each is told while the next one runs."""
     model, state, cache = compile_once(_Begin(generation), start.mesh, start.layout)(model, start.prompt, key)
     turn = compile_once(_GoOn(generation), start.mesh, start.layout, donate=(1, 2))
-    for _ in range(generation.steps - 1):
-        token, is_done = np.asarray(get(state["last"])), np.asarray(get(state["is_done"]))
+    for number in range(1, generation.steps + 1):
+        token, is_done = (
+            np.array(get(state[name])) for name in ("last", "is_done")
+        )  # copies: the next turn takes them
+        is_last = number == generation.steps or is_done.all()
+        if not is_last:
+            state, cache = turn(model, state, cache, key)
         stream(token)
-        if is_done.all():
+        if is_last:
             break
-        state, cache = turn(model, state, cache, key)
-    else:
-        stream(np.asarray(get(state["last"])))
     tokens, lengths, scores = (np.asarray(get(state[name])) for name in ("tokens", "lengths", "scores"))
     return Continuations(tokens, lengths, scores)
 

@@ -62,7 +62,7 @@ class Scorer:
         self._model, self._config, self._mesh, self._layout = model, config, mesh, layout
         self._run = spmd(_score, mesh=mesh, layout=layout)
         self._longest = config.max_positions
-        self._most = MOST_TOKENS if batch is None else batch * self._longest
+        self._rows = batch
         self.cut = 0
         """How many requests were longer than the model's sequences, and lost their begin."""
 
@@ -75,7 +75,7 @@ class Scorer:
         scored: dict[int, Scored] = {}
         waiting: list[tuple[list[int], Any]] = []
         for length, places in by_length.items():
-            size = round_up_batch(max(self._most // length, 1), self._mesh, self._layout)
+            size = round_up_batch(self._rows or max(MOST_TOKENS // length, 1), self._mesh, self._layout)
             for begin in range(0, len(places), size):
                 some = places[begin : begin + size]
                 waiting.append((some, self._batch([(rows[i], len(requests[i].asked)) for i in some], size, length)))

@@ -14,6 +14,8 @@ from ..models import LMConfig, TransformerConfig
 from .config import RunConfig
 from .evaluation import EvaluationError
 
+MOST_TOKENS = 1 << 16  # in a batch, unless said: weights that were imported name a batch that nobody tried
+
 
 def slide(config: RunConfig, window: int, stride: int | None, mesh: Mesh, layout: Layout) -> Sliding:
     """Windows of so many tokens, half of one apart unless said, that fit the mesh."""
@@ -43,7 +45,7 @@ def size_of_windows(
     config: RunConfig, sliding: Sliding, batch: int | None, mesh: Mesh, layout: Layout
 ) -> TransformerConfig:
     """The sizes for so many windows at once; if not said, for a training batch."""
-    rows = batch or max(config.batch * config.length // sliding.length, 1)
+    rows = batch or max(min(config.batch * config.length, MOST_TOKENS) // sliding.length, 1)
     sized = _sized(config)
     return dataclasses.replace(sized, batch=round_up_batch(rows, mesh, layout), max_length=sized.max_positions)
 
