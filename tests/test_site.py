@@ -72,6 +72,8 @@ def test_pictures_of_the_gallery_are_drawn_from_what_examples_print(tmp_path):
     printed = "\n".join(f"step {step:5}  loss {2 / step:.4f}" for step in (1, 30, 60))
     gallery.draw("04_mnist", printed, tmp_path / "picture.svg")
     assert gallery.PICTURES["04_mnist"][0] in (tmp_path / "picture.svg").read_text()
+    with pytest.raises(ValueError, match="printed nothing"):
+        gallery.draw("04_mnist", "killed before its first step", tmp_path / "nothing.svg")
     page = (stage.ROOT / "docs" / "gallery.md").read_text()
     drawn = sorted(gallery.FOLDER.glob("*.svg"))
     assert drawn and all(f"gallery/{file.name})" in page and file.stem in gallery.PICTURES for file in drawn)

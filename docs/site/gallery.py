@@ -146,6 +146,8 @@ def draw(name: str, text: str, file: Path) -> None:
         figure, axes = plt.subplots(figsize=(6.4, 2.8))
         axes.set_title(title)
         how(text, axes)
+        if not (axes.patches or any(len(line.get_xdata()) for line in axes.lines)):
+            raise ValueError(f"{name} printed nothing that its picture shows")
         figure.savefig(file, format="svg", metadata={"Date": None}, facecolor="white")
         plt.close(figure)
 

@@ -241,10 +241,16 @@ def run_file() -> str:
         f for f in dataclasses.fields(RunConfig) if f.compare and f.name not in {*tables.TABLES, *tables.OPEN_TABLES}
     ]
     parts += ["## Top level", _keys(RunConfig, only={f.name for f in top} - {"model"})]
-    configs = (wf.models.LMConfig, wf.models.Seq2SeqConfig, wf.models.EncoderConfig)
-    parts += ["## `[model]`", "`preset` names one of `weft.models.PRESETS`; every other key changes a field of it. The "
-              "family `unet` has the fields of [`models.UNetConfig`](models.md#models-UNetConfig).",
-              _keys(*configs)]  # fmt: skip
+    known = [getattr(wf.models, name) for name in wf.models.__all__ if name.endswith("Config")]
+    texts = [c for c in known if issubclass(c, wf.models.TransformerConfig) and c is not wf.models.TransformerConfig]
+    images = [c for c in known if not issubclass(c, wf.models.TransformerConfig) and c is not wf.models.ModelConfig]
+    links = ", ".join(f"[`{c.__name__}`](models.md#models-{c.__name__})" for c in images)
+    parts += [
+        "## `[model]`",
+        "`preset` names one of `weft.models.PRESETS`; every other key changes a field of it. Of Transformers "
+        f"these are the fields; those of the others: {links}.",
+        _keys(*texts),
+    ]
     for name, table in {**tables.OPEN_TABLES, **tables.TABLES}.items():
         parts += [f"## `[{name}]`", _prose(inspect.getdoc(table) or ""), _keys(table)]
     return "\n\n".join(parts) + "\n"

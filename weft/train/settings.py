@@ -32,9 +32,13 @@ class RunConfig:
 
     model: models.TransformerConfig | OwnModel
     name: str = "run"
+    """The run's name; by default its folder is `runs/` and this."""
     seed: int = bounded(0, least=0, below=2**32)
+    """Of first weights, of the order of examples and of dropout."""
     mesh: str = ""
+    """Axes and sizes, like `rows=4,cols=2`; `auto`: searched with the layout. One processor if not said."""
     layout: str = ""
+    """Rules, like `batch:rows, d_ff:cols`; `auto`: the cheapest that fits, by a search."""
     init_from: str | None = None
     """Weights to start with: a folder of Hugging Face's, or of another run."""
     hardware: str | None = None

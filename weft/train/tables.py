@@ -15,6 +15,7 @@ class Train:
     """How long and with how much at a time."""
 
     steps: int = 1000
+    """How many updates of the parameters."""
     objective: str = one_of("likelihood", "dpo")
     """What is learned: to predict the data; or, by DPO, which answers are preferred (`data.format = "preferences"`)."""
     beta: float = 0.1
@@ -28,6 +29,7 @@ class Train:
     microbatches: int = 1
     """Gradient accumulation: in how many parts a batch is computed; gradients are summed once."""
     log_every: int = 10
+    """Every how many steps a line is logged."""
     peak_flops: float | None = None
     """What one processor can do at most, in FLOP/s; then the share of it that is used, the MFU, is logged."""
     bad_steps: int = 10
@@ -71,10 +73,15 @@ class Optimizer:
 
     name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "muon", "adamw8bit", "adam8bit")
     b1: float = bounded(0.9, least=0, below=1)
+    """The decay of the mean of gradients (Adam, Lion)."""
     b2: float = bounded(0.95, least=0, below=1)
+    """The decay of the mean of their squares (Adam), or of the mean (Lion)."""
     momentum: float = bounded(0.9, least=0, below=1)
+    """Of `momentum` and `muon`."""
     epsilon: float = 1e-8
+    """What Adam adds to the root of the mean square."""
     weight_decay: float = bounded(0.0, least=0)
+    """Times the rate and a weight, taken off it at each step (decoupled, as in AdamW)."""
     no_decay: tuple[str, ...] = ("*norm*", "*bias*")
     """Paths of weights that do not decay."""
     clip: float = bounded(1.0, least=0)
@@ -97,7 +104,9 @@ class Schedule:
 
     kind: str = one_of("constant", "linear", "cosine", "rsqrt", "wsd", default="cosine")
     rate: float = 1e-3
+    """The highest learning rate."""
     warmup: int = bounded(0, least=0)
+    """Over how many first steps the rate rises in a line."""
     end: float = bounded(0.1, least=0)
     """The share of `rate` that is left at the end of a cosine, a line or a WSD."""
     cooldown: int = bounded(0, least=0)
@@ -109,6 +118,7 @@ class Evaluation:
     """Evaluation: when, and with what."""
 
     every: int = bounded(200, least=0)
+    """Every how many steps; 0 for never."""
     batches: int | None = None
     """At most so many; all by default."""
     metrics: tuple[str, ...] = one_of("bleu", "chrf", default=())
@@ -132,7 +142,9 @@ class Checkpoint:
     """Checkpoints: when the state is saved, and what is kept."""
 
     every: int = bounded(200, least=0)
+    """Every how many steps; 0 for after the last alone."""
     keep: int = 3
+    """How many of the last are kept."""
     best: bool = True
     """Whether the best by evaluation is kept too."""
     last: bool = True
@@ -146,9 +158,11 @@ class Lora:
     """LoRA: two low-rank weights beside each frozen one; rank 0 for none."""
 
     rank: int = bounded(0, least=0)
+    """Of the two weights; 0 for none."""
     where: tuple[str, ...] = ("*.attention.q", "*.attention.v")
     """Paths of the weights that get them."""
     alpha: float | None = None
+    """What they add counts `alpha / rank` times; by default twice."""
 
 
 FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps", "train.watchdog_minutes"}
