@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..checks import is_real
 from ..data.atomic import write_atomic
@@ -43,6 +43,7 @@ class Metrics:
         tensorboard: bool = True,
         say: Say = lambda text: None,
         forgets: Callable[[Row], bool] = lambda row: False,
+        more: "Sink | None" = None,
     ):
         path = folder / METRICS
 
@@ -56,12 +57,15 @@ class Metrics:
 
         self._rows = _RecordFile(path, say, make_ready) if is_writer else None
         self._events = _Events(folder / TENSORBOARD, from_step, say) if is_writer and tensorboard else None
+        self._more = more if is_writer else None
 
     def __enter__(self) -> "Metrics":
         if self._rows is not None:
             self._rows.add(b"")
         if self._events is not None:
             self._events.open()
+        if self._more is not None:
+            self._more.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,6 +73,8 @@ class Metrics:
             self._rows.close()
         if self._events is not None:
             self._events.close()
+        if self._more is not None:
+            self._more.__exit__(None, None, None)
 
     def go_back(self, to: int) -> None:
         """Forgets the rows after a step, but for those of spikes."""
@@ -83,6 +89,18 @@ class Metrics:
             self._rows.add(line_of(row).encode() + b"\n")
         if self._events is not None:
             self._events.add(row)
+        if self._more is not None:
+            self._more(row)
+
+
+class Sink(Protocol):
+    """Where rows go beside the run's own files."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def __call__(self, row: Row) -> None: ...
 
 
 def line_of(row: Row) -> str:

@@ -25,6 +25,7 @@ from .reference import beside_batches, keep_reference
 from .rollback import Rollback
 from .saver import Saver
 from .stopping import Stop
+from .trackers import Trackers
 from .watchdog import Watchdog
 
 
@@ -95,7 +96,8 @@ def prepare(
         """Whether a row was written only because the run stopped there."""
         return "loss" in row and row["step"] == at and not is_due(at, config.train.log_every)
 
-    metrics = Metrics(folder.path, from_step=at, is_writer=is_writer, say=listener.say, forgets=forgets)
+    sinks = Trackers(config.metrics, folder.path, config.to_dict(), listener.say) if is_writer else None
+    metrics = Metrics(folder.path, from_step=at, is_writer=is_writer, say=listener.say, forgets=forgets, more=sinks)
     watchdog = Watchdog(folder.path, config.train.watchdog_minutes, process=jax.process_index())
     return Prepared(
         config=config,

@@ -13,7 +13,7 @@ from ..libraries import import_library
 from ..mesh import Mesh, as_mesh
 from .own.data import OwnData
 from .own.model import OwnModel
-from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Train
+from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Tracking, Train
 
 CONFIG = "config.toml"
 AUTO = "auto"  # a mesh or a layout that is to be searched for
@@ -55,6 +55,7 @@ class RunConfig:
     eval: Evaluation = dataclasses.field(default_factory=Evaluation)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     lora: Lora = dataclasses.field(default_factory=Lora)
+    metrics: Tracking = dataclasses.field(default_factory=Tracking)
     where: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Where each key stands, for errors that come later."""
 

@@ -154,6 +154,18 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where metrics are sent, beside the run's own files."""
+
+    wandb: bool = False
+    """Whether to Weights & Biases."""
+    mlflow: str | None = None
+    """To the MLflow at this address: `http://localhost:5000`, or `sqlite:///mlflow.db`."""
+    project: str = "weft"
+    """The project, or experiment, they are sent to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Lora:
     """LoRA: two low-rank weights beside each frozen one; rank 0 for none."""
 
@@ -167,7 +179,7 @@ class Lora:
 
 FREE = {"mesh", "layout", "name", "train.log_every", "train.peak_flops", "train.bad_steps", "train.watchdog_minutes"}
 FREE |= {"train.compilation_cache"}
-FREE_TABLES = {"eval", "checkpoint"}
+FREE_TABLES = {"eval", "checkpoint", "metrics"}
 """What a run may go on with another value of: nothing in it changes what is learned."""
 
 TABLES: dict[str, type] = {
@@ -177,6 +189,7 @@ TABLES: dict[str, type] = {
     "eval": Evaluation,
     "checkpoint": Checkpoint,
     "lora": Lora,
+    "metrics": Tracking,
 }
 OPEN_TABLES: dict[str, type] = {"data": SourceTable, "tokenizer": TokenizerTable}
 """Tables of which the keys that are said are kept as they are, for `data.open_source` and `data.open_tokenizer`."""
