@@ -83,6 +83,7 @@ def test_evaluation_counts_every_row_once(straight, tmp_path):
     assert found["accuracy"] == pytest.approx(float(metrics["accuracy"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_changes_no_step(straight, tmp_path):
     plain, parts = ({"model": {"rate": 0.0}, "train": {"steps": 3, "microbatches": n}} for n in (1, 2))
     run(config_of(**plain), tmp_path / "plain")
@@ -172,6 +173,7 @@ def test_a_stream_goes_on_from_its_state_with_the_same_bits(tmp_path):
     assert losses(tmp_path / "again") == losses(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_a_stream_is_evaluated_to_its_end(tmp_path):
     _, heard = run(config_of(**FLOW, train={"steps": 1}, eval={"every": 1}), tmp_path)
     assert heard.rows[-1]["eval"]["rows"] == 10
