@@ -38,6 +38,37 @@ def test_attention_takes_dims_of_any_name(how):
 
 
 @pytest.mark.parametrize(
+    "how", [{"causal": True, "window": 3}, pytest.param({"segments": True}, marks=pytest.mark.slow)], ids=str
+)
+def test_attention_goes_over_positions_of_any_name(how):
+    segments = wf.tensor(np.sort(np.random.default_rng(1).integers(0, 3, (4, 6))), [B, T])
+    layer = nn.Attention(D, H, K, rotary=1e4, key=key)
+
+    def run(layer, x, segments, over):
+        if how.get("segments"):
+            memory = segments.rename(**{over: f"memory_{over}"})
+            return layer(x, mask=nn.Mask(segments=segments, memory_segments=memory), over=over)
+        return layer(x, mask=nn.Mask(**how), over=over)
+
+    want = jax.jit(lambda *given: run(*given, "length"))(layer, x, segments)
+    patches = lambda x: x.rename(length="patch")  # noqa: E731
+    named = lambda *given: run(*given, "patch")  # noqa: E731
+    for program in (jax.jit(named), wf.spmd(named, mesh="x=2,y=2", layout="patch:x,heads:y")):
+        got = program(layer, patches(x), patches(segments))
+        assert got.dims.names == ("batch", "patch", "d_model")
+        np.testing.assert_allclose(array(got), array(want), rtol=0, atol=1e-5)
+
+
+def test_the_summed_loss_takes_classes_of_any_name():
+    table = nn.Embedding(wf.Dim("vocab", 5), D, key=key)
+    named = nn.Embedding(wf.Dim("classes", 5), D, key=key)
+    targets = wf.tensor(np.random.default_rng(2).integers(0, 5, (4, 6)).astype("int32"), [B, T])
+    want = nn.summed_cross_entropy(table.logits, x, targets)
+    got = nn.summed_cross_entropy(named.logits, x, targets, vocab="classes", chunks=2)
+    assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
     ("gating", "layout"), [("switch", "rows:x"), ("switch", "rows:x,expert:x"), ("top2", "expert:x,hidden:y")]
 )
 def test_experts_need_no_dim_called_batch(gating, layout):

@@ -29,6 +29,7 @@ from .arguments import check_choice, check_dim, check_dims, check_matmul_dtype, 
 from .fused import attend_fused, case_of
 from .mask import Mask
 from .norm import EPSILON, RMSNorm
+from .places import as_places
 from .position import RelativeBias, RopeScaling, rope
 from .weights import cast_weight, full, normal
 
@@ -129,8 +130,16 @@ class Attention(eqx.Module):
         key: Any = None,
         dropout: float = 0.0,
         rename: Any = None,
+        over: str = "length",
     ) -> Tensor:
-        """What each position of `h` takes from those of `memory`, or of `h` itself."""
+        """What each position of `h` takes from those of `memory`, or of `h` itself.
+
+        Positions are along `over`; what a mask or a bias says of keys is along `memory_` and that name.
+        """
+        if over != "length":
+            named = [as_places(x, over) for x in (h, memory, mask, bias)]
+            y = self(*named[:2], mask=named[2], bias=named[3], key=key, dropout=dropout, rename=rename)
+            return y.rename(length=h.dim(over)) if y.dims.has("length") else y
         mask = Mask() if mask is None else mask
         check_dims(h, [self.q.dims[0]])
         memory = h if memory is None else memory

@@ -124,6 +124,7 @@ def summed_cross_entropy(
     *,
     chunks: int = 1,
     over: str = "length",
+    vocab: str = "vocab",
     smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = None,
@@ -132,6 +133,7 @@ def summed_cross_entropy(
     """Sums over tokens: of losses, minus log-probabilities, hits and weights.
 
     Targets equal to `ignore_index`, and those of weight 0, count nothing; others are checked as in `cross_entropy`.
+    `vocab` is what the logits' classes are called.
     With `chunks` the logits of so many pieces of the dim `over` are made one after the other, and again in the
     backward pass: at no time are all of them held.
     """
@@ -145,9 +147,9 @@ def summed_cross_entropy(
 
     def part(x: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         y = logits(x)
-        vocab = y.dim("vocab")
-        _check_labels(targets, vocab, None, check_labels)
-        nll, loss, is_hit = _losses(y, targets, vocab, smoothing=smoothing, z_loss=z_loss)
+        classes = y.dim(vocab)
+        _check_labels(targets, classes, None, check_labels)
+        nll, loss, is_hit = _losses(y, targets, classes, smoothing=smoothing, z_loss=z_loss)
         terms = {"loss": loss, "nll": nll, "hits": wf.cast(is_hit, "float32")}
         if weights is not None:
             weights = wf.cast(weights, "float32")
@@ -166,7 +168,7 @@ def summed_cross_entropy(
             fix=f"make at most {size // x.ways(over)} chunks",
         )
     if has_values(targets.local_array):  # in the loop below they are not
-        _check_labels(targets, jax.eval_shape(logits, x).dim("vocab"), None, check_labels)
+        _check_labels(targets, jax.eval_shape(logits, x).dim(vocab), None, check_labels)
     # Chunks are the fast part, so that a split dim stays split as it is.
     piece, turn = Dim(f"{UNSHOWN}{over}", size // chunks, follows=over), Dim(f"{UNSHOWN}chunk", chunks)
     cut = [wf.split(t, **{over: [piece, turn]}) for t in (x, targets, weights) if t is not None]
