@@ -198,39 +198,27 @@ def _logits(model: ViT, batch: dict[str, Tensor], key: Any) -> Tensor:
 
 def _hidden_whole(model: ViT, batch: dict[str, Tensor]) -> Tensor:
     x = put_together(_hidden(model, deal_out(batch, model.config)["images"], None))
-    return wf.slice(x.rename(stream="patches"), over="patches", start=0, size=model.config.length)
+    return wf.unpad(x.rename(stream="patches"), "patches")
 
 
 def _hidden(model: ViT, images: Tensor, key: Any) -> Tensor:
     """What classes are told from: [batch stream d_model]."""
     config = model.config
     x = model.patches(wf.cast(images, config.dtype)).rename(patches=Dim("patches", config.length - 1))
-    length = _split_evenly(config.length, x)
-    x = wf.pad(x, over="patches", before=1, after=length - config.length).rename(patches=stream(length))
+    x = wf.pad_to(wf.pad(x, over="patches", before=1), "patches", _ways(config.length, x))
+    x = x.rename(patches=stream(x.dim("patches").count))
     place = wf.arange(x.dim("stream"), like=x)
     x = wf.where(place == 0, wf.cast(model.token, x.dtype), x, names="any")
     if model.positions is not None:
         x = wf.add(x, model.positions(place, config.dtype), names="subset")
     x = apply_dropout(x, config.dropout, fold_key(key, 0))
-    x, _ = model.encoder(x, mask=_mask(config, x), key=fold_key(key, 1))
+    x, _ = model.encoder(x, mask=nn.Mask.within(), key=fold_key(key, 1))
     return x
 
 
-def _mask(config: ViTConfig, x: Tensor) -> nn.Mask:
-    """All see all but what pads the sequence."""
-    length = x.size("stream")
-    if length == config.length:
-        return nn.Mask.within()
-    rows = [dim for dim in x.dims if dim.name not in ("stream", "d_model")]
-    here = Dim("length", length)
-    segments = wf.cast(wf.arange(here, like=x) < config.length, "int32")
-    return nn.Mask.within(segments=wf.broadcast(segments, [*rows, here]))
-
-
-def _split_evenly(length: int, x: Tensor) -> int:
-    """The least length from this one on that divides over what splits positions."""
+def _ways(length: int, x: Tensor) -> int:
+    """Over how many processors positions must divide."""
     if x.region is None:
-        return length
+        return 1
     dims = [Dim("length", length), stream(length), Dim("memory_length", length)]
-    step = math.lcm(*(x.region.ways(x.region.axes([dim])[0]) for dim in dims))
-    return -(-length // step) * step
+    return math.lcm(*(x.region.ways(x.region.axes([dim])[0]) for dim in dims))
