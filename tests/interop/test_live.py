@@ -75,10 +75,44 @@ def made(name, seed=11):
     if untied:
         model.lm_head.weight = torch.nn.Parameter(torch.zeros(71, sizes["d_model"]))
     make_fixtures.fill(model, seed)
-    if name == "switch-all":  # untied, the library gives each stack a table of its own
-        for stack in (model.encoder, model.decoder):
-            stack.embed_tokens.weight.data = model.shared.weight.data.clone()
     return model
+
+
+ROUTED = dict(d_kv=4, num_heads=2, d_ff=10, d_model=8, num_layers=4, num_decoder_layers=4, num_experts=3)
+ROUTED |= dict(num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, decoder_start_token_id=0, expert_capacity=3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_switch_has_the_routers_losses_the_room_and_the_tables_of_transformers(tied, tmp_path):
+    changes = dict(router_z_loss_coef=0.02, router_aux_loss_coef=0.3, tie_word_embeddings=tied, vocab_size=71)
+    model = transformers.SwitchTransformersForConditionalGeneration(
+        transformers.SwitchTransformersConfig(**ROUTED, **changes)
+    ).eval()
+    make_fixtures.fill(model, 4)  # untied, the stacks' tables differ
+    model.save_pretrained(tmp_path / "first")
+    random = np.random.default_rng(2)
+    inputs, targets = (random.integers(2, 71, (3, length)) for length in (9, 6))
+    arguments = {"input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}
+    out = model(**arguments, output_router_logits=True)
+    out.loss.backward()
+    ours = interop.load(tmp_path / "first", vocab_multiple=1)
+    assert ours.config.expert_room == 3 and ours.config.separate_embeddings is not tied
+    loss, told = ours.loss_and_metrics({"inputs": inputs, "targets": targets})
+    assert float(told["dropped"]) > 0  # there is not room for all
+    for name, theirs in (("balance_loss", "aux_loss"), ("router_z_loss", "z_loss")):
+        wanted = sum(float(getattr(out, f"{stack}_{theirs}")) for stack in ("encoder", "decoder"))
+        np.testing.assert_allclose(float(told[name]), wanted, rtol=1e-5)
+    np.testing.assert_allclose(float(loss), float(out.loss.detach()), rtol=1e-5)
+    gradients = wf.grad(lambda model: model.loss({"inputs": inputs, "targets": targets}))(ours)
+    interop.save(gradients, tmp_path / "gradients")
+    for weight in model.parameters():
+        weight.data = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    model.save_pretrained(tmp_path / "theirs")
+    wanted, found = tensors(tmp_path / "theirs"), tensors(tmp_path / "gradients")
+    assert set(found) == set(wanted)
+    found.pop("shared.weight") if not tied else None  # of no use, untied
+    for key, gradient in found.items():
+        np.testing.assert_allclose(gradient, wanted[key], atol=2e-5, rtol=2e-4, err_msg=key)
 
 
 GRADED = ("t5", "unequal", "mt5-untied", "umt5-buckets")

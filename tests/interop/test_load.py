@@ -157,7 +157,7 @@ def test_a_configuration_has_what_the_file_says(name):
         "t5.1.1": dict(tied=False, activation="gelu_tanh", gated=True, buckets=8, farthest=20, scale_scores=False),
         "gpt2": dict(d_ff=40, d_kv=4, length=32, tied=True, tied_scale=False, activation="gelu_tanh", norm="layer"),
         "llama": dict(heads=2, group=2, rotary_base=5000.0, epsilon=1e-5, length=64, tied=False, stretch=None),
-        "switch": dict(experts=4, every=2, capacity=4.0, length=64, jitter=0.01, router_z_loss=0.001),
+        "switch": dict(experts=4, every=2, expert_room=64, length=512, jitter=0.01, router_z_loss=0.001),
     }
     assert {field: getattr(config, field) for field in wanted[name]} == wanted[name]
 
@@ -233,9 +233,12 @@ def test_a_bias_of_attention_is_read(tmp_path):
     assert np.all(np.asarray(model.decoder.layers.attention.q_bias.array[1]) == 1.5)
 
 
-def test_experts_have_room_for_every_token():
+def test_experts_have_the_room_of_the_file(tmp_path):
     config = loaded("switch").config
-    assert all(config.capacity * length / config.experts >= length for length in (1, 12, 64, 1000))
+    assert [config.expert_slots(length) for length in (1, 12, 64, 1000)] == [1, 12, 64, 64]
+    few = interop.load(changed(tmp_path, "switch", keys={"expert_capacity": 2}))
+    told = few.loss_and_metrics({"inputs": np.full((2, 9), 5), "targets": np.full((2, 6), 5)})[1]
+    assert float(told["dropped"]) > 0
 
 
 def test_several_rates_of_dropout_are_told(tmp_path):

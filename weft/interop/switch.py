@@ -1,21 +1,22 @@
 """Switch Transformers: T5 with experts in every layer, or in every second one.
 
-Imports `t5`. Hugging Face gives an expert room for a number of tokens of a sequence, however long it is; weft for so
-many times its fair share. A model is read with room for all tokens, which is the same for sequences of up to
-`expert_capacity` tokens; of longer ones Hugging Face may drop tokens where weft drops none. The number itself is kept
-as the configuration's `length`, and what is written is the room an expert has at that length. A dropped token gets
-nothing from the layer in either.
+Imports `t5`. An expert takes so many tokens of a sequence as the file says, however long it is; a dropped token gets
+nothing from the layer. Of a model made here without such a number what is written is the room an expert has at its
+length. The router's losses are those of `transformers` where every second layer has experts; where all have,
+`transformers` adds none. Untied, each stack has a table of words of its own.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..models import Seq2SeqConfig
-from ..nn.moe import expert_capacity
 from . import t5
 from .architecture import ACTIVATION_NAMES, Architecture, Keys
 from .files import WeightsError
 from .mapping import FileEntry
+
+_STACKS = ("encoder", "decoder")
+_UNUSED_TABLE = r"shared\.weight"
 
 
 def _every(keys: Keys, layers: int) -> int:
@@ -39,6 +40,14 @@ def _every(keys: Keys, layers: int) -> int:
     return steps[0]
 
 
+def _room(keys: Keys) -> int:
+    """How many tokens of a sequence an expert takes."""
+    room = keys.size("expert_capacity", 64)
+    if room < 1:
+        raise keys.wrong("expert_capacity", "a whole number above 0")
+    return room
+
+
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("router_bias", False)
     keys.must_be("router_dtype", "float32")
@@ -49,16 +58,17 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
             f"(`num_decoder_layers`) in {keys.path}",
             fix="only models with experts and as many layers in both are read",
         )
-    experts = keys.size("num_experts", 8)
+    experts, tied = keys.size("num_experts", 8), keys.flag("tie_word_embeddings", True)
     return {
         **{key: size for key, size in sizes.items() if key != "decoder_layers"},
         "experts": experts,
         "every": _every(keys, sizes["layers"]),
-        "capacity": float(experts),
-        "length": keys.size("expert_capacity", 64),
-        "max_length": keys.size("expert_capacity", 64),
+        "expert_room": _room(keys),
+        "balance_over": "sequences",
+        "separate_embeddings": not tied and {f"{stack}.embed_tokens.weight" for stack in _STACKS} <= set(names),
+        **dict.fromkeys(("length", "max_length"), keys.size("n_positions", 512)),
         "activation": keys.activation("dense_act_fn", "relu"),
-        "tied": keys.flag("tie_word_embeddings", True),
+        "tied": tied,
         "tied_scale": True,
         "jitter": keys.number("router_jitter_noise", 0.01),
         "balance_loss": keys.number("router_aux_loss_coef", 0.001),
@@ -76,9 +86,7 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "num_experts": config.experts,
         "num_sparse_encoder_layers": sparse,
         "num_sparse_decoder_layers": sparse,
-        "expert_capacity": expert_capacity(
-            config.max_length or config.length, config.experts, config.choices, config.capacity
-        ),
+        "expert_capacity": config.expert_room or config.expert_slots(config.max_positions),
         "dense_act_fn": ACTIVATION_NAMES[config.activation],
         "router_jitter_noise": config.jitter,
         "router_aux_loss_coef": config.balance_loss,
@@ -114,6 +122,13 @@ def _expert_entries(stack: str, layers: list[int], place: str) -> list[FileEntry
     ]
 
 
+def _repeated(config: Seq2SeqConfig) -> dict[str, str]:
+    """What files of untied models hold beside: a table that nothing uses."""
+    if config.separate_embeddings:
+        return {"shared.weight": f"{_STACKS[0]}.embed_tokens.weight"}
+    return {} if config.tied else t5.copies(config)
+
+
 SWITCH = Architecture(
     "switch_transformers",
     "SwitchTransformersForConditionalGeneration",
@@ -125,7 +140,7 @@ SWITCH = Architecture(
     fields=_fields,
     keys=_keys,
     entries=_entries,
-    copies=t5.copies,
-    repeated=lambda config: {} if config.tied else t5.copies(config),  # untied, the stacks have tables of their own
-    unused=t5.UNUSED,
+    copies=lambda config: {} if config.separate_embeddings else t5.copies(config),
+    repeated=_repeated,
+    unused=rf"{t5.UNUSED}|{_UNUSED_TABLE}",
 )

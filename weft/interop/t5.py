@@ -20,6 +20,7 @@ _FEED_FORWARD = {
     "gated-gelu": ("gelu_tanh", True),
 }
 _LENGTH = 512
+_BUCKETS = ("relative_attention_num_buckets", "relative_attention_max_distance")
 _BIAS = "block.{layers}.layer.0.SelfAttention.relative_attention_bias.weight"
 
 FIXED: dict[str, Any] = {
@@ -45,6 +46,12 @@ def _shared_sizes(keys: Keys) -> dict[str, Any]:
     layers = keys.size("num_layers")
     others = keys.size("num_decoder_layers", layers)
     padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
+    buckets, farthest = (keys.size(key, default) for key, default in zip(_BUCKETS, (32, 128), strict=True))
+    if buckets < 4 or farthest <= buckets // 2:
+        raise WeightsError(
+            f"`{_BUCKETS[0]}` is {buckets} and `{_BUCKETS[1]}` {farthest} in {keys.path}, which leaves no far buckets",
+            fix="give at least 4 buckets, and a distance above half as many",
+        )
     return {
         "layers": layers,
         "decoder_layers": None if others == layers else others,
@@ -53,8 +60,8 @@ def _shared_sizes(keys: Keys) -> dict[str, Any]:
         "d_kv": keys.size("d_kv"),
         "d_ff": keys.size("d_ff"),
         "vocab": keys.size("vocab_size"),
-        "buckets": keys.size("relative_attention_num_buckets", 32),
-        "farthest": keys.size("relative_attention_max_distance", 128),
+        "buckets": buckets,
+        "farthest": farthest,
         "dropout": keys.number("dropout_rate", 0.1),
         "epsilon": keys.number("layer_norm_epsilon", 1e-6),
         "padding": padding,
@@ -208,6 +215,12 @@ def outer_entries(config: Any, of_stacks: Sequence[str] = ("encoder", "decoder")
     """The embeddings, the last norms, and the relative position biases of layer 0."""
     bias = _BIAS.format(layers=0)
     entries = [FileEntry("embedding.table", "shared.weight", "vocab d_model")]
+    if getattr(config, "separate_embeddings", False):
+        tables = {"embedding": "encoder", "decoder_embedding": "decoder"}
+        entries = [
+            FileEntry(f"{ours}.table", f"{stack}.embed_tokens.weight", "vocab d_model")
+            for ours, stack in tables.items()
+        ]
     for stack in of_stacks:
         entries.append(FileEntry(f"{stack}.norm.scale", f"{stack}.final_layer_norm.weight", "d_model"))
         if not config.relative_by_layer:

@@ -21,7 +21,6 @@ from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.attention import QK_NORMS
 from ..nn.feed_forward import ACTIVATIONS
-from ..nn.moe import expert_capacity
 from ..tensor import Tensor, as_dtype, tensor
 from .experts import ExpertFields
 from .rotary import RotaryFields
@@ -209,6 +208,11 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
                 fix=f"say `stages={groups}` or less" if groups > 1 else "leave `stages` out, or give more `layers`",
             )
         self.check_experts(self.layers)
+        if self.balance_over == "sequences" and (self.stages > 1 or self.layers % self.group_size):
+            raise DimError(
+                "experts are balanced over `sequences` by all layers together, and these run apart",
+                fix="say balance_over='batch', or leave `stages` out",
+            )
         if isinstance(self.scanned, str) and self.scanned != "auto":
             fix = "say 'auto', True (one loop) or False (all written out)"
             raise TensorError(f"`scanned` is {self.scanned!r}", fix=fix)
@@ -362,7 +366,7 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
             dims.append(Dim("shared_ff", self.shared_experts * self.expert_width(self.d_ff).size, "d_ff"))
         if self.gating == "dropless":
             return [*dims, Dim("choices", self.top_k), Dim("expert_length", self.length, "length")]
-        slots = expert_capacity(self.length, self.experts, self.choices, self.capacity)
+        slots = self.expert_slots(self.length)
         return [*dims, Dim("dispatch", experts.size, "experts", experts.valid), Dim("slots", slots)]
 
     def batch_shapes(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import dataclasses
 from ..dims import Dim
 from ..errors import DimError
 from ..fields import bounded, one_of
-from ..nn.moe import GATINGS, experts_per_token
+from ..nn.moe import GATINGS, expert_capacity, experts_per_token
 
 _OF_EXPERTS = (
     "experts_multiple",
@@ -41,6 +41,11 @@ class ExpertFields:
     """How many experts all tokens go to, beside those they choose (DeepSeek)."""
     capacity: float = 1.25
     """How many tokens an expert takes of each sequence, times its fair share."""
+    expert_room: int | None = None
+    """How many tokens of a sequence an expert takes, however long it is; by `capacity` if not said."""
+    balance_over: str = one_of("batch", "sequences")
+    """Over what experts are to be in balance: in each layer all tokens of a `batch`, and the losses of layers are
+    summed; or all layers together each of the `sequences`, and the router's z-loss is their mean (Switch)."""
     balance_loss: float = bounded(0.01, least=0)
     router_z_loss: float = bounded(0.0, least=0)
     jitter: float = bounded(0.0, least=0, below=1)
@@ -49,6 +54,12 @@ class ExpertFields:
     def choices(self) -> int:
         """How many experts a token goes to."""
         return experts_per_token(self.gating, self.top_k)
+
+    def expert_slots(self, length: int) -> int:
+        """How many tokens of a sequence of that length an expert has room for."""
+        if self.expert_room is not None:
+            return min(self.expert_room, length)
+        return expert_capacity(length, self.experts, self.choices, self.capacity)
 
     def expert_width(self, d_ff: int) -> Dim:
         """The dim of what an expert has between its maps, beside dense parts of `d_ff`."""

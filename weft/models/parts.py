@@ -81,6 +81,8 @@ def make_experts(config: TransformerConfig) -> nn.MixtureOfExperts:
         normalised=config.normalised,
         shared_experts=config.shared_experts,
         capacity=config.capacity,
+        room=config.expert_room,
+        balance_over=config.balance_over,
         jitter=config.jitter,
         dropout=config.hidden_drop if config.gating != "dropless" else 0.0,
         matmul_dtype=config.products,

@@ -9,7 +9,7 @@ import equinox as eqx
 from .. import nn
 from .. import ops as wf
 from ..dims import Dim
-from ..errors import public
+from ..errors import TensorError, public
 from ..fields import bounded
 from ..nn.weights import fold_key
 from ..tensor import Tensor
@@ -40,11 +40,15 @@ class Seq2SeqConfig(TransformerConfig):
     """The id of inputs that are no words and are seen by none, if there is one."""
     start: int = bounded(0, least=0)
     """The id the decoder begins with."""
+    separate_embeddings: bool = False
+    """Whether the decoder has a table of words of its own (Switch Transformers, not tied)."""
     decoder_layers: int | None = None
     """How many layers the decoder has, where not as many as the encoder."""
 
     def _check_together(self) -> None:
         super()._check_together()
+        if self.separate_embeddings and self.tied:
+            raise TensorError("`separate_embeddings` and `tied` are both True", fix="leave one of them out")
         if self.decoder_layers is not None:
             _ = self.of_decoder  # which is checked as this one
 
@@ -69,6 +73,8 @@ class Seq2Seq(Runnable):
     """An encoder, a decoder with cross-attention to it, and the embeddings."""
 
     embedding: nn.Embedding
+    decoder_embedding: nn.Embedding | None
+    """Of the decoder's words, where they have a table of their own."""
     positions: nn.Embedding | None
     encoder: Stack
     decoder: Stack
@@ -82,6 +88,7 @@ class Seq2Seq(Runnable):
         super().__init__()
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
+        self.decoder_embedding = make_embeddings(config)[0] if config.separate_embeddings else None
         self.encoder = make_stack(config, causal=False)
         self.decoder = make_stack(config.of_decoder, causal=True, has_memory=True)
 
@@ -118,7 +125,8 @@ class Seq2Seq(Runnable):
 
     def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
         """The logits of the token after `tokens` [batch], and the KV cache with those."""
-        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position)), cache)
+        words = self.decoder_embedding or self.embedding
+        x, cache = self.decoder.step(embed(self, tokens, nn.Mask(positions=cache.position), words=words), cache)
         return predict(self, x), cache
 
 
@@ -158,7 +166,7 @@ def _decode(
     if of_inputs is not None:
         here = wf.ones(targets_in.dims, like=targets_in, dtype="int32") if segments is None else segments
         memory_mask = nn.Mask(segments=here, memory_segments=of_inputs.rename(length="memory_length"))
-    x = embed(model, targets_in, mask, key)
+    x = embed(model, targets_in, mask, key, words=model.decoder_embedding)
     x, report = model.decoder(x, mask=mask, memory=memory, memory_mask=memory_mask, key=fold_key(key, 1))
     return x.rename(stream="length"), report
 

@@ -207,11 +207,11 @@ def make_embeddings(config: TransformerConfig) -> tuple[nn.Embedding, nn.Embeddi
     return nn.Embedding(vocab, d_model, stddev=config.embedding_stddev), positions, softmax
 
 
-def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None, types: Tensor | None = None) -> Tensor:
+def embed(model: Any, tokens: Tensor, mask: nn.Mask, key: Any = None, types: Any = None, words: Any = None) -> Tensor:
     """Words (and positions, types) embedded: [batch stream d_model], or of a token."""
     config = model.config
     back = {"length": stream(tokens.size("length"))} if tokens.dims.has("length") else {}
-    x = model.embedding(tokens, config.dtype, rename=back)
+    x = (words or model.embedding)(tokens, config.dtype, rename=back)
     x = x * config.d_model**0.5 if config.embedding_scale else x
     if model.positions is not None:
         check_length(tokens, config.max_positions)

@@ -19,7 +19,7 @@ import jax
 from .. import ops as wf
 from ..dims import Dim
 from ..errors import DimError, TensorError, public
-from ..ops.dispatch import collect, dispatch, parts_of, repeat, sum_in_slices
+from ..ops.dispatch import SLICES, collect, dispatch, parts_of, repeat, sum_in_slices
 from ..tensor import Tensor
 from .arguments import check_choice, check_count, check_dim, check_dims, check_matmul_dtype, check_number
 from .dropless import best_experts, run_experts
@@ -27,6 +27,7 @@ from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
 from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
 
 REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
+BALANCES = ("batch", "sequences")
 GATINGS = ("switch", "top2", "choice", "top_k", "dropless")
 
 
@@ -48,6 +49,8 @@ class MixtureOfExperts(eqx.Module):
     top_k: int = eqx.field(static=True)
     normalised: bool = eqx.field(static=True)
     capacity: float = eqx.field(static=True)
+    room: int | None = eqx.field(static=True)
+    balance_over: str = eqx.field(static=True)
     jitter: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
     activation: str = eqx.field(static=True)
@@ -66,6 +69,8 @@ class MixtureOfExperts(eqx.Module):
         normalised: bool | None = None,
         shared_experts: int = 0,
         capacity: float = 1.25,
+        room: int | None = None,
+        balance_over: str = "batch",
         jitter: float = 0.0,
         dropout: float = 0.0,
         activation: str = "relu",
@@ -84,6 +89,8 @@ class MixtureOfExperts(eqx.Module):
         self.normalised = self.top_k > 1 if normalised is None else normalised
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
         self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
+        self.room = None if room is None else check_count(room, "room")
+        self.balance_over = check_choice(balance_over, BALANCES, "balance_over")
         self.jitter = check_number(jitter, "jitter", least=0, below=1, example=0.01)
         self.dropout = check_number(dropout, "dropout", least=0, below=1, example=0.1)
         if self.gating == "dropless" and self.dropout:
@@ -133,7 +140,7 @@ class MixtureOfExperts(eqx.Module):
         weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
         y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
         placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
-        return y, _statistics(scores, share, placed)
+        return y, _statistics(scores, share, placed, self.balance_over)
 
     def _by_slots(self, h: Tensor, key: Any, drops: bool, rename: Any) -> tuple[Tensor, Tensor]:
         """Tokens put into their experts' slots, and the slots combined."""
@@ -181,6 +188,8 @@ class MixtureOfExperts(eqx.Module):
     def slots(self, length: int, drops: bool) -> Dim:
         """The places an expert has for tokens of one sequence."""
         experts = self.gate.dims[-1].count
+        if self.room is not None and drops:
+            return Dim("slots", min(self.room, length))
         return Dim("slots", expert_capacity(length, experts, self.top_k, self.capacity) if drops else length)
 
     def route(self, h: Tensor, key: Any = None, *, drops: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -199,7 +208,7 @@ class MixtureOfExperts(eqx.Module):
             sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k, self.normalised)
         within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
         placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
-        return sends, shares, _statistics(scores, share, placed)
+        return sends, shares, _statistics(scores, share, placed, self.balance_over)
 
     def score(self, h: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
         """The router's scores for each token, and the share of each expert in it."""
@@ -231,13 +240,14 @@ def _cut(weight: Tensor, dim: Dim, parts: Sequence[Dim]) -> Tensor:
     return weight if len(parts) == 1 else wf.split(weight, **{dim.name: parts})
 
 
-def _statistics(scores: Tensor, share: Tensor, placed: Tensor) -> Tensor:
+def _statistics(scores: Tensor, share: Tensor, placed: Tensor, balance_over: str) -> Tensor:
     """What a report is made of, [statistics .. router], summed in slices of tokens.
 
-    The sums over all tokens are left to whoever makes the report, for all layers at once.
+    The sums over all tokens, or of each sequence, are left to whoever makes the report, for all layers at once.
     """
     router = share.dim("router")
-    tokens = share.dims.without([router])
+    is_apart = balance_over == "sequences" and share.dims.has("length")
+    tokens = [share.dim("length")] if is_apart else share.dims.without([router])
     total = wf.logsumexp(scores, over="router")
     first = wf.one_hot(wf.argmax(share, over="router"), router)
     count = math.prod(dim.count for dim in tokens)
@@ -249,15 +259,23 @@ def _statistics(scores: Tensor, share: Tensor, placed: Tensor) -> Tensor:
 def summarise(statistics: Tensor) -> dict[str, Tensor]:
     """The report of a layer's statistics, or of those of several `layers`, summed.
 
-    Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens.
+    Load-balancing and router z-loss; places taken (`routed`), `dropped` tokens. Of statistics of sequences the first is
+    of all layers together and the mean of all sequences, and the second the mean of layers.
     """
     router = statistics.dim("router")
-    slices = [dim for dim in statistics.dims if dim.name not in ("layers", "statistics", "router")]
+    others = [dim for dim in statistics.dims if dim.name not in ("layers", "statistics", "router")]
+    rows = [dim for dim in others if not dim.name.endswith(SLICES)]
+    slices = [dim for dim in others if dim.name.endswith(SLICES)]
     sums = wf.sum(statistics, over=slices) if slices else statistics
     first, share, *rest = wf.unstack(sums, over="statistics")
     z, dropped, routed = (x["router", 0] for x in rest)
-    of_layers = [router.count * wf.sum(first * share, over="router"), z, dropped, routed]
     layers = [dim for dim in statistics.dims if dim.name == "layers"]
+    if rows:
+        first, share = (wf.mean(x, over=layers) if layers else x for x in (first, share))
+        balance = wf.mean(router.count * wf.sum(first * share, over="router"), over=rows)
+        counts = (wf.sum(x, over=[*layers, *rows]) for x in (dropped, routed))
+        return dict(zip(REPORTED, (balance, wf.mean(z, over=[*layers, *rows]), *counts), strict=True))
+    of_layers = [router.count * wf.sum(first * share, over="router"), z, dropped, routed]
     return dict(zip(REPORTED, (wf.sum(x, over=layers) if layers else x for x in of_layers), strict=True))
 
 

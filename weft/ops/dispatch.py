@@ -19,6 +19,9 @@ from .reduce import sum
 from .regroup import split
 from .reshape import broadcast, rename
 
+SLICES = "_slices"
+"""How dims end that count the slices of another."""
+
 
 @recorded(is_rename=True)
 def dispatch(x: Tensor, **names: DimLike) -> Tensor:
@@ -97,7 +100,7 @@ def _cut(dim: Dim, region: Region) -> tuple[Dim, Dim]:
     """A place for each slice of a dim, split as it is, and the rest."""
     ways = region.ways(region.placement([dim])[0])
     follows = dim.name if dim.name in region.layout.rules else dim.follows
-    return Dim(f"{dim.name}_slices", ways, follows), Dim(f"{dim.name}_slice", dim.size // ways)
+    return Dim(f"{dim.name}{SLICES}", ways, follows), Dim(f"{dim.name}_slice", dim.size // ways)
 
 
 def repeat(x: Tensor, along: Dim) -> Tensor:
