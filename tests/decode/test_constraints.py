@@ -17,7 +17,8 @@ def streamed(layout=None, **how):
     return np.stack(told, axis=-1), found
 
 
-@pytest.mark.parametrize("layout", [pytest.param(None, marks=pytest.mark.slow), LAYOUTS[0]])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [None, LAYOUTS[0]])
 def test_tokens_come_one_by_one_and_are_the_same(layout):
     end = int(greedy().tokens[0, 3])
     tokens, found = streamed(layout, end=end, no_repeat_ngram=5)
@@ -40,6 +41,9 @@ def test_none_are_told_after_all_have_ended():
     ends = sorted({int(row[1]) for row in greedy().tokens} | {int(row[2]) for row in greedy().tokens})
     tokens, found = streamed(end=ends)
     assert tokens.shape[-1] == found.lengths.max() <= 3
+    whole = decode.generate(tiny(), PROMPTS, max_new_tokens=8, end=ends)
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_array_equal(tokens, whole.tokens[:, : tokens.shape[-1]])
     assert all(row[-1] in ends for row in found.sequences)
 
 

@@ -57,7 +57,7 @@ def check_greedy(name, case, layout=""):
     assert found.sequences == made["greedy"][case]
 
 
-@pytest.mark.quick("t5-penalty", "gpt2-all")
+@pytest.mark.quick("t5-penalty")
 @pytest.mark.parametrize("case", CONSTRAINTS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_the_likeliest_tokens_are_those_of_transformers(name, case):
