@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Multi30k. `multi30k.sh sweep`: variants of the recipe side by side on one GPU, judged on validation alone.
 # A run that takes longer than LIMIT seconds is stopped, saved and judged as it is.
-# `multi30k.sh final [words for weft train]`: three seeds of English to German and one of English to French, judged on test 2016.
+# `multi30k.sh final`: two recipes, three seeds each of English to German and one to French; test 2016 by the better one.
 set -uo pipefail
 . "$(dirname "$0")/common.sh"
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
@@ -41,26 +41,41 @@ if [ "${1:-sweep}" = sweep ]; then
     sed "s/^{/{\"variant\": \"${name#m30k-}\", /" "$result"
   done | tee "$OUT/multi30k-sweep.jsonl" | grep -o '"variant[^,]*,\|"loss[^,]*,\|"bleu": [^,]*,' | paste - - -
   for log in runs/m30k-*.log; do tail -3 "$log" | sed "s/^/$(basename "$log"): /"; done >"$OUT/multi30k-sweep.log"
-else
-  shift
-  train de-1 --set seed=1 "$@" &
-  train de-2 --set seed=2 "$@" &
-  train de-3 --set seed=3 "$@" &
-  train fr-1 --set seed=1 --set data.target=fr "$@" &
-  wait
-  translate() { # name, language
-    judge "$1"
-    for set in val test_2016_flickr; do
-      gunzip -c "$from/$set.lc.norm.tok.en.gz" | python3 -m weft translate "runs/m30k-$1" --average 10 --beam 5 --alpha 1.0 \
-        --penalty length --batch 128 >"$OUT/multi30k-$1-$set.txt" 2>>"runs/m30k-$1.log"
+else # two recipes that validation liked, three seeds each: by the better on validation the test set is translated
+  declare -A recipes=(
+    [sp]="--set tokenizer.kind=sentencepiece --set tokenizer.model=bpe"
+    [bpe6k]="--set tokenizer.vocab=6000 --set model.vocab=6000"
+  )
+  seeds="${SEEDS:-1 2 3}"
+  for recipe in sp bpe6k; do
+    for seed in $seeds; do
+      train de-$recipe-$seed --set seed=$seed --set eval.every=0 ${recipes[$recipe]} &
     done
-  }
-  for each in "de-1 de" "de-2 de" "de-3 de" "fr-1 fr"; do translate $each & done
+    train fr-$recipe-1 --set seed=1 --set data.target=fr --set eval.every=0 ${recipes[$recipe]} &
+  done
   wait
-  for name in de-1 de-2 de-3 fr-1; do
-    sed "s/^{/{\"run\": \"$name\", /" runs/m30k-$name/metrics.jsonl
-    sed "s/^{/{\"judged\": \"$name\", /" "runs/m30k-$name.json"
-  done >"$OUT/multi30k-final.jsonl"
-  python3 configs/sittings/bleu.py "$from" "$OUT" | tee "$OUT/multi30k-bleu.txt"
-  tar -czf "$OUT/multi30k-translations.tgz" -C "$OUT" $(cd "$OUT" && ls multi30k-*-val.txt multi30k-*-test_2016_flickr.txt) && rm "$OUT"/multi30k-*-val.txt "$OUT"/multi30k-*-test_2016_flickr.txt
+  since "trained"
+  translate() { # run, split
+    gunzip -c "$from/$2.lc.norm.tok.en.gz" | python3 -m weft translate "runs/m30k-$1" --average ${AVERAGE:-10} --beam 5 --alpha 1.0 \
+      --penalty length --batch 256 >"runs/multi30k-$1-$2.txt" 2>>"runs/m30k-$1.log"
+  }
+  for recipe in sp bpe6k; do
+    for run in $(for seed in $seeds; do echo de-$recipe-$seed; done) fr-$recipe-1; do translate $run val & done
+  done
+  wait
+  python3 configs/sittings/bleu.py "$from" runs | tee "$OUT/multi30k-bleu.txt"
+  chosen=$(grep "^de-.* val:" "$OUT/multi30k-bleu.txt" | python3 -c "
+import re, sys, collections
+found = collections.defaultdict(list)
+for line in sys.stdin:
+    found[line.split('-')[1]].append(float(re.search(r'BLEU = ([0-9.]+)', line)[1]))
+print(max(found, key=lambda name: sum(found[name]) / len(found[name])))")
+  since "validation likes $chosen"
+  for run in $(for seed in $seeds; do echo de-$chosen-$seed; done) fr-$chosen-1; do translate $run test_2016_flickr & done
+  wait
+  python3 configs/sittings/bleu.py "$from" runs | tee "$OUT/multi30k-bleu.txt"
+  for log in runs/m30k-??-*.log; do tail -3 "$log" | sed "s/^/$(basename "$log"): /"; done >"$OUT/multi30k-final.log"
+  for run in runs/m30k-??-*-?; do sed "s/^{/{\"run\": \"$(basename $run)\", /" $run/metrics.jsonl; done >"$OUT/multi30k-final.jsonl"
+  tar -czf "$OUT/multi30k-translations.tgz" -C runs $(cd runs && ls multi30k-*.txt)
+  since "all"
 fi

@@ -23,6 +23,7 @@ from . import (
     plan,
     plot,
     profile,
+    reproduce,
     search,
     show,
     train,
@@ -53,6 +54,7 @@ app.command(epilog=plot.EXAMPLES, rich_help_panel=TRAIN)(plot.plot)
 app.command(epilog=launch.EXAMPLES, rich_help_panel=TRAIN, context_settings={"allow_interspersed_args": False})(
     launch.launch
 )
+app.command(epilog=reproduce.EXAMPLES, rich_help_panel=TRAIN)(reproduce.reproduce)
 app.command("eval", epilog=evaluate.EXAMPLES, rich_help_panel=ASK)(evaluate.evaluate)
 app.command(epilog=decoding.GENERATE_EXAMPLES, rich_help_panel=ASK)(decoding.generate)
 app.command(epilog=decoding.TRANSLATE_EXAMPLES, rich_help_panel=ASK)(decoding.translate)
