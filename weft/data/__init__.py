@@ -14,6 +14,7 @@ from .chats import Conversations, chat_dataset
 from .datasets import Dataset, check_vocab_of
 from .errors import DataError
 from .files import Progress
+from .growing import Growing
 from .images import Images, image_dataset
 from .lm import Documents, Windows, lm_dataset
 from .mixtures import Concatenated, Mixture
@@ -65,6 +66,7 @@ __all__ = [
     "Images",
     "Conversations",
     "Mixture",
+    "Growing",
     "Concatenated",
     "Preferences",
     "check_vocab_of",

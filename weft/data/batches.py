@@ -57,13 +57,16 @@ class Batches:
         return float(self.order.steps)
 
     @property
-    def state(self) -> None:
-        """What `seek` needs beside the step: nothing."""
+    def state(self) -> dict[str, Any] | None:
+        """What `seek` needs beside the step, of data that have a state."""
+        return getattr(self.dataset, "state", None)
 
     def seek(self, step: int, state: Any = None) -> None:
         """Makes batch `step` the next, a late one as fast as an early one."""
         if step < 0:
             raise DataError(f"there is no step {step}", fix="steps count from 0")
+        if state is not None and (restore := getattr(self.dataset, "restore", None)) is not None:
+            restore(state)
         if step != self._step:
             self.close()
             self._step = step

@@ -23,14 +23,17 @@ class Concatenated:
 
     bucket_of: np.ndarray | None = None
 
-    def __init__(self, parts: Sequence[Dataset]):
+    def __init__(self, parts: Sequence[Dataset], *, with_segments: bool | None = None):
+        """All rows have segments where any has, or as it is said."""
         if any(part.bucket_of is not None for part in parts):
             raise DataError("a mixture has no buckets", fix="pack its pairs: leave `train.buckets` out")
         self.parts = tuple(parts)
         self.offsets = np.cumsum([0, *map(len, parts)])
         known = [part.vocab for part in parts if part.vocab is not None]
         self.vocab: int | None = max(known, default=None)
-        self._has_segments = any("segments" in part.take(np.array([0])) for part in parts)
+        self._has_segments = with_segments
+        if with_segments is None:
+            self._has_segments = any("segments" in part.take(np.array([0])) for part in parts)
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

@@ -25,7 +25,7 @@ PYTHON = "python"
 HELD_OUT = 0.05
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
 _SKIPPED = {"test", "tests", "idle_test", "idlelib_test", "site-packages", "dist-packages", "__pycache__"}
-_PLAIN = ("longest_line", "expansion", "field", "dtype", "vocab", "end", "template", "answers")
+_PLAIN = ("longest_line", "expansion", "field", "dtype", "vocab", "end", "template", "answers", "grows")
 
 
 def open_source(spec: Any) -> Source:
@@ -70,6 +70,8 @@ def _open_mixture(table: dict[str, Any]) -> Source:
         if not is_real(weight) or not math.isfinite(weight) or weight <= 0:
             fix = "give a number above 0, or leave the part out: shares are weights over their sum"
             raise DataError(f"`weight` of part {number} of `mixture` is {weight!r}", fix=fix)
+        if table.get("grows") or part.get("grows"):
+            raise DataError(f"part {number} of `mixture` grows", fix="leave `grows` out, or let it be all of the data")
         if "mixture" in part:
             raise DataError(f"part {number} of `mixture` is a mixture itself", fix="list its parts with the others")
         try:
@@ -157,6 +159,10 @@ def _make_source(form: str, files: Iterable[Path], names: Iterable[str], table: 
         shared = {key: value for key, value in table.items() if key not in ("path", "evaluation", "held_out", "range")}
         same = {} if form in RECORDS and "format" not in table else {"format": form}  # these are told by their names
         apart, held_out = open_source(shared | same | dict(beside)), 0
+    if table.get("grows") and (held_out or form in ("tokens", "images", "pairs")):
+        what = f"`held_out = {held_out}` is a share of its end" if held_out else f"{form} are read as a whole"
+        fix = "hold files apart: `evaluation = FILE`" if held_out else "leave `grows` out"
+        raise DataError(f"the data grow, and {what}", fix=fix)
     return Source(
         format=form,
         files=files,

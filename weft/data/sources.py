@@ -47,6 +47,7 @@ class SourceTable:
     template: str
     answers: str = one_of("all", "last")
     mixture: list[dict]
+    grows: bool
     longest_line: int
     expansion: int
 
@@ -77,6 +78,8 @@ class Source:
     range: tuple[int, int] | None = None
     template: str | None = None
     answers: str = "all"
+    grows: bool = False
+    """Whether files come to it while it is learned from."""
     parts: tuple["Source", ...] = ()
     """Of a mixture: each with its weight."""
     weights: tuple[float, ...] = ()

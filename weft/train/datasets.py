@@ -4,13 +4,17 @@ Imports the data and the configuration. What is wrong with data is said with the
 """
 
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from .. import data
+from ..data.files import content_key
 from ..data.streams import OwnStream
 from ..models import LMConfig, Seq2SeqConfig
 from .config import ConfigError, RunConfig
@@ -97,6 +101,16 @@ def _dataset(
         if source.held_apart is not None:
             return open_each(source.held_apart, part="all")
         return data.Concatenated([open_each(each, part=part) for each in source.parts if each.has_evaluation])
+    if source.grows and part == "train":
+        return data.Growing(
+            lambda: data.open_source(config.data),
+            lambda some: _dataset(
+                config, dataclasses.replace(some, grows=False), tokenizer, sliding, where, part=part, **how
+            ),
+            where["cache"] / f"epochs-{content_key(dict(config.data))}",
+            is_first=jax.process_index() == 0,
+            with_segments=config.train.pack and not config.train.across and not config.is_dpo,
+        )
     options: dict[str, Any] = {"length": config.length, "pack": config.train.pack, "part": part, **where, **how}
     template = _template_of(config, source)
     if source.format in data.WITH_ANSWERS:

@@ -143,7 +143,10 @@ class Folder:
             self._refuse_unless_wanted(f"{self.path} was begun with another tokenizer, of {old.vocab} ids")
             self.say(f"goes on with another tokenizer than before, of {tokenizer.vocab} ids")
         if (before := self._data_before()) is not None:
-            now = self._data_now
+            now = dict(self._data_now)
+            if self.config.data.get("grows"):  # what came since is for its next epoch
+                known = {name for name, _ in before["learned"]}
+                now["learned"] = [each for each in now["learned"] if each[0] in known]
             if changes := _differences(before["learned"], now["learned"]):
                 self._refuse_unless_wanted(f"{self.path} was begun with other data: {changes}")
                 self.say(f"goes on with other data: {changes}")
