@@ -18,6 +18,7 @@ from weft.train.keys import lines_of
 from weft.train.own.code import CodeError
 from weft.train.own.copies import keep_code
 from weft.train.own.trust import TrustError
+from weft.train.start import first_weights
 from weft.train.trainer import Options
 
 from . import own_net
@@ -253,3 +254,12 @@ def test_a_model_of_ones_own_reads_texts(tmp_path):
     run(parse(values, lines_of(tmp_path / "run.toml", "")), tmp_path / "run")
     found = losses(tmp_path / "run")
     assert found[10] < found[1]
+
+
+def test_weights_of_a_run_are_those_another_begins_with(straight, tmp_path):
+    config = config_of(init_from=str(straight), train={"steps": 1})
+    first = first_weights(config, *config.runs_on)
+    np.testing.assert_array_equal(wf.get(first.first.weight), wf.get(Run(straight).load().first.weight))
+    with pytest.raises(ConfigError, match="leave out what `model` changes"):
+        wider = config_of(init_from=str(straight), model={"width": 32})
+        first_weights(wider, *wider.runs_on)

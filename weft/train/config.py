@@ -73,7 +73,7 @@ def parse(values: Mapping[str, Any], where: Where, *, trust: Trust = False) -> R
             checked[key] = _table(key, value, where)
         else:
             checked[key] = _value(key, known[key], value, where)
-    config = RunConfig(**checked, where=where)
+    config = RunConfig(**checked, where=where, trust=trust)
     check_together(config, where)
     return config
 
@@ -98,13 +98,11 @@ def _open_table(name: str, values: Any, where: Where) -> dict[str, Any]:
 
 
 def _own_data(values: Mapping[str, Any], where: Where, trust: Trust, *, is_library: bool) -> OwnData:
-    """The data of a call, if it may be run."""
+    """The data of a call, which is run when they are opened."""
     if (resume := values.get("resume", RESUME[0])) not in RESUME:
         raise ConfigError(f"`data.resume` is {resume!r}", fix=closest(str(resume), RESUME), at=where("data.resume"))
     call = read_call({key: x for key, x in values.items() if key != "resume"}, "data", where.file, where)
-    need_trust(call, Path(where.file), trust)
-    call.check()
-    return OwnData(call, weighted=is_library, resume=resume)
+    return OwnData(call, Path(where.file), trust, weighted=is_library, resume=resume)
 
 
 def _own_model(values: Mapping[str, Any], where: Where, trust: Trust) -> OwnModel:

@@ -13,6 +13,7 @@ from ..libraries import import_library
 from ..mesh import Mesh, as_mesh
 from .own.data import OwnData
 from .own.model import OwnModel
+from .own.trust import Trust
 from .tables import TABLES, Checkpoint, Evaluation, Lora, Optimizer, Schedule, Tracking, Train
 
 CONFIG = "config.toml"
@@ -56,6 +57,8 @@ class RunConfig:
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     lora: Lora = dataclasses.field(default_factory=Lora)
     metrics: Tracking = dataclasses.field(default_factory=Tracking)
+    trust: Trust = dataclasses.field(default=False, compare=False, repr=False)
+    """Whether code of somebody else's, which a run it begins with calls, may be run."""
     where: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Where each key stands, for errors that come later."""
 

@@ -33,7 +33,7 @@ def first_weights(config: RunConfig, mesh: Mesh, layout: Layout) -> Any:
     folder = Path(config.init_from).expanduser()
     cut = {name: getattr(config.model, name, None) for name in _CUT}
     if (folder / CONFIG).exists():
-        run = Run(folder)
+        run = Run(folder, config.trust)
         model = run.load(mesh, layout if _is_cut(run.settings, cut) else _without_stages(layout))
         model = nn.lora.merge(model) if run.settings.lora.rank else model
     else:

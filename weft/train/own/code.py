@@ -125,10 +125,6 @@ class OwnCall:
         """As the run's own folder names it, beside the copy it has of the code."""
         return {"call": f"{CODE}/{self.table}/{self.name}", **self.options}
 
-    def check(self) -> None:
-        """Raises where there is no such function, or where it does not take the options."""
-        self._bound(*(["train"] if self.table == "data" else []))
-
     def __call__(self, *args: Any) -> Any:
         """What the function gives of `args` and the options."""
         call = self._bound(*args)

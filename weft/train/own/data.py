@@ -6,6 +6,7 @@ is held out.
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from ...data.streams import OwnStream
 from ...dims import Dim
 from ...tensor import Tensor, tensor
 from .code import CodeError, OwnCall, users_code
+from .trust import Trust, need_trust
 
 Opened = OwnRows | OwnStream
 RESUME = ("exact", "approximate")
@@ -24,8 +26,9 @@ RESUME = ("exact", "approximate")
 class OwnData:
     """The data of a run that a call gives, opened when they are asked for."""
 
-    def __init__(self, call: OwnCall, *, weighted: bool, resume: str = RESUME[0]):
+    def __init__(self, call: OwnCall, file: Path, trust: Trust, *, weighted: bool, resume: str = RESUME[0]):
         self.call, self._weighted, self._resume = call, weighted, resume
+        self._file, self._trust = file, trust
 
     @functools.cached_property
     def training(self) -> Opened:
@@ -47,6 +50,7 @@ class OwnData:
         return {name: _shape(batch, data.dims[name], shape, dtype) for name, (shape, dtype) in data.form.of_row.items()}
 
     def _open(self, part: str) -> Opened | None:
+        need_trust(self.call, self._file, self._trust)
         given = self.call(part)
         if given is None:
             return None
