@@ -657,8 +657,8 @@ fault("a-zigzag-swaps-its-halves", "ops/ring.py",
 # ---- training
 
 fault("a-run-goes-on-one-batch-back", "train/trainer.py",
-      "run.batches.seek(at + saver.skipped)\n    stop.check()",
-      "run.batches.seek(max(at - 1, 0) + saver.skipped)\n    stop.check()",
+      "run.batches.seek(at + saver.skipped, saver.data)\n    stop.check()",
+      "run.batches.seek(max(at - 1, 0) + saver.skipped, saver.data)\n    stop.check()",
       "train/test_resume.py -k 'crashed or another_mesh'")
 fault("noise-is-the-same-in-every-step", "train/step.py",
       "key = jax.random.fold_in(_key(config, _NOISE), number)", "key = _key(config, _NOISE)",
@@ -676,8 +676,7 @@ fault("the-scale-of-the-loss-stays-in-the-log", "train/log.py",
       'row["loss"] /= config.train.loss_scale or 1.0', 'row["loss"] /= 1.0',
       "train/test_optimizers.py -k scaled_loss")
 fault("microbatches-count-alike-whatever-they-hold", "train/step.py",
-      'return value * metrics["tokens"], metrics["tokens"]', 'return value, metrics["tokens"] * 0 + 1',
-      "train/test_optimizers.py -k microbatches")
+      "return value * weight, weight", "return value, weight * 0 + 1", "train/test_optimizers.py -k microbatches")
 fault("a-bad-step-changes-the-moments", "train/step.py",
       "lambda a, b: jnp.where(is_good, a, b), new, state.inner)", "lambda a, b: a, new, state.inner)",
       "train/test_nonfinite.py -k bad_step_changes_nothing")

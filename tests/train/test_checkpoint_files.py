@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.errors import WeftWarning
-from weft.train.checkpoints import CheckpointError, Checkpoints, _sums_of_bits
+from weft.train.checkpoints import CheckpointError, Checkpoints, sums_of_bits
 
 from .running import config_of, run
 
@@ -62,9 +62,7 @@ def test_a_sum_of_bits_is_another_where_a_bit_or_a_place_is_another():
         np.where(x == x[1, 3], -x, x),
         x.reshape(2, 12),
     ]
-    sums = [
-        int(value) for value in _sums_of_bits({str(i): jnp.asarray(a) for i, a in enumerate([x, *others])}).values()
-    ]
+    sums = [int(value) for value in sums_of_bits({str(i): jnp.asarray(a) for i, a in enumerate([x, *others])}).values()]
     assert len(set(sums)) == len(others) and sums[-1] == sums[0]  # as many numbers in the same order are the same
 
 

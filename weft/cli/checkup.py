@@ -57,13 +57,12 @@ def look_at_packages() -> Iterator[Finding]:
     yield Finding(
         "versions", "Python", f"{platform.python_version()} ({sys.executable})", BROKEN if is_old else OK, fix
     )
-    try:
-        yield Finding("versions", "Weft", importlib.metadata.version(PACKAGE))
-        needed = importlib.metadata.requires(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
+    if (version := _version(PACKAGE)) is None:
         fix = "install it: `pip install -e .` in Weft's folder"
         yield Finding("versions", "Weft", "runs from its source, and is not installed", MISSING, fix)
         return
+    yield Finding("versions", "Weft", version)
+    needed = importlib.metadata.requires(PACKAGE) or []
     by_extra: dict[str, list[str]] = {}
     for requirement in needed:
         of_extra = _EXTRA.search(requirement)
