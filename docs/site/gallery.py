@@ -111,31 +111,20 @@ def draw_losses_of_layouts(text: str, axes: Any) -> None:
     axes.set_ylabel("nats a byte")
 
 
-def draw_memory(text: str, axes: Any) -> None:
-    """Peak memory of a processor by the number that share a sequence."""
-    found = re.findall(r"x=(\d+) +(\S+) MiB", text)
-    axes.plot([int(ways) for ways, _ in found], [number(size) for _, size in found], marker="o")
-    axes.set_xlabel("processors that share the sequence")
-    axes.set_ylabel("MiB held by each")
-    axes.set_ylim(bottom=0)
-
-
 PICTURES: dict[str, tuple[str, Draw]] = {
     "02_same_answer": ("One net, one answer; what each layout sends", draw_layouts),
     "04_mnist": ("A classifier of digits learns", draw_curve),
     "07_split_image": ("An image split in strips, and in tiles", draw_halos),
     "08_transformer_lm": ("A language model under three layouts: one curve", draw_losses_of_layouts),
     "10_experts": ("Experts: tokens stay, or travel", draw_experts),
-    "14_long_context": ("Ring attention: a long sequence, held in parts", draw_memory),
     "15_pipeline": ("Pipelines and their bubbles", draw_bubbles),
     "17_unet": ("A U-Net learns to segment a volume split over four processors", draw_curve),
 }
-ARGUMENTS = {"14_long_context": ["1024"]}
 
 
 def print_of(name: str) -> str:
     """What an example prints."""
-    command = [sys.executable, f"examples/{name}.py", *ARGUMENTS.get(name, [])]
+    command = [sys.executable, f"examples/{name}.py"]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 

@@ -95,8 +95,9 @@ def page() -> str:
 
 
 def _kind(error: Exception) -> str:
-    public = type(error).__name__ in wf.__all__
-    return f"weft.{type(error).__name__}" if public else f"{type(error).__module__}.{type(error).__name__}"
+    """The name by which a user may catch it: `weft.DimError`, `weft.data.DataError`."""
+    name, room = type(error).__name__, type(error).__module__.split(".")[1]
+    return f"weft.{name}" if name in wf.__all__ else f"weft.{room}.{name}"
 
 
 def _block(language: str, text: str) -> str:
