@@ -82,6 +82,16 @@ def test_experts_need_no_dim_called_batch(gating, layout):
     assert {name: float(v) for name, v in same.items()} == pytest.approx({n: float(v) for n, v in told.items()})
 
 
+@pytest.mark.parametrize("gating", ["choice", pytest.param("top2", marks=pytest.mark.slow)])
+def test_experts_take_tokens_along_a_dim_of_any_name(gating):
+    layer = nn.MixtureOfExperts(D, F, E, gating=gating, key=key)
+    want, _ = jax.jit(lambda m, x: m(x))(layer, x)
+    named = lambda m, x: m(x, over="patch")[0]  # noqa: E731
+    got = wf.spmd(named, mesh="x=2,y=2", layout="batch:x,experts:y")(layer, x.rename(length="patch"))
+    assert got.dims.names == ("batch", "patch", "d_model")
+    np.testing.assert_allclose(array(got), array(want), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("gating", ["switch", "choice"])
 def test_experts_take_one_sequence_alone(gating):
     layer = nn.MixtureOfExperts(D, F, E, gating=gating, key=key)

@@ -24,6 +24,7 @@ from ..tensor import Tensor
 from .arguments import check_choice, check_count, check_dim, check_dims, check_matmul_dtype, check_number
 from .dropless import best_experts, run_experts
 from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
+from .places import as_places
 from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
 
 REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
@@ -113,15 +114,17 @@ class MixtureOfExperts(eqx.Module):
 
     @public
     def __call__(
-        self, h: Tensor, *, key: Any = None, drops: bool = True, rename: Any = None
+        self, h: Tensor, *, key: Any = None, drops: bool = True, rename: Any = None, over: str = "length"
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result, as `h`; and the router's report.
+        """The result, as `h`; and the router's report. Tokens are along `over`.
 
         The report has the router's losses, how many places were taken, and how many tokens found none (`dropped`).
         Without `drops` each expert has room for all tokens; so it has where `h` is one token of each sequence. `rename`
         lets the result leave under other names, as in `einsum`.
         """
-        y, statistics = self.run(h, key=key, drops=drops, rename=rename)
+        y, statistics = self.run(as_places(h, over), key=key, drops=drops, rename=rename)
+        if over != "length" and y.dims.has("length"):
+            y = y.rename(length=h.dim(over))
         return y, summarise(statistics)
 
     def run(self, h: Tensor, *, key: Any = None, drops: bool = True, rename: Any = None) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from ..tensor import Tensor, is_tensor
 
 def as_places(tree: Any, over: str) -> Any:
     """Every tensor with `over` called `length`, and `memory_` of it `memory_length`."""
+    if over == "length":
+        return tree
 
     def rename(x: Any) -> Any:
         if not is_tensor(x):
