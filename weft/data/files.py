@@ -19,6 +19,7 @@ from ..small_files import Reader, short, summed
 from .atomic import write_atomic
 from .compression import BLOCK, COMPRESSED, EXPANSION, decompress
 from .errors import DataError
+from .remote import RemotePath, open_bytes
 
 LONGEST_LINE = 1 << 20
 _TABLES = {  # how files of tables begin, and how they are made lines of JSON
@@ -38,8 +39,12 @@ def plain_name(path: Path) -> str:
     return path.stem if path.suffix in COMPRESSED else path.name
 
 
-def files_in(path: Path, pattern: str = "*") -> list[Path]:
+def files_in(path: Any, pattern: str = "*") -> list[Any]:
     """The file itself, or those in and below a folder by name, without hidden ones."""
+    if isinstance(path, RemotePath):
+        if not (there := path.files(pattern)):
+            raise DataError(f"there is no {path}, nor a file in it of the form {pattern!r}", fix="see how it is named")
+        return list(there)
     if not os.path.exists(path):
         raise DataError(f"there is no {short(path)}", fix="give a file or a folder that is there")
     if not path.is_dir():
@@ -174,8 +179,8 @@ def _garbage(path: Path, line: int, what: str, content: bytes) -> DataError:
 @contextlib.contextmanager
 def open_file(path: Path, expansion: int = EXPANSION) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The content of a file as a stream, and the file, whose place says how far."""
-    with _reading(path, lambda: "its beginning"), open(path, "rb") as raw:
-        yield decompress(path, raw, os.fstat(raw.fileno()).st_size, expansion), raw
+    with _reading(path, lambda: "its beginning"), open_bytes(path) as raw:
+        yield decompress(path, raw, path.stat().st_size, expansion), raw
 
 
 def read_all(stream: IO[bytes], most: int | None = None) -> bytes:
@@ -224,7 +229,7 @@ def content_key(*parts: Any) -> str:
 
 def ends_key(file: Path) -> str:
     """A hash of a file's size, first and last block: quick, also of a huge file."""
-    with _reading(file, lambda: "its beginning"), open(file, "rb") as stream:
+    with _reading(file, lambda: "its beginning"), open_bytes(file) as stream:
         size, first = file.stat().st_size, stream.read(BLOCK)
         stream.seek(max(size - BLOCK, 0))
         return hashlib.blake2b(b"%d|" % size + first + stream.read(BLOCK), digest_size=16).hexdigest()
@@ -256,6 +261,8 @@ class Hashes:
         return hashes
 
     def _of(self, file: Path) -> str:
+        if isinstance(file, RemotePath):
+            return content_key(str(file), file.print())
         with _reading(file, lambda: "its beginning"):
             status = file.stat()
             known_by = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"

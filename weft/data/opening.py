@@ -9,7 +9,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Mapping
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..checks import is_real
@@ -18,6 +18,7 @@ from ..small_files import is_file, short
 from .compression import COMPRESSED
 from .errors import DataError
 from .files import files_in, plain_name
+from .remote import RemotePath, as_path, has_stars
 from .sources import FORMATS, RECORDS, SOURCE_KEYS, Source
 from .tables import SUFFIXES, is_saved_dataset, saved_files
 
@@ -108,7 +109,7 @@ def _kind_of(source: Source) -> str:
 
 def _open_paths(table: dict[str, Any], form: str | None) -> Source:
     listed = table["path"] if isinstance(table["path"], list | tuple) else [table["path"]]
-    paths = [Path(path).expanduser() for path in listed]
+    paths = [as_path(path) for path in listed]
     if not paths:
         raise DataError("`path` names no file", fix="name one, or several")
     if form == "pairs" or (form is None and (table.get("source") or _is_parallel(paths))):
@@ -126,8 +127,11 @@ def _open_paths(table: dict[str, Any], form: str | None) -> Source:
     return _make_source(form, files, names, table)
 
 
-def _find(path: Path, pattern: str) -> tuple[Path, list[Path]]:
+def _find(path: Any, pattern: str) -> tuple[Any, list[Any]]:
     """The files a path stands for, and the folder that their names are read from."""
+    if isinstance(path, RemotePath):
+        stars = next((i for i, part in enumerate(path.parts) if has_stars(PurePosixPath(part))), len(path.parts))
+        return RemotePath(*path.parts[:stars]), files_in(path, pattern)
     if is_saved_dataset(path):
         return path, saved_files(path)
     magic = next((i for i, part in enumerate(path.parts) if has_magic(part)), None)

@@ -14,6 +14,7 @@ from ..small_files import Reader
 from .compression import ALWAYS, EXPANSION, refuse_expansion
 from .errors import DataError, import_library
 from .files import Watch
+from .remote import RemotePath, open_bytes
 
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 FORMATS = ("parquet", "arrow")
@@ -98,7 +99,8 @@ def _open(path: Path, held: contextlib.ExitStack) -> tuple[list[str], int, Any]:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
-    file = held.enter_context(arrow.memory_map(str(path)))
+    is_here = not isinstance(path, RemotePath)
+    file = held.enter_context(arrow.memory_map(str(path)) if is_here else arrow.PythonFile(open_bytes(path), "r"))
     begin = bytes(file.read(8))
     file.seek(0)
     if begin.startswith(b"PAR1") or path.suffix == ".parquet":

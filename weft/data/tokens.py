@@ -18,6 +18,7 @@ from ..small_files import Reader
 from .cache import make_once
 from .errors import DataError
 from .files import Progress, content_key, open_file, plain_name, read_all
+from .remote import RemotePath
 from .sources import DocumentPiece, Source
 from .tokenizers import Tokenizer
 
@@ -210,6 +211,8 @@ def _join(source: Source, arrays: list[np.ndarray], vocab: int, cache: Path) -> 
 def _array(file: Path, source: Source) -> np.ndarray:
     """The array in a file: memory-mapped, or read where it is compressed."""
     name, is_packed = plain_name(file), plain_name(file) != file.name
+    if isinstance(file, RemotePath):
+        raise DataError(f"{file} is elsewhere, and arrays of tokens are mapped into memory", fix="copy it here first")
     with open_file(file, source.expansion) as (stream, _):
         shape, dtype = _header(file, stream) if name.endswith(".npy") else (None, _dtype(file, source.dtype))
         begin = stream.tell() if not is_packed else 0
