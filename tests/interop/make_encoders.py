@@ -19,12 +19,14 @@ from tests.interop.make_fixtures import FIXTURES, fill
 VOCAB = 29
 BERT = dict(vocab_size=VOCAB, hidden_size=8, num_attention_heads=4, intermediate_size=8, num_hidden_layers=2)
 BERT |= dict(max_position_embeddings=16, num_labels=3, pad_token_id=0)
+MODERN = BERT | dict(num_hidden_layers=4, local_attention=4, bos_token_id=1, eos_token_id=1)
 VIT = dict(hidden_size=8, num_attention_heads=4, intermediate_size=8, num_hidden_layers=2, num_labels=4)
 VIT |= dict(image_size=(8, 12), patch_size=4)
 T5 = dict(vocab_size=VOCAB, d_model=8, d_kv=2, d_ff=8, num_heads=4, num_layers=2, relative_attention_num_buckets=8)
 MADE = {
     "t5-encoder": (transformers.T5EncoderModel, transformers.T5Config(**T5, feed_forward_proj="gated-gelu")),
     "bert": (transformers.BertForPreTraining, transformers.BertConfig(**BERT)),
+    "modernbert": (transformers.ModernBertForMaskedLM, transformers.ModernBertConfig(**MODERN)),
     "vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**VIT)),
     "bert-classes": (transformers.BertForSequenceClassification, transformers.BertConfig(**BERT)),
 }

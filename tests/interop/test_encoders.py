@@ -9,7 +9,7 @@ from tests.errors.raised import error_of
 from tests.interop.folders import FIXTURES, TOLERANCE, changed, config, expected, loaded, same_bits, tensors
 from weft import interop, models
 
-NAMES = ("bert", "bert-classes", "t5-encoder", "vit")
+NAMES = ("bert", "bert-classes", "modernbert", "t5-encoder", "vit")
 LAYOUTS = ["batch:rows,heads:cols,d_ff:cols", "length:rows,stream:rows,params.d_model:cols"]
 
 
@@ -32,7 +32,7 @@ def compare(model, given, **tolerance):
         np.testing.assert_allclose(found[counts], given[name][counts], **tolerance)
 
 
-@pytest.mark.quick("bert", "t5-encoder", "vit")
+@pytest.mark.quick("bert", "modernbert", "vit")
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_those_of_transformers(name):
     assert isinstance(loaded(name), models.ViT if name == "vit" else models.Encoder)
@@ -92,8 +92,13 @@ def test_older_names_and_numbers_of_places_are_read(tmp_path):
         ("bert", {"position_embedding_type": "relative_key"}, "`position_embedding_type` is 'relative_key'"),
         ("bert", {"is_decoder": True}, "`is_decoder` is True"),
         ("bert", {"hidden_size": 9}, "`hidden_size` is 9 and `num_attention_heads` 4"),
+        ("bert", {"model_type": "distilbert"}, "it has no types of words"),
         ("bert", {"model_type": "roberta"}, "says that it is 'roberta', which weft cannot read"),
         ("bert", {"architectures": ["RobertaForMaskedLM"]}, "`architectures` 'RobertaForMaskedLM'"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "`layer_types` is ['full_attention']"),
+        ("modernbert", {"num_hidden_layers": 1}, "`num_hidden_layers` is 1"),
+        ("modernbert", {"architectures": ["ModernBertForQuestionAnswering"]}, "'ModernBertForQuestionAnswering'"),
+        ("modernbert", {"classifier_pooling": "max"}, "`classifier_pooling` is 'max'"),
         ("vit", {"pooler_output_size": 4}, "`pooler_output_size` is 4 and `hidden_size` 8"),
         ("vit", {"image_size": 10}, "`image_size` is [10, 10] and `patch_size` [4, 4]"),
         ("vit", {"image_size": [8]}, "`image_size` is [8]"),

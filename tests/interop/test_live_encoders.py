@@ -13,8 +13,11 @@ from tests.interop import make_encoders, make_fixtures  # noqa: E402  (they need
 
 VOCAB, CLASSES = 43, 3
 T5 = dict(d_kv=4, num_heads=2, d_ff=10, d_model=8, num_layers=2, relative_attention_num_buckets=8, vocab_size=VOCAB)
+BASES = {"full_attention": 500.0, "sliding_attention": 20.0}
 SIZES = dict(vocab_size=VOCAB, hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=2)
 SIZES |= dict(max_position_embeddings=16, num_labels=CLASSES, pad_token_id=0)
+MODERN = SIZES | dict(num_hidden_layers=4, local_attention=4, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+MODERN |= dict(rope_parameters={kind: {"rope_type": "default", "rope_theta": base} for kind, base in BASES.items()})
 IMAGES = dict(hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=2, num_labels=CLASSES)
 IMAGES |= dict(image_size=8, patch_size=4)
 MADE = {
@@ -34,6 +37,18 @@ MADE = {
         SIZES | dict(num_attention_heads=4, hidden_act="relu"),
     ),
     "bert-alone": ("BertModel", "Bert", SIZES | dict(layer_norm_eps=1e-3)),
+    "modern-words": ("ModernBertForMaskedLM", "ModernBert", MODERN),
+    "modern-classes": ("ModernBertForSequenceClassification", "ModernBert", MODERN | dict(classifier_bias=True)),
+    "modern-mean": ("ModernBertForSequenceClassification", "ModernBert", MODERN | dict(classifier_pooling="mean")),
+    "modern-token-classes": ("ModernBertForTokenClassification", "ModernBert", MODERN | dict(num_hidden_layers=3)),
+    "modern-alone": ("ModernBertModel", "ModernBert", MODERN | dict(layer_types=["sliding_attention"] * 4)),
+    "modern-biased": (
+        "ModernBertForMaskedLM",
+        "ModernBert",
+        MODERN | dict(attention_bias=True, mlp_bias=True, norm_bias=True, decoder_bias=False, hidden_activation="silu"),
+    ),
+    "modern-untied": ("ModernBertForMaskedLM", "ModernBert", MODERN | dict(tie_word_embeddings=False)),
+    "modern-global": ("ModernBertForMaskedLM", "ModernBert", MODERN | dict(layer_types=["full_attention"] * 4)),
     "vit": ("ViTForImageClassification", "ViT", IMAGES),
     "vit-wide": ("ViTForImageClassification", "ViT", IMAGES | dict(image_size=(8, 12), patch_size=(2, 4))),
     "vit-biasless": ("ViTForImageClassification", "ViT", IMAGES | dict(qkv_bias=False, hidden_act="gelu_new")),
@@ -93,7 +108,8 @@ def test_logits_are_those_of_transformers_and_so_are_those_of_what_is_written(na
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", ["t5-gated", "umt5", "bert-pretraining", "bert-classes", "bert-token-classes", "vit", "vit-alone"]
+    "name",
+    ["t5-gated", "umt5", "bert-pretraining", "bert-classes", "bert-token-classes", "modern-mean", "vit", "vit-alone"],
 )
 def test_a_layout_changes_no_logits(name, layout, tmp_path):
     first = made(name)
@@ -124,7 +140,17 @@ def batch_of(name, given, random):
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-words", "bert-untied", "bert-classes", "bert-token-classes", "vit", "vit-biasless"]
+    "name",
+    [
+        "bert-words",
+        "bert-untied",
+        "bert-classes",
+        "bert-token-classes",
+        "modern-words",
+        "modern-classes",
+        "vit",
+        "vit-biasless",
+    ],
 )
 def test_the_loss_and_its_gradients_are_those_of_transformers(name, tmp_path):
     model = made(name)

@@ -41,8 +41,8 @@ class FileEntry:
     path: str
     name: str
     dims: str
-    layers: tuple[int, ...] = ()
-    """The number in the file of each of the stacked layers."""
+    layers: tuple[int | None, ...] = ()
+    """The number in the file of each of the stacked layers; None for one that has no such tensor."""
     share: "Share | None" = None
     """The part of the tensor that is this parameter, where it holds several side by side."""
     ones: int = 0
@@ -86,7 +86,7 @@ class Parameter:
 
     def name(self, places: Sequence[int]) -> str:
         """The tensor that holds these places of the counted dims."""
-        numbers = dict(zip((dim.name for dim in self.counted), places, strict=True))
+        numbers: dict[str, int | None] = dict(zip((dim.name for dim in self.counted), places, strict=True))
         if "layers" in numbers:
             numbers["layers"] = self.entry.layers[self._layer(places)]
         return self.entry.name.format(**numbers)
@@ -99,8 +99,11 @@ class Parameter:
         return number
 
     def _is_padding(self, places: Sequence[int]) -> bool:
-        """Whether these are places of the last stage that no layer has."""
-        return any(dim.name == "layers" for dim in self.counted) and self._layer(places) >= len(self.entry.layers)
+        """Whether these are places that no layer has, or one without such a tensor."""
+        if not any(dim.name == "layers" for dim in self.counted):
+            return False
+        number = self._layer(places)
+        return number >= len(self.entry.layers) or self.entry.layers[number] is None
 
     def places(self) -> Iterator[tuple[int, ...]]:
         everywhere = itertools.product(*(range(dim.count) for dim in self.counted))

@@ -20,6 +20,7 @@ from .files import DTYPES, Stored, WeightsError, check_free, write
 from .gpt2 import GPT2
 from .llama import LLAMA
 from .mapping import Parameter, parameters, tensors_to_write
+from .modernbert import MODERNBERT
 from .switch import SWITCH
 from .t5 import T5, T5_ENCODER, UMT5, UMT5_ENCODER
 from .table import DECODERS, remembered
@@ -87,7 +88,8 @@ def _architecture_of(config: Any) -> Architecture:
     if isinstance(config, ViTConfig):
         return VIT
     if isinstance(config, EncoderConfig):
-        return {"relative": UMT5_ENCODER if config.relative_by_layer else T5_ENCODER}.get(config.positions, BERT)
+        of_positions = {"relative": UMT5_ENCODER if config.relative_by_layer else T5_ENCODER, "rotary": MODERNBERT}
+        return of_positions.get(config.positions, BERT)
     if isinstance(config, Seq2SeqConfig):
         return SWITCH if config.experts else UMT5 if config.relative_by_layer else T5
     if fitting := next((family for family in DECODERS if _fits(family, config)), None):

@@ -10,6 +10,7 @@ from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from .mixtral import MIXTRAL, QWEN3_MOE
+from .modernbert import MODERNBERT
 from .switch import SWITCH
 from .t5 import MT5, MT5_ENCODER, T5, T5_ENCODER, UMT5, UMT5_ENCODER
 from .vit import VIT
@@ -17,11 +18,23 @@ from .vit import VIT
 DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, MIXTRAL, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, NEOX)
 """Language models; where several could hold a model, the first does."""
 ARCHITECTURES: dict[str, Architecture] = {
-    family.model_type: family for family in (T5, MT5, UMT5, BERT, VIT, *DECODERS, SWITCH)
+    family.model_type: family for family in (T5, MT5, UMT5, BERT, MODERNBERT, VIT, *DECODERS, SWITCH)
 }
 ENCODERS = {family.model_type: family for family in (T5_ENCODER, MT5_ENCODER, UMT5_ENCODER)}
 """Encoders alone of families whose models have a decoder too."""
 DIFFERS = {
+    "roberta": "its positions begin behind the padding's id, and its classifier is another",
+    "xlm-roberta": "its positions begin behind the padding's id, and its classifier is another",
+    "distilbert": "it has no types of words, and its tensors have other names",
+    "albert": "all layers share their weights, and its embeddings are narrower",
+    "electra": "its embeddings are narrower, and it tells replaced words apart",
+    "deberta": "attention goes by distances of its own",
+    "deberta-v2": "attention goes by distances of its own",
+    "longt5": "its encoder attends in blocks",
+    "bart": "post-norm stacks whose positions begin at 2",
+    "deit": "a second token beside that of class",
+    "dinov2": "what a layer gives is scaled by weights of its own",
+    "swin": "attention in shifted windows of patches",
     "gptj": "its RoPE turns neighbouring channels, and both parts of a layer read one norm",
     "gpt_neo": "its scores are not scaled, and windows lie in every second layer",
     "codegen": "its RoPE turns neighbouring channels, and q, k, v lie in four blocks",
