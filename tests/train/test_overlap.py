@@ -6,7 +6,7 @@ from tests.train.toys import pairs_file
 from weft.train.config import ConfigError
 from weft.train.datasets import open_data
 
-from .running import config_of
+from .running import config_of, run
 
 
 def test_a_run_learns_from_windows_that_overlap_and_is_judged_by_those_that_do_not(text, tmp_path):
@@ -38,3 +38,13 @@ def test_pairs_do_not_overlap(tmp_path):
     with pytest.raises(ConfigError) as caught:
         open_data(config, tmp_path, None)
     assert "pairs of texts" in caught.value.fact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("judged", "is_told"), [((4000, 5000), False), ((3999, 5000), True)])
+def test_ranges_of_a_file_are_other_data_where_they_have_no_byte_in_common(judged, is_told, text, tmp_path):
+    table = {"path": str(text), "format": "bytes", "range": [0, 4000]}
+    apart = {"path": str(text), "range": list(judged)}
+    config = config_of(text, mesh="", layout="", train={"steps": 1}, data={**table, "evaluation": apart})
+    _, heard = run(config, tmp_path / "run")
+    assert any("JUDGED BY WHAT IT LEARNS FROM" in message for message in heard.messages) == is_told

@@ -133,7 +133,8 @@ class Folder:
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:
         """Names what differs from the beginning: the tokenizer, or files of the data."""
         learned = {print_ for _, print_ in self._data_now["learned"]}
-        if both := [name for name, print_ in self._data_now["evaluation"] if print_ in learned]:
+        both = [name for name, print_ in self._data_now["evaluation"] if print_ in learned]
+        if both and not _are_ranges_apart(self.config.data):
             self.say(f"IT IS JUDGED BY WHAT IT LEARNS FROM: {', '.join(both)}. fix: name other files in `evaluation`")
         if not self.checkpoints.steps:
             self._compare_with_start(tokenizer)
@@ -208,6 +209,13 @@ def learned_files(run: Path, source: data.Source) -> list[str]:
         learned = {print_ for _, print_ in _read_data(run / DATA)["learned"]}
         return [name for name, print_ in source.prints(run / CACHE) if print_ in learned]
     return []
+
+
+def _are_ranges_apart(table: Mapping[str, Any]) -> bool:
+    """Whether what is learned and what is held apart are ranges with no common byte."""
+    apart = table.get("evaluation")
+    learned, judged = table.get("range"), apart.get("range") if isinstance(apart, Mapping) else None
+    return bool(learned and judged and (judged[0] >= learned[1] or judged[1] <= learned[0]))
 
 
 def _read_data(path: Path) -> dict[str, Any]:
