@@ -152,8 +152,10 @@ def test_every_run_file_in_the_text_has_keys_that_there_are(tmp_path):
     blocks = [block for path in FILES for block in blocks_of(path) if block.language == "toml"]
     assert blocks
     for number, block in enumerate(blocks):
+        text = block.text.replace("models/flan-t5-small", str(weights))
+        is_whole = re.search(r"^(\[model|model = |init_from = )", text, re.MULTILINE)
         file = tmp_path / f"{number}.toml"
-        file.write_text(block.text.replace("models/flan-t5-small", str(weights)))
+        file.write_text(text if is_whole else f'model = "tiny-lm"\n{text}')  # some tables of a file, shown alone
         read(file)
 
 
