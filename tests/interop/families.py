@@ -139,6 +139,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
         "by layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
         "unscaled": {"scale_attn_weights": False},
+        "inner": {"n_inner": 20, "activation_function": "gelu", "n_layer": 3},
+        "one head": {"n_head": 1, "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 1e-2},
+        "untied": {"activation_function": "relu", "tie_word_embeddings": False, "n_head": 8},
         "both": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
     }),
 }  # fmt: skip

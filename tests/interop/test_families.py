@@ -51,7 +51,9 @@ def results(family, mesh=None, layout=None):
     """The logits, the loss and its gradients, by the tensors of a file."""
     where = () if mesh is None else (mesh, layout)
     model = interop.load(folder_of(family), *where, remat=False)
-    batch = {"inputs": tokens_of(family)[:, :-1], "targets": tokens_of(family)[:, 1:]}
+    tokens = tokens_of(family)
+    weights = np.where(np.arange(tokens.shape[1]) < tokens.shape[1] - 1, 1.0, np.zeros(tokens.shape))
+    batch = {"inputs": tokens, "targets": np.roll(tokens, -1, 1), "weights": weights.astype("float32")}
     batch = {name: wf.tensor(x, "batch length") for name, x in batch.items()}
     run = wf.value_and_grad(lambda model, batch: (model.loss(batch), model.logits(batch["inputs"])), has_aux=True)
     run = jax.jit(run) if mesh is None else wf.spmd(run, mesh=mesh, layout=layout)

@@ -37,6 +37,20 @@ def test_the_largest_has_the_papers_parameters_and_the_scales_of_its_norms():
     assert models.preset("lm-4.90b").param_count == matrices + (6 * 2 + 1) * 1024
 
 
+PUBLISHED = {
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-0.6b": 596_049_920,
+    "gemma3-1b": 999_885_952,
+    "olmo2-1b": 1_484_916_736,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_as_many_parameters_as_the_model_it_is_named_after(name):
+    assert models.preset(name).param_count == PUBLISHED[name]
+
+
 CHANGES = [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "d_ff": 40}, {"levels": 3, "heads": 2}]
 
 

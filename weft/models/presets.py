@@ -71,6 +71,21 @@ def _vit(name: str, **sizes: Any) -> ViTConfig:
     return ViTConfig(name=name, **sizes, d_kv=64, d_ff=4 * sizes["d_model"], classes=1000, epsilon=1e-12)
 
 
+def _as_published(name: str, **sizes: Any) -> LMConfig:
+    """A model as its files say it, with the heads of keys and values as `heads`."""
+    return LMConfig(
+        name=name, **{"norm": "rms", "positions": "rotary", "gated": True, "activation": "silu", "tied_scale": False,
+                      "batch": 64, "length": 4096} | sizes,
+    )  # fmt: skip
+
+
+_GEMMA: dict[str, Any] = {
+    "norm_place": "sandwich", "norm_offset": True, "embedding_scale": True, "activation": "gelu_tanh", "tied": True,
+    "qk_norm": "head", "query_scalar": 256.0, "window": 512, "pattern": "local " * 5 + "global",
+    "rotary_base": 1_000_000.0, "local_base": 10_000.0,
+}  # fmt: skip
+
+
 _TINY: dict[str, Any] = {
     "layers": 8, "d_model": 32, "heads": 8, "d_kv": 8, "d_ff": 64, "vocab": 64, "vocab_multiple": 8, "batch": 8,
     "length": 16, "remat": False, "dtype": "float32", "dropout": 0.1,
@@ -95,6 +110,26 @@ _PRESETS: dict[str, ModelConfig] = {
         _llama(
             "moe-1t", layers=64, d_model=8192, heads=8, group=8, d_kv=128, d_ff=10240, vocab=128256, experts=64,
             gating="top_k",
+        ),
+        _as_published(
+            "mistral-7b", layers=32, d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=32000, epsilon=1e-5,
+            window=4096, max_length=32768,
+        ),
+        _as_published(
+            "mixtral-8x7b", layers=32, d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=32000, epsilon=1e-5,
+            rotary_base=1_000_000.0, experts=8, gating="dropless", top_k=2, balance_loss=0.001, max_length=32768,
+        ),
+        _as_published(
+            "qwen3-0.6b", layers=28, d_model=1024, heads=8, group=2, d_kv=128, d_ff=3072, vocab=151936, tied=True,
+            qk_norm="head", rotary_base=1_000_000.0, max_length=40960,
+        ),
+        _as_published(
+            "gemma3-1b", layers=26, d_model=1152, heads=1, group=4, d_kv=256, d_ff=6912, vocab=262144,
+            max_length=32768, **_GEMMA,
+        ),
+        _as_published(
+            "olmo2-1b", layers=16, d_model=2048, heads=16, d_kv=128, d_ff=8192, vocab=100352, qk_norm="all",
+            norm_place="output", rotary_base=500_000.0,
         ),
         _mt("mt-0.15b", 4, 2048), _mt("mt-0.24b", 8, 4096), _mt("mt-0.42b", 16, 8192), _mt("mt-0.77b", 32, 16384),
         _mt("mt-1.48b", 64, 32768), _mt("mt-2.89b", 128, 65536),
