@@ -169,6 +169,14 @@ def _fill(family: str, name: str, values: np.ndarray) -> np.ndarray:
     return values * np.float32(0.1 if values.ndim == 1 else 1.0 if wide else 0.3)
 
 
+def batch_of(family: str) -> dict[str, np.ndarray]:
+    """Each token to be predicted from those before it, at the library's lengths: the last place has no weight."""
+    tokens = tokens_of(family)
+    weights = np.ones(tokens.shape, "float32")
+    weights[:, -1] = 0
+    return {"inputs": tokens, "targets": np.roll(tokens, -1, 1), "weights": weights}
+
+
 def tokens_of(family: str) -> np.ndarray:
     """Sequences longer than windows, and than what rotations were not stretched for."""
     return np.random.default_rng(len(family)).integers(3, 61, (2, 12))

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 import weft as wf
 from tests.errors.raised import error_of
-from tests.interop.families import FAMILIES, FIRST, tokens_of, values_of
+from tests.interop.families import FAMILIES, FIRST, batch_of, tokens_of, values_of
 from tests.interop.folders import METADATA, TOLERANCE, config, same_bits, tensors
 from weft import decode, interop, models
 from weft.interop.table import ARCHITECTURES, DECODERS, DIFFERS
@@ -51,10 +51,7 @@ def results(family, mesh=None, layout=None):
     """The logits, the loss and its gradients, by the tensors of a file."""
     where = () if mesh is None else (mesh, layout)
     model = interop.load(folder_of(family), *where, remat=False)
-    tokens = tokens_of(family)
-    weights = np.where(np.arange(tokens.shape[1]) < tokens.shape[1] - 1, 1.0, np.zeros(tokens.shape))
-    batch = {"inputs": tokens, "targets": np.roll(tokens, -1, 1), "weights": weights.astype("float32")}
-    batch = {name: wf.tensor(x, "batch length") for name, x in batch.items()}
+    batch = {name: wf.tensor(x, "batch length") for name, x in batch_of(family).items()}
     run = wf.value_and_grad(lambda model, batch: (model.loss(batch), model.logits(batch["inputs"])), has_aux=True)
     run = jax.jit(run) if mesh is None else wf.spmd(run, mesh=mesh, layout=layout)
     (loss, logits), gradients = run(model, batch)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from tests.interop.families import CASES, tokens_of
+from tests.interop.families import CASES, batch_of, tokens_of
 from tests.interop.folders import TOLERANCE, config, same_bits, tensors
 from weft import decode, interop
 
@@ -19,12 +19,11 @@ def test_a_model_of_any_sizes_is_that_of_transformers_and_goes_back(family, name
     theirs = make_families.make(family, name, tmp_path / "theirs")
     wanted = make_families.results_of(theirs, tokens_of(family))
     ours = interop.load(tmp_path / "theirs", remat=False)
-    batch = {"inputs": tokens_of(family)[:, :-1], "targets": tokens_of(family)[:, 1:]}
 
     def run(model, batch):
         return model.loss(batch), model.logits(tokens_of(family))
 
-    batch = {key: wf.tensor(x, "batch length") for key, x in batch.items()}
+    batch = {key: wf.tensor(x, "batch length") for key, x in batch_of(family).items()}
     (loss, logits), gradients = jax.jit(wf.value_and_grad(run, has_aux=True))(ours, batch)
     np.testing.assert_allclose(np.asarray(logits.array)[..., :61], wanted["logits"], atol=TOLERANCE, rtol=0)
     is_said = not ours.config.experts or not ours.config.balance_loss  # else it has what keeps experts in balance too
