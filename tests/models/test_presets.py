@@ -119,7 +119,7 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
     [
         ("lm-4.9b", {}, "there is no preset 'lm-4.9b'", "did you mean `lm-4.90b`?"),
         ("gpt", {}, "there is no preset 'gpt'", "did you mean `gpt2`?"),
-        (3, {}, "there is no preset 3", "use one of: `gpt2`"),
+        (3, {}, "there is no preset 3", "`gpt2`, `gpt2-large`"),
         ("lm-0.14b", {"lenght": 3}, "this model has no `lenght` to change", "did you mean `length`?"),
         ("lm-0.14b", {"length": -3}, "`length` is -3, which is no size", "give a whole number, e.g. `length=8`"),
         ("lm-0.14b", {"heads": 0}, "`heads` is 0, which is no size", "e.g. `heads=8`"),
@@ -128,7 +128,7 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("lm-0.14b", {"vocab": "32k"}, "`vocab` is '32k', which is no size", "e.g. `vocab=8`"),
         ("lm-0.14b", {"tied": 1}, "`tied` is 1, which is no bool", "say `tied=True` or `tied=False`"),
         ("lm-0.14b", {"name": None}, "`name` is None, which is no str", "say `name='my-lm'`"),
-        ("lm-0.14b", {"bias": "qkv"}, "`bias` names 'qkv'", "name some of: q k v o in out norm"),
+        ("lm-0.14b", {"bias": "qkv"}, "`bias` names 'qkv'", "name some of: q k v o in gate out norm"),
         ("lm-0.14b", {"bias": "out"}, "`bias` is 'out'", "name both of `in` and `out`"),
         ("lm-0.14b", {"bias": "norm"}, "`bias` names `norm`, and norms are 'rms'", "say norm='layer'"),
         ("tiny-moe", {"bias": "in out"}, "`bias` names `in` and `out`, and experts have none", "leave them out"),
