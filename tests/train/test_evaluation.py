@@ -101,13 +101,13 @@ def test_scores_are_those_of_sacrebleu():
 def test_a_perfect_translator_is_scored_100(tmp_path, monkeypatch):
     asked = []
 
-    def capitals(model, tokenizer, *, beams, alpha, between):
-        return lambda texts: asked.append((len(texts), beams, alpha)) or [text.upper() for text in texts]
+    def capitals(model, tokenizer, *, beams, alpha, penalty, between, **more):
+        return lambda texts: asked.append((len(texts), beams, alpha, penalty)) or [text.upper() for text in texts]
 
     monkeypatch.setattr(evaluation, "Translator", capitals)
-    told = scores_of(tmp_path, "eval.beams=4", "eval.alpha=0.8")(None)
+    told = scores_of(tmp_path, "eval.beams=4", "eval.alpha=0.8", "eval.penalty=length")(None)
     assert told["bleu"] == pytest.approx(100) and told["chrf"] == pytest.approx(100)
-    assert asked == [(10, 4, 0.8)]
+    assert asked == [(10, 4, 0.8, "length")]
 
 
 def test_the_pairs_scored_are_those_held_out(tmp_path):

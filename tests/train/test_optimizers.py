@@ -281,3 +281,24 @@ def test_every_optimizer_learns_by_every_schedule(name, kind, text, tmp_path):
     outcome, _ = run(config_of(text, optimizer={"name": name}, schedule=schedule), tmp_path)
     found = losses(tmp_path)
     assert outcome.is_finished and found[8] < found[1]
+
+
+def test_adafactors_updates_are_as_large_as_what_they_update_where_that_is_asked():
+    params, gradients = draws()
+    found = {}
+    for is_scaled in (False, True):
+        rule = update(settings("adafactor", weight_decay=0.0, parameter_scale=is_scaled))
+        given, own = (jax.tree.map(jnp.float32, tree) for tree in (gradients[0], params))
+        found[is_scaled] = rule.update(given, rule.init(own), own)[0]
+    for part, x in params.items():
+        size = np.sqrt(np.mean(x**2))
+        np.testing.assert_allclose(found[True][part], found[False][part] * size, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_last_state_that_is_not_wanted_is_not_saved_and_said_to_be(text, tmp_path):
+    config = config_of(text, mesh="", layout="", train={"steps": 3}, checkpoint={"every": 2, "last": False})
+    outcome, heard = run(config, tmp_path / "run")
+    assert outcome.is_finished and outcome.is_saved
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.name.isdigit()] == ["2"]
+    assert "the state after step 3 is not saved: `checkpoint.last` is false" in heard.messages
