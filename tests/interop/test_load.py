@@ -241,7 +241,9 @@ def test_experts_have_the_room_of_the_file(tmp_path):
     assert float(told["dropped"]) > 0
 
 
-def test_several_rates_of_dropout_are_told(tmp_path):
-    folder = changed(tmp_path, "gpt2", keys={"attn_pdrop": 0.3})
-    with pytest.warns(wf.WeftWarning, match=r"several rates of dropout; `resid_pdrop`, 0.1, is taken"):
+def test_rates_of_dropout_stay_where_they_are_and_another_of_embeddings_is_told(tmp_path):
+    config = interop.read_config(changed(tmp_path, "gpt2", keys={"attn_pdrop": 0.3}))
+    assert (config.dropout, config.attention_drop, config.hidden_drop, config.output_drop) == (0.1, 0.3, 0.0, 0.0)
+    folder = changed(tmp_path, "gpt2", keys={"embd_pdrop": 0.3})
+    with pytest.warns(wf.WeftWarning, match=r"dropout of embeddings of its own; `resid_pdrop`, 0.1, is taken"):
         assert interop.read_config(folder).dropout == 0.1

@@ -13,7 +13,7 @@ from .architecture import ACTIVATION_NAMES, Architecture, Keys, tied_copy, with_
 from .files import WeightsError
 from .mapping import FileEntry, Share
 
-_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_DROPOUTS = ("resid_pdrop", "embd_pdrop")
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
@@ -23,10 +23,10 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         raise WeightsError(
             f"`n_embd` is {d_model} and `n_head` {heads} in {keys.path}", fix="give a number of heads that divides it"
         )
-    dropout, *others = (keys.number(key, 0.1) for key in _DROPOUTS)
-    if any(other != dropout for other in others):
+    dropout, of_embeddings = (keys.number(key, 0.1) for key in _DROPOUTS)
+    if of_embeddings != dropout:
         warnings.warn(
-            f"{keys.path} has several rates of dropout; `resid_pdrop`, {dropout}, is taken for all",
+            f"{keys.path} has dropout of embeddings of its own; `resid_pdrop`, {dropout}, is taken for both",
             WeftWarning,
             stacklevel=user_stacklevel(),
         )
@@ -42,6 +42,9 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "activation": keys.activation("activation_function", "gelu_new"),
         "epsilon": keys.number("layer_norm_epsilon", 1e-5),
         "dropout": dropout,
+        "attention_dropout": keys.number("attn_pdrop", 0.1),
+        "hidden_dropout": 0.0,
+        "output_dropout": 0.0,
         "tied": keys.flag("tie_word_embeddings", True),
         "scale_scores": keys.flag("scale_attn_weights", True),
         "scale_by_layer": keys.flag("scale_attn_by_inverse_layer_idx", False),
@@ -61,6 +64,7 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "activation_function": ACTIVATION_NAMES[config.activation],
         "layer_norm_epsilon": config.epsilon,
         **dict.fromkeys(_DROPOUTS, config.dropout),
+        "attn_pdrop": config.attention_drop,
         "tie_word_embeddings": config.tied,
         "scale_attn_weights": config.scale_scores,
         "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
