@@ -101,10 +101,11 @@ def as_read(text):
 WITH_PROGRAMS = [path for path in FILES if path != OF_ERRORS and programs_of(path)]
 SLOW = {
     "models.md",
+    "own-models.md",
     "tutorial.md",
     "choose-a-layout.md",
     "does-not-fit.md",
-}  # what they do tests of models and plans do too
+}  # what they do tests of models, runs and plans do too
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def gru(layer, x):
     return np.stack(outputs, 1), h
 
 
-@pytest.mark.parametrize(("kind", "reference"), [(nn.LSTM, lstm), (nn.GRU, gru)])
+@pytest.mark.parametrize(("kind", "reference"), [pytest.param(nn.LSTM, lstm, marks=pytest.mark.slow), (nn.GRU, gru)])
 def test_recurrent_layers_compute_their_formulas_whole_and_split(kind, reference):
     layer = made(kind(D, H))
     outputs, *state = reference(layer, array(X))
@@ -70,6 +70,7 @@ def test_a_split_state_sends_once_a_turn():
     assert [(row.collective, row.count) for row in program.ledger] == [("reduce_scatter", 5)]
 
 
+@pytest.mark.slow
 def test_going_on_from_a_state_is_going_through():
     layer = nn.init(nn.GRU(D, H), KEY)
     whole, last = layer(X)
@@ -137,7 +138,7 @@ def whole(key, dims, like=None):
     return wf.random.uniform(key, dims, minval=-0.5, maxval=0.5)
 
 
-@pytest.mark.parametrize("init", [limits, whole])
+@pytest.mark.parametrize("init", [pytest.param(limits, marks=pytest.mark.slow), whole])
 def test_first_values_of_ones_own_are_the_same_under_every_layout(init):
     weight = nn.stack({"w": nn.Weight([D, H], init=init)}, wf.Dim("layers", 2))
     alone = nn.init(weight, KEY)["w"]
