@@ -1,6 +1,7 @@
 """A model and data of one's own in the trainer: the loop, checkpoints, exact resume, evaluation, export."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -130,6 +131,24 @@ def test_a_run_keeps_its_code_and_opens_by_it_when_it_is_moved(straight, tmp_pat
 def test_what_it_has_run_before_is_known(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "copied")
     assert Run(tmp_path / "copied").settings.model.param_count == 8 * 16 + 16 + 16 * 4
+
+
+def test_a_file_of_another_user_is_asked_about(tmp_path, monkeypatch):
+    shutil.copy(HERE / "own_net.py", tmp_path)
+    owner = (tmp_path / "own_net.py").stat().st_uid
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    (tmp_path / "run.toml").write_text("")
+    with pytest.raises(TrustError, match="that you have not run before"):
+        config_of(tmp_path)
+    asked = []
+    values = {**TABLES, **BOTH}
+    parse(values, lines_of(tmp_path / "run.toml", ""), trust=lambda fact: asked.append(fact) or True)
+    assert len(asked) == 1
+    config_of(tmp_path)  # known from now on
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    config_of(tmp_path)
 
 
 def test_other_code_does_not_go_on_unless_told(straight, tmp_path):
