@@ -1,8 +1,9 @@
 """Every program in README.md and docs/ runs, and prints what the text says it prints.
 
 The python blocks of a file are one program, which share a namespace; a text block right after one is what it prints.
-README's program has a fresh interpreter, as its reader has; those of docs share one, which starts JAX once. Commands in
-console blocks name targets and files that exist. The programs of docs/errors.md fail, and tests/errors runs them.
+README's program has a fresh interpreter, as its reader has, and so has one that profiles; those of other pages share
+one, which starts JAX once. Commands in console blocks name targets and files that exist. The programs of docs/errors.md
+fail, and tests/errors runs them.
 """
 
 import json
@@ -106,6 +107,7 @@ SLOW = {
     "choose-a-layout.md",
     "does-not-fit.md",
 }  # what they do tests of models, runs and plans do too
+ALONE = {ROOT / "README.md", ROOT / "docs" / "planning.md"}  # the second profiles what its process runs
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +115,8 @@ def results(request):
     """What the programs of the chosen files did."""
     name = test_every_program_runs_and_prints_what_the_text_says.__name__
     chosen = {item.callspec.params["path"] for item in request.session.items if item.originalname == name}
-    alone = chosen & {ROOT / "README.md"}
-    return {name: found for paths in (alone, chosen - alone) if paths for name, found in run(sorted(paths)).items()}
+    groups = [chosen & {path} for path in ALONE] + [chosen - ALONE]
+    return {name: found for paths in groups if paths for name, found in run(sorted(paths)).items()}
 
 
 @pytest.mark.parametrize(
