@@ -51,8 +51,8 @@ def test_greedy_decoding_finds_what_transformers_finds(family, name, tmp_path):
     ours = interop.load(tmp_path / "theirs")
     prompts = tokens_of(family)[:, :6]
     wanted = theirs.generate(
-        input_ids=torch.tensor(prompts), do_sample=False, max_new_tokens=6, min_new_tokens=6, use_cache=True,
-        eos_token_id=None, pad_token_id=0,
+        input_ids=torch.tensor(prompts), do_sample=False, max_new_tokens=6, min_new_tokens=6, eos_token_id=None,
+        pad_token_id=0, use_cache=name != "one back",  # the library's cache keeps all of a window of 1
     )[:, 6:].numpy()  # fmt: skip
     found = np.asarray(decode.generate(ours, prompts.tolist(), max_new_tokens=6).tokens)
     np.testing.assert_array_equal(found, wanted)
