@@ -71,12 +71,15 @@ def _vit(name: str, **sizes: Any) -> ViTConfig:
     return ViTConfig(name=name, **sizes, d_kv=64, d_ff=4 * sizes["d_model"], classes=1000, epsilon=1e-12)
 
 
+_PUBLISHED: dict[str, Any] = {
+    "norm": "rms", "positions": "rotary", "gated": True, "activation": "silu", "tied_scale": False, "batch": 64,
+    "length": 4096,
+}  # fmt: skip
+
+
 def _as_published(name: str, **sizes: Any) -> LMConfig:
     """A model as its files say it, with the heads of keys and values as `heads`."""
-    return LMConfig(
-        name=name, **{"norm": "rms", "positions": "rotary", "gated": True, "activation": "silu", "tied_scale": False,
-                      "batch": 64, "length": 4096} | sizes,
-    )  # fmt: skip
+    return LMConfig(name=name, **_PUBLISHED | sizes)
 
 
 _GEMMA: dict[str, Any] = {
